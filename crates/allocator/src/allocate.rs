@@ -25,7 +25,7 @@ use crate::pools::{self, Gathered, Slices};
 pub(crate) use capacity::Unfit;
 pub(crate) use constraints::{Constraint, Kind, Value};
 pub(crate) use ledger::{Short, holders};
-pub(crate) use request::{Candidate, Claim, Mode, Prepared, Request};
+pub(crate) use request::{Candidate, Claim, Mode, Origin, Prepared, Request, Selector};
 pub(crate) use search::{Refusal, Search, Verdict};
 
 /// The most devices that one claim can get.
@@ -37,11 +37,11 @@ const MAX_PROGRAMS: usize = 1024;
 /// The state of the cluster in which to allocate.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    /// What the drivers publish.
+    /// Devices that the drivers publish.
     pub slices: &'a Slices<'a>,
     /// All DeviceClasses.
     pub classes: &'a [DeviceClass],
-    /// What existing claims hold.
+    /// Devices that existing claims hold.
     pub allocated: &'a AllocatedState,
     /// The node that the pod is tried on.
     pub node: &'a Node,
@@ -59,28 +59,41 @@ pub enum Outcome {
 /// An allocation for every claim that was asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Allocated {
-    /// One result a claim, in the order of the claims. There is no timestamp: that is the writer's.
+    /// Results in the order of the claims. There is no timestamp: that is the writer's.
     pub results: Vec<AllocationResult>,
-    /// How many steps the search took: the measure of its work, independent of the machine.
+    /// Number of steps that the search took: the measure of its work, independent of the machine.
     pub steps: u64,
 }
 
-/// What makes an allocation impossible to decide: a mistake in an object, or something not supported.
+/// Error that makes an allocation impossible to decide: a mistake in an object, or something not
+/// supported.
 ///
-/// To the scheduler these are errors of the pod; those for which [`AllocError::is_of_node`] holds only rule out
-/// the node.
+/// To the scheduler these are errors of the pod; those for which [`AllocError::is_of_node`] holds
+/// only rule out the node.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AllocError {
-    /// A request cannot be satisfied as it is written: its class does not exist, a gate is off, a capacity is not an
-    /// amount, or it comes from a newer API.
+    /// A request cannot be satisfied as it is written: a gate is off, a capacity is not an amount, or
+    /// it comes from a newer API.
     #[error("claim {claim}, request {request:?}: {problem}")]
     Request {
         /// The claim.
         claim: Holder,
         /// The request, or the part of the claim.
         request: String,
-        /// What is wrong and how it should be.
+        /// Fault, and how it should be.
         problem: String,
+    },
+    /// The class of a request does not exist.
+    #[error(
+        "claim {claim}, request {request:?}: device class {class:?} does not exist; `kubectl get deviceclasses` lists those that do"
+    )]
+    NoClass {
+        /// The claim.
+        claim: Holder,
+        /// The request.
+        request: String,
+        /// The class.
+        class: String,
     },
     /// A selector does not compile or failed for a device.
     #[error(transparent)]
@@ -96,11 +109,13 @@ pub enum AllocError {
         wanted: usize,
     },
     /// Nothing fits, and a pool that might have is invalid.
-    #[error("resource pool {pool} is invalid: {problem}; no other pool of the node can satisfy the claim")]
+    #[error(
+        "resource pool {pool} is invalid: {problem}; no other pool of the node can satisfy the claim"
+    )]
     InvalidPool {
         /// `driver/pool`.
         pool: String,
-        /// What is wrong with it.
+        /// Fault of the pool.
         problem: String,
     },
     /// A node selector of a slice or device cannot be evaluated.
@@ -122,7 +137,7 @@ pub enum AllocError {
         /// The steps taken.
         steps: u64,
     },
-    /// What is asked for is part of Kubernetes and not of this allocator yet.
+    /// A field that is part of Kubernetes and not of this allocator yet.
     #[error("{subject}: unknown: divvy cannot allocate {what} offline, only the scheduler can")]
     Unsupported {
         /// The request or device.
@@ -132,19 +147,20 @@ pub enum AllocError {
     },
 }
 
-/// A selector that does not compile or that failed for a device; the text begins as the scheduler's event does.
+/// A selector that does not compile or that failed for a device; the text begins as the scheduler's
+/// event does.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{origin}: selector #{index}: CEL {} in `{}`", self.stage(), explain::one_line(.expression))]
 pub struct SelectorError {
     /// `class NAME` or `claim NAMESPACE/NAME`.
     pub origin: String,
-    /// Which selector of it, from 0.
+    /// Place of the selector in its list, from 0.
     pub index: usize,
     /// The expression.
     pub expression: String,
     /// The device it was evaluated for; none when it does not compile.
     pub device: Option<DeviceId>,
-    /// What went wrong.
+    /// Cause.
     #[source]
     pub source: CelError,
 }
@@ -161,24 +177,36 @@ impl SelectorError {
 
 impl AllocError {
     pub(crate) fn of(claim: &ResourceClaim, request: &str, problem: impl Into<String>) -> Self {
-        Self::Request { claim: Holder::of(claim), request: request.to_owned(), problem: problem.into() }
+        Self::Request {
+            claim: Holder::of(claim),
+            request: request.to_owned(),
+            problem: problem.into(),
+        }
     }
 
     pub(crate) fn gate(claim: &ResourceClaim, request: &str, field: &str, gate: &str) -> Self {
-        Self::of(claim, request, format!("{field} needs the feature gate {gate}, which is off"))
+        Self::of(
+            claim,
+            request,
+            format!("{field} needs the feature gate {gate}, which is off"),
+        )
     }
 
-    /// What to change so that the error goes away, where the error alone does not say it.
+    /// Returns what to change so that the error goes away, where the error alone does not say it.
     pub fn hint(&self) -> Option<String> {
-        let Self::Selector(error) = self else { return None };
-        let CelError::Runtime(text) = &error.source else { return None };
+        let Self::Selector(error) = self else {
+            return None;
+        };
+        let CelError::Runtime(text) = &error.source else {
+            return None;
+        };
         let key = text.strip_prefix("no such key: ")?;
         Some(format!(
             "not every device has {key:?} and one that has not fails the whole pod: guard it with has(….{key}) && … or read it with ….?{key}.orValue(…)"
         ))
     }
 
-    /// Whether this is no answer: the scheduler may well allocate the claim.
+    /// Says whether this is no answer: the scheduler may well allocate the claim.
     pub fn is_unknown(&self) -> bool {
         match self {
             Self::TooHard { .. } | Self::Unsupported { .. } => true,
@@ -187,7 +215,8 @@ impl AllocError {
         }
     }
 
-    /// Whether only this node is ruled out; else the pod cannot be scheduled anywhere until an object changes.
+    /// Says whether only this node is ruled out; else the pod cannot be scheduled anywhere until an
+    /// object changes.
     pub fn is_of_node(&self) -> bool {
         matches!(self, Self::InvalidPool { .. })
     }
@@ -205,20 +234,29 @@ pub struct Allocator {
 impl Allocator {
     /// An allocator for a scheduler with these features.
     pub fn new(features: Features) -> Self {
-        Self { features, ..Self::default() }
+        Self {
+            features,
+            ..Self::default()
+        }
     }
 
-    /// Whether the claims of one pod can be satisfied together on the node, and with which devices; if not, why.
+    /// Finds devices for the claims of one pod together on the node;
+    /// if not, why.
     ///
     /// Claims that are allocated already belong in [`Inputs::allocated`], not here.
-    pub fn allocate(&self, inputs: &Inputs<'_>, claims: &[&ResourceClaim]) -> Result<Outcome, AllocError> {
+    pub fn allocate(
+        &self,
+        inputs: &Inputs<'_>,
+        claims: &[&ResourceClaim],
+    ) -> Result<Outcome, AllocError> {
         self.search(inputs, claims, |prepared, search, pools| {
             Outcome::DoesNotFit(explain::explain(prepared, search, pools))
         })
         .map(|found| found.map_or_else(|why| why, Outcome::Fits))
     }
 
-    /// [`Allocator::allocate`] without the reasons: for the many nodes of a cluster, of which one is enough.
+    /// [`Allocator::allocate`] without the reasons: for the many nodes of a cluster, of which one
+    /// is enough.
     ///
     /// Reasons look at every device for every request; a yes or no stops as soon as it is certain.
     pub fn fit(
@@ -237,14 +275,34 @@ impl Allocator {
     ) -> Result<Result<Allocated, No>, AllocError> {
         let pools = pools::gather(inputs.slices, inputs.node, self.features)?;
         let prepared = Prepared::new(self, inputs, &pools, claims)?;
-        let mut search = Search::new(&prepared, &pools);
+        let mut search = Search::new(&prepared, &pools).shortly();
         search.collect_all()?;
-        if search.run()? {
+        let found = match search.run() {
+            // Counting comes second: an answer that is found soon costs nothing more, and errors
+            // on the way to it are the scheduler's, too.
+            Err(AllocError::TooHard { .. }) => {
+                search = Search::new(&prepared, &pools);
+                search.collect_all()?;
+                if search.too_few().is_some() && !search.may_fail() {
+                    false
+                } else {
+                    search.run()?
+                }
+            }
+            found => found?,
+        };
+        if found {
             let results = results::assemble(&prepared, &search)?;
-            return Ok(Ok(Allocated { results, steps: search.steps }));
+            return Ok(Ok(Allocated {
+                results,
+                steps: search.steps,
+            }));
         }
         if let Some((pool, problem)) = pools.iter().find_map(|p| Some((p, p.invalid()?))) {
-            return Err(AllocError::InvalidPool { pool: pool.id(), problem: problem.to_owned() });
+            return Err(AllocError::InvalidPool {
+                pool: pool.id(),
+                problem: problem.to_owned(),
+            });
         }
         Ok(Err(why(&prepared, &mut search, &pools)))
     }

@@ -1,4 +1,4 @@
-//! What existing claims hold.
+//! Devices that existing claims hold.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -66,22 +66,22 @@ pub(crate) struct Uses {
 struct Share {
     id: String,
     by: Holder,
-    /// What it consumes of each capacity, in billionths.
+    /// Amount that it consumes of each capacity, in billionths.
     consumed: BTreeMap<String, i128>,
 }
 
 impl Uses {
-    /// Whether any claim holds a share of the device.
+    /// Says whether any claim holds a share of the device.
     pub(crate) fn is_shared(&self) -> bool {
         !self.shares.is_empty()
     }
 
-    /// Whether any claim has a share with the id.
+    /// Says whether any claim has a share with the id.
     pub(crate) fn has_share(&self, id: &str) -> bool {
         self.shares.iter().any(|s| s.id == id)
     }
 
-    /// How much of a capacity all shares consume, in billionths.
+    /// Computes how much of a capacity all shares consume, in billionths.
     pub(crate) fn consumed(&self, capacity: &str) -> i128 {
         let amounts = self.shares.iter().filter_map(|s| s.consumed.get(capacity));
         amounts.fold(0, |sum, amount| sum.saturating_add(*amount))
@@ -89,11 +89,13 @@ impl Uses {
 
     /// The claims that hold the device or a share of it.
     pub(crate) fn holders(&self) -> impl Iterator<Item = &Holder> {
-        self.dedicated.iter().chain(self.shares.iter().map(|s| &s.by))
+        self.dedicated
+            .iter()
+            .chain(self.shares.iter().map(|s| &s.by))
     }
 }
 
-/// What existing claims hold, collected from their allocations.
+/// Devices that existing claims hold, collected from their allocations.
 ///
 /// Admin access does not count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -115,8 +117,14 @@ impl AllocatedState {
     /// Adds the allocation of one claim.
     pub fn add(&mut self, claim: &ResourceClaim) {
         let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
-        let results = allocation.and_then(|a| a.devices.as_ref()).and_then(|d| d.results.as_ref());
-        for result in results.into_iter().flatten().filter(|r| r.admin_access != Some(true)) {
+        let results = allocation
+            .and_then(|a| a.devices.as_ref())
+            .and_then(|d| d.results.as_ref());
+        for result in results
+            .into_iter()
+            .flatten()
+            .filter(|r| r.admin_access != Some(true))
+        {
             let pools = self.devices.entry(result.driver.clone()).or_default();
             let devices = pools.entry(result.pool.clone()).or_default();
             let uses = devices.entry(result.device.clone()).or_default();
@@ -125,22 +133,44 @@ impl AllocatedState {
                 continue;
             };
             let consumed = result.consumed_capacity.iter().flatten();
-            // No server stores an amount that is none; if it did, the safe reading is that nothing is left.
+            // No server stores an amount that is none; if it did, the safe reading is that nothing
+            // is left.
             let consumed = consumed.map(|(name, raw)| {
-                (name.clone(), raw.0.parse::<Quantity>().map_or(i128::MAX / 4, |q| q.nanos()))
+                (
+                    name.clone(),
+                    raw.0
+                        .parse::<Quantity>()
+                        .map_or(i128::MAX / 4, |q| q.nanos()),
+                )
             });
-            uses.shares.push(Share { id: id.clone(), by: Holder::of(claim), consumed: consumed.collect() });
+            uses.shares.push(Share {
+                id: id.clone(),
+                by: Holder::of(claim),
+                consumed: consumed.collect(),
+            });
         }
     }
 
     /// The claims that hold a device, alone or a share of it.
     pub fn holders(&self, driver: &str, pool: &str, device: &str) -> Vec<&Holder> {
-        self.uses(driver, pool, device).into_iter().flat_map(Uses::holders).collect()
+        self.uses(driver, pool, device)
+            .into_iter()
+            .flat_map(Uses::holders)
+            .collect()
     }
 
-    /// Whether a device cannot be given to anyone else: held alone or, without the feature, shared at all.
-    pub(crate) fn is_taken(&self, driver: &str, pool: &str, device: &str, shares_count: bool) -> bool {
-        self.uses(driver, pool, device).is_some_and(|u| shares_count || !u.dedicated.is_empty())
+    /// Says whether a device cannot be given to another claim: held alone or, without the feature,
+    /// shared
+    /// at all.
+    pub(crate) fn is_taken(
+        &self,
+        driver: &str,
+        pool: &str,
+        device: &str,
+        shares_count: bool,
+    ) -> bool {
+        self.uses(driver, pool, device)
+            .is_some_and(|u| shares_count || !u.dedicated.is_empty())
     }
 
     /// The users of a device, if it has any.
@@ -151,6 +181,9 @@ impl AllocatedState {
     /// The devices of a pool that have users.
     pub(crate) fn of_pool(&self, driver: &str, pool: &str) -> impl Iterator<Item = (&str, &Uses)> {
         let devices = self.devices.get(driver).and_then(|pools| pools.get(pool));
-        devices.into_iter().flatten().map(|(name, uses)| (name.as_str(), uses))
+        devices
+            .into_iter()
+            .flatten()
+            .map(|(name, uses)| (name.as_str(), uses))
     }
 }

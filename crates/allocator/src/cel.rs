@@ -1,15 +1,18 @@
 //! Device selectors: the CEL environment of `resource.k8s.io/v1`.
 //!
-//! The only variable is `device` (`driver`, `attributes`, `capacity`, `allowMultipleAllocations`). An unknown
-//! domain is an empty map, an unknown id is the error `no such key`. On top of the standard library: optional
-//! types, `cel.bind`, two-variable comprehensions, strings, lists, sets and regex functions, `quantity` and
-//! `semver`. What is missing is refused by name ([`CelError::Offline`]); what differs is listed in
-//! `docs/allocator.md`.
+//! The only variable is `device` (`driver`, `attributes`, `capacity`, `allowMultipleAllocations`).
+//! An unknown domain is an empty map, an unknown id is the error `no such key`. On top of the
+//! standard library: optional types, `cel.bind`, two-variable comprehensions, strings, lists, sets
+//! and regex functions, `quantity` and `semver`. Functions that are missing are refused by name
+//! ([`CelError::Offline`]); what differs is listed in `docs/allocator.md`.
 
 mod collections;
 mod device;
 mod equality;
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the declaration macros pass arguments by reference")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the declaration macros pass arguments by reference"
+)]
 mod library;
 mod macros;
 mod prepare;
@@ -28,11 +31,13 @@ use self::device::DeviceView;
 /// The longest expression that Kubernetes accepts, in bytes.
 pub(crate) const MAX_EXPRESSION_LENGTH: usize = 10 * 1024;
 
-/// What is wrong with an expression, in Kubernetes' words.
+/// Fault of an expression, in Kubernetes' words.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CelError {
     /// The expression is longer than the API allows.
-    #[error("Too long: may not be more than {MAX_EXPRESSION_LENGTH} bytes, this expression has {length}")]
+    #[error(
+        "Too long: may not be more than {MAX_EXPRESSION_LENGTH} bytes, this expression has {length}"
+    )]
     TooLong {
         /// Its length in bytes.
         length: usize,
@@ -56,7 +61,10 @@ pub(crate) struct Program {
 
 /// The environment, built once: it is the same for every selector.
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
-    #[expect(clippy::expect_used, reason = "the declarations are constants; any test that compiles shows it")]
+    #[expect(
+        clippy::expect_used,
+        reason = "the declarations are constants; any test that compiles shows it"
+    )]
     let env = environment().expect("the CEL declarations do not conflict");
     Arc::new(env)
 });
@@ -74,30 +82,52 @@ fn environment() -> Result<Env, ::cel::DeclarationError> {
 /// Compiles a device selector.
 pub(crate) fn compile(expression: &str) -> Result<Program, CelError> {
     if expression.len() > MAX_EXPRESSION_LENGTH {
-        return Err(CelError::TooLong { length: expression.len() });
+        return Err(CelError::TooLong {
+            length: expression.len(),
+        });
     }
     prepare::check_depth(expression)?;
-    let program = ENV.compile(expression).map_err(|errors| CelError::Compile(errors.to_string()))?;
+    let program = ENV
+        .compile(expression)
+        .map_err(|errors| CelError::Compile(errors.to_string()))?;
     let mut expression = program.expression().clone();
     prepare::prepare(&mut expression)?;
     Ok(Program { expression })
 }
 
-/// Whether a device of `driver` satisfies the selector. `shares` is whether the scheduler knows devices that several
-/// claims can have.
-pub(crate) fn eval(program: &Program, driver: &str, device: &Device, shares: bool) -> Result<bool, CelError> {
+/// Says whether a device of `driver` satisfies the selector. `shares` is whether the scheduler
+/// knows
+/// devices that several claims can have.
+pub(crate) fn eval(
+    program: &Program,
+    driver: &str,
+    device: &Device,
+    shares: bool,
+) -> Result<bool, CelError> {
     // Kubernetes converts all attributes, also those that are not read.
-    if let Some((name, _)) = device.attributes.iter().flatten().find(|(_, value)| device::is_empty(value)) {
-        return Err(CelError::Runtime(format!("attribute {name}: unsupported attribute value")));
+    if let Some((name, _)) = device
+        .attributes
+        .iter()
+        .flatten()
+        .find(|(_, value)| device::is_empty(value))
+    {
+        return Err(CelError::Runtime(format!(
+            "attribute {name}: unsupported attribute value"
+        )));
     }
     let mut context = Context::with_env(Arc::clone(&ENV));
     context.add_variable_as_val("device", Box::new(DeviceView::new(driver, device, shares)));
     let result = Value::resolve_val(&program.expression, &context)
         .map_err(|error| CelError::Runtime(in_kubernetes_words(&error)))?;
-    result.downcast_ref::<CelBool>().map(|b| *b.inner()).ok_or_else(|| {
-        let got = result.get_type().name();
-        CelError::Runtime(format!("CEL result of type {got} could not be converted to bool"))
-    })
+    result
+        .downcast_ref::<CelBool>()
+        .map(|b| *b.inner())
+        .ok_or_else(|| {
+            let got = result.get_type().name();
+            CelError::Runtime(format!(
+                "CEL result of type {got} could not be converted to bool"
+            ))
+        })
 }
 
 /// The wording of cel-go for the errors that users meet; the rest keeps the interpreter's own.
@@ -105,9 +135,15 @@ fn in_kubernetes_words(error: &ExecutionError) -> String {
     match error {
         ExecutionError::NoSuchKey(key) => format!("no such key: {key}"),
         ExecutionError::NoSuchOverload(call) => {
-            format!("no such overload: {}({})", call.function(), call.argument_types().join(", "))
+            format!(
+                "no such overload: {}({})",
+                call.function(),
+                call.argument_types().join(", ")
+            )
         }
-        ExecutionError::UnexpectedType { want, .. } if want == "bool" => "no such overload".to_owned(),
+        ExecutionError::UnexpectedType { want, .. } if want == "bool" => {
+            "no such overload".to_owned()
+        }
         ExecutionError::UndeclaredReference(name) => format!("undeclared reference to '{name}'"),
         ExecutionError::FunctionError { message, .. } => message.clone(),
         ExecutionError::DivisionByZero(_) => "division by zero".to_owned(),

@@ -4,9 +4,13 @@ mod constraints;
 mod display;
 mod reasons;
 
+use std::collections::BTreeMap;
+
 pub(crate) use display::one_line;
 
-use crate::allocate::{MAX_RESULTS, Mode, Prepared, Refusal, Request, Search, Verdict};
+use crate::allocate::{
+    MAX_RESULTS, Mode, Origin, Prepared, Refusal, Request, Search, Selector, Verdict,
+};
 use crate::allocated::{DeviceId, Holder};
 use crate::nodes;
 use crate::pools::{Gathered, PoolProblem};
@@ -18,15 +22,20 @@ use crate::pools::{Gathered, PoolProblem};
 pub struct Explanation {
     /// The node that was tried.
     pub node: String,
-    /// The requests that cannot be satisfied; all of them where each could be alone but not together.
+    /// The requests that cannot be satisfied; all of them where each could be alone but not
+    /// together.
     pub requests: Vec<RequestReason>,
-    /// Whether each request could be satisfied alone: they compete for the same devices, or a constraint refuses.
+    /// Mark that each request could be satisfied alone: they compete for the same devices, or a
+    /// constraint refuses.
     pub competing: bool,
     /// Constraints of the claims that no choice among the available devices satisfies.
     pub constraints: Vec<ConstraintReason>,
-    /// Whether a claim would have got more devices than it can have.
+    /// Number of devices that competing requests want together, and how many of them the available
+    /// devices serve at most, where counting alone shows that these are too few.
+    pub too_few: Option<(usize, usize)>,
+    /// Mark that a claim would have got more devices than it can have.
     pub limited: bool,
-    /// How many devices the node has in usable pools.
+    /// Number of devices that the node has in usable pools.
     pub devices: usize,
     /// Pools of the node that are not used now, with the reason.
     pub unusable_pools: Vec<(String, String)>,
@@ -43,9 +52,13 @@ pub struct RequestReason {
     pub request: String,
     /// The class it asks for.
     pub class: String,
-    /// How many devices it wants; none means all, and there is not even one.
+    /// Amounts that it asks for, by capacity, as they are written.
+    pub asked: BTreeMap<String, String>,
+    /// Expressions of its own selectors, beside those of the class.
+    pub expressions: Vec<String>,
+    /// Number of devices that it wants; none means all, and there is not even one.
     pub wanted: Option<usize>,
-    /// How many could be given to it, were it alone; each by itself.
+    /// Number of devices that could be given to it, were it alone; each by itself.
     pub available: usize,
     /// The devices that cannot, in the order in which they are tried.
     pub refused: Vec<DeviceReason>,
@@ -58,7 +71,7 @@ pub struct ConstraintReason {
     pub claim: Holder,
     /// `matchAttribute NAME` or `distinctAttribute NAME`.
     pub constraint: String,
-    /// What is wrong, for people.
+    /// Fault, for people.
     pub problem: String,
 }
 
@@ -71,21 +84,21 @@ pub struct DeviceReason {
     pub reason: Reason,
 }
 
-/// What is wrong with a device. Amounts are in Kubernetes' notation.
+/// Fault of a device. Amounts are in Kubernetes' notation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// A selector is false.
     SelectorFalse {
         /// `class NAME` or `claim NAMESPACE/NAME`.
         origin: String,
-        /// Which selector of it, from 0.
+        /// Place of the selector in its list, from 0.
         index: usize,
         /// The expression.
         expression: String,
     },
     /// Existing claims hold it.
     InUse {
-        /// Who.
+        /// Claims that hold it.
         by: Vec<Holder>,
     },
     /// Not enough is left of a counter that it would consume.
@@ -94,20 +107,21 @@ pub enum Reason {
         set: String,
         /// The counter.
         counter: String,
-        /// What it would consume.
+        /// Amount that it would consume.
         wanted: String,
-        /// What is left.
+        /// Amount that is left.
         left: String,
         /// The claims whose devices consume the counter.
         by: Vec<Holder>,
     },
-    /// More of a counter of its pool is held than the pool has, which blocks all devices that consume any.
+    /// More of a counter of its pool is held than the pool has, which blocks all devices that
+    /// consume any.
     PoolOverdrawn {
         /// The counter set.
         set: String,
         /// The counter.
         counter: String,
-        /// What is left: below zero.
+        /// Amount that is left: below zero.
         left: String,
         /// The claims whose devices consume the counter.
         by: Vec<Holder>,
@@ -116,23 +130,25 @@ pub enum Reason {
     NoSuchCapacity {
         /// The capacity that the request names.
         capacity: String,
+        /// The capacities that it has.
+        has: Vec<String>,
     },
     /// It has less of a capacity than is asked for, or its request policy does not allow that much.
     CapacityExceeded {
         /// The capacity.
         capacity: String,
-        /// What would be consumed.
+        /// Amount that would be consumed.
         wanted: String,
-        /// What a request can have at most, if that is one number.
+        /// Most that a request can have, if that is one number.
         most: Option<String>,
     },
     /// Others have so much of a capacity that not enough is left.
     CapacityShort {
         /// The capacity.
         capacity: String,
-        /// What would be consumed.
+        /// Amount that would be consumed.
         wanted: String,
-        /// What is left.
+        /// Amount that is left.
         left: String,
         /// The claims that have shares of it.
         by: Vec<Holder>,
@@ -178,10 +194,20 @@ pub(crate) fn explain<'a>(
     // A request is hopeless when none of its alternatives could be satisfied, were it alone.
     let hopeless = |reasons: &Vec<RequestReason>| reasons.iter().all(|r| !r.satisfiable());
     let competing = !all.iter().any(hopeless);
-    let requests = all.into_iter().filter(|r| competing || hopeless(r)).flatten().collect();
+    let requests = all
+        .into_iter()
+        .filter(|r| competing || hopeless(r))
+        .flatten()
+        .collect();
     let node = nodes::name(prepared.inputs.node).to_owned();
     let other_nodes = if prepared.candidates.is_empty() {
-        prepared.inputs.slices.nodes().filter(|n| *n != node).map(str::to_owned).collect()
+        prepared
+            .inputs
+            .slices
+            .nodes()
+            .filter(|n| *n != node)
+            .map(str::to_owned)
+            .collect()
     } else {
         Vec::new()
     };
@@ -198,7 +224,12 @@ pub(crate) fn explain<'a>(
         node,
         requests,
         competing,
-        constraints: if competing { constraints::unsatisfied(prepared, search) } else { Vec::new() },
+        constraints: if competing {
+            constraints::unsatisfied(prepared, search)
+        } else {
+            Vec::new()
+        },
+        too_few: if competing { search.too_few() } else { None },
         limited: search.limited,
         devices: prepared.candidates.len(),
         unusable_pools: unusable.collect(),
@@ -220,31 +251,53 @@ fn of_request<'a>(
                 available += 1;
                 continue;
             }
-            // What the class and claim would not want anyway is not a matter of who holds it.
+            // A device that the class or the claim does not select is refused for that, and not for
+            // its holder.
             Ok(Some(Refusal::Taken)) => match search.verdict(request, index) {
                 Ok(verdict) if verdict != Verdict::Selected => {
                     reasons::of_verdict(request, verdict).unwrap_or(Reason::FeatureOff)
                 }
                 _ => {
                     let (driver, pool) = (candidate.driver, candidate.pool);
-                    let by = prepared.inputs.allocated.holders(driver, pool, &candidate.device.name);
-                    Reason::InUse { by: by.into_iter().cloned().collect() }
+                    let by =
+                        prepared
+                            .inputs
+                            .allocated
+                            .holders(driver, pool, &candidate.device.name);
+                    Reason::InUse {
+                        by: by.into_iter().cloned().collect(),
+                    }
                 }
             },
             Ok(Some(refusal)) => reasons::of_refusal(prepared, pools, request, candidate, &refusal)
                 .unwrap_or(Reason::FeatureOff),
-            Err(error) => Reason::Failed { error: error.to_string() },
+            Err(error) => Reason::Failed {
+                error: error.to_string(),
+            },
         };
-        refused.push(DeviceReason { device: candidate.id(), reason });
+        refused.push(DeviceReason {
+            device: candidate.id(),
+            reason,
+        });
     }
     let wanted = match request.mode {
         Mode::Exact(count) => Some(count),
         Mode::All => Some(search.wanted(request)).filter(|n| *n > 0),
     };
+    let amounts = request.capacity.and_then(|of| of.requests.as_ref());
+    let of_claim = |selector: &&Selector<'_>| matches!(selector.origin, Origin::Claim(_));
     RequestReason {
         claim: claim.clone(),
         request: request.name.clone(),
         class: request.class.metadata.name.clone().unwrap_or_default(),
+        asked: amounts
+            .into_iter()
+            .flatten()
+            .map(|(name, amount)| (name.clone(), amount.0.clone()))
+            .collect(),
+        expressions: (request.selectors.iter().filter(of_claim))
+            .map(|selector| selector.expression.to_owned())
+            .collect(),
         wanted,
         available,
         refused,
@@ -252,8 +305,9 @@ fn of_request<'a>(
 }
 
 impl RequestReason {
-    /// Whether the request could be satisfied, were it alone.
+    /// Says whether the request could be satisfied, were it alone.
     fn satisfiable(&self) -> bool {
-        self.wanted.is_some_and(|wanted| self.available >= wanted && wanted <= MAX_RESULTS)
+        self.wanted
+            .is_some_and(|wanted| self.available >= wanted && wanted <= MAX_RESULTS)
     }
 }

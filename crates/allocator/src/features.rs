@@ -1,11 +1,14 @@
-//! What the scheduler that is imitated supports.
+//! Features of the scheduler that is imitated.
 
 /// The feature gates that change allocation, as one set.
 ///
-/// A request that uses what is off is refused; a device that needs what is off is not usable: both as the
-/// scheduler does.
+/// A request that uses what is off is refused; a device that needs what is off is not usable: both
+/// as the scheduler does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is one independent Kubernetes feature gate")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one independent Kubernetes feature gate"
+)]
 pub struct Features {
     /// `adminAccess` in requests (DRAAdminAccess).
     pub admin_access: bool,

@@ -1,15 +1,17 @@
 //! The scheduler's structured allocator and its CEL environment, offline and with reasons.
 //!
-//! Pure: values of `resource.k8s.io/v1` in, allocation results or reasons out; no client, file or clock.
-//! The demo uses it as its scheduler, `divvy simulate` and `divvy explain` ask it what would fit where and
-//! why not, and validation asks [`cel`] whether a selector compiles.
+//! Pure: values of `resource.k8s.io/v1` in, allocation results or reasons out; no client, file or
+//! clock. The demo uses it as its scheduler, `divvy status` asks it what would fit where and why not,
+//! and validation asks [`cel`] whether a selector compiles.
 //!
 //! * [`cel`]: compiles and evaluates device selectors as Kubernetes does.
-//! * [`Slices`]: the published ResourceSlices, indexed by node, from which the pools of a node are gathered.
+//! * [`Slices`]: the published ResourceSlices, indexed by node, from which the pools of a node are
+//!   gathered.
 //! * [`AllocatedState`]: what existing claims hold.
-//! * [`Allocator`]: the search. First fit in the scheduler's order: driver and pool name, slice name, device
-//!   index; with shared counters, constraints and consumable capacity. It does **not** know derived attributes
-//!   (alpha) and says so ([`AllocError::Unsupported`]) rather than ignore them.
+//! * [`Allocator`]: the search. First fit in the scheduler's order: driver and pool name, slice
+//!   name, device index; with shared counters, constraints and consumable capacity. It does **not**
+//!   know derived attributes (alpha) and says so ([`AllocError::Unsupported`]) rather than ignore
+//!   them.
 //! * [`Explanation`]: for each request, why each device was not good enough.
 //!
 //! ```
@@ -40,8 +42,9 @@ mod nodes;
 mod pools;
 mod semver;
 
-/// Whether a device selector compiles, in Kubernetes' words. What cannot be evaluated offline is [`CelError::Offline`] and may
-/// be right.
+/// Checks that a device selector compiles, in Kubernetes' words. A part that cannot be evaluated
+/// offline is
+/// [`CelError::Offline`] and may be right.
 pub fn check_selector(expression: &str) -> Result<(), CelError> {
     cel::compile(expression).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Which slices and devices are for a node.
+//! Choice of the slices and devices that are for a node.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::Device;
@@ -23,7 +23,7 @@ pub(crate) fn name(node: &Node) -> &str {
     node.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Whether one of a device's own three node fields selects the node.
+/// Says whether one of a device's own three node fields selects the node.
 pub(crate) fn device_is_for(device: &Device, node: &Node) -> Result<bool, NodeSelectorError> {
     if let Some(wanted) = &device.node_name {
         return Ok(wanted == name(node));
@@ -31,12 +31,19 @@ pub(crate) fn device_is_for(device: &Device, node: &Node) -> Result<bool, NodeSe
     if device.all_nodes == Some(true) {
         return Ok(true);
     }
-    device.node_selector.as_ref().map_or(Ok(false), |selector| matches(selector, node))
+    device
+        .node_selector
+        .as_ref()
+        .map_or(Ok(false), |selector| matches(selector, node))
 }
 
-/// Whether any term of a node selector, such as an allocation's, matches the node. A mistake anywhere in it is an error.
+/// Says whether any term of a node selector, such as an allocation's, matches the node. A mistake
+/// anywhere in it is an error.
 pub fn matches(selector: &NodeSelector, node: &Node) -> Result<bool, NodeSelectorError> {
-    selector.node_selector_terms.iter().try_fold(false, |any, term| Ok(term_matches(term, node)? || any))
+    selector
+        .node_selector_terms
+        .iter()
+        .try_fold(false, |any, term| Ok(term_matches(term, node)? || any))
 }
 
 fn term_matches(term: &NodeSelectorTerm, node: &Node) -> Result<bool, NodeSelectorError> {
@@ -46,7 +53,9 @@ fn term_matches(term: &NodeSelectorTerm, node: &Node) -> Result<bool, NodeSelect
     let mut all = !(expressions.is_empty() && fields.is_empty());
     for requirement in expressions {
         let labels = node.metadata.labels.as_ref();
-        let value = labels.and_then(|l| l.get(&requirement.key)).map(String::as_str);
+        let value = labels
+            .and_then(|l| l.get(&requirement.key))
+            .map(String::as_str);
         all &= requirement_holds(requirement, value)?;
     }
     for requirement in fields {
@@ -62,8 +71,10 @@ fn requirement_holds(
     requirement: &NodeSelectorRequirement,
     value: Option<&str>,
 ) -> Result<bool, NodeSelectorError> {
-    let (operator, values) =
-        (requirement.operator.as_str(), requirement.values.as_deref().unwrap_or_default());
+    let (operator, values) = (
+        requirement.operator.as_str(),
+        requirement.values.as_deref().unwrap_or_default(),
+    );
     let listed = || value.is_some_and(|v| values.iter().any(|listed| listed == v));
     let number = value.and_then(|text| text.parse::<i64>().ok());
     let limit = || match values {
@@ -97,11 +108,24 @@ mod tests {
     fn selects(expressions: Vec<NodeSelectorRequirement>) -> Result<bool, NodeSelectorError> {
         let mut node = Node::default();
         node.metadata.name = Some("n1".to_owned());
-        node.metadata.labels =
-            Some([("zone", "a"), ("rank", "5")].map(|(k, v)| (k.to_owned(), v.to_owned())).into());
-        let (fields, expressions) = expressions.into_iter().partition(|r| r.key.starts_with("metadata."));
-        let term = NodeSelectorTerm { match_expressions: Some(expressions), match_fields: Some(fields) };
-        matches(&NodeSelector { node_selector_terms: vec![term] }, &node)
+        node.metadata.labels = Some(
+            [("zone", "a"), ("rank", "5")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into(),
+        );
+        let (fields, expressions) = expressions
+            .into_iter()
+            .partition(|r| r.key.starts_with("metadata."));
+        let term = NodeSelectorTerm {
+            match_expressions: Some(expressions),
+            match_fields: Some(fields),
+        };
+        matches(
+            &NodeSelector {
+                node_selector_terms: vec![term],
+            },
+            &node,
+        )
     }
 
     #[test]
@@ -122,7 +146,11 @@ mod tests {
             ("metadata.name", "In", &["n1"], true),
             ("metadata.name", "NotIn", &["n1"], false),
         ] {
-            assert_eq!(selects(vec![requirement(key, operator, values)]), Ok(expected), "{key} {operator}");
+            assert_eq!(
+                selects(vec![requirement(key, operator, values)]),
+                Ok(expected),
+                "{key} {operator}"
+            );
         }
     }
 

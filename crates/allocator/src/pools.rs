@@ -1,11 +1,11 @@
 //! From ResourceSlices to the pools that a node can use.
 //!
-//! Only the highest generation of a pool counts; a pool is *incomplete* while slices of it are missing and
-//! *invalid* when its content contradicts itself. Neither is allocated from. The order of pools, slices and
-//! devices is the order in which the scheduler tries them.
+//! Only the highest generation of a pool counts; a pool is *incomplete* while slices of it are
+//! missing and *invalid* when its content contradicts itself. Neither is allocated from. The order
+//! of pools, slices and devices is the order in which the scheduler tries them.
 //!
-//! A pool whose slices are all for one node looks the same in every call: it is checked once, when the slices are
-//! indexed.
+//! A pool whose slices are all for one node looks the same in every call: it is checked once, when
+//! the slices are indexed.
 
 mod build;
 mod counters;
@@ -22,7 +22,8 @@ use crate::nodes::{self, NodeSelectorError};
 pub(crate) use build::{Pool, PoolProblem};
 pub(crate) use counters::Charge;
 
-/// The published slices, indexed so that looking at one node does not walk over those of all others.
+/// The published slices, indexed so that looking at one node does not walk over those of all
+/// others.
 #[derive(Debug, Default)]
 pub struct Slices<'a> {
     of_node: BTreeMap<&'a str, OfNode<'a>>,
@@ -32,7 +33,7 @@ pub struct Slices<'a> {
     of_pool: BTreeMap<(&'a str, &'a str), Vec<&'a ResourceSlice>>,
 }
 
-/// What is published with a node's name.
+/// Pools and slices that are published with a node's name.
 #[derive(Debug, Default)]
 struct OfNode<'a> {
     /// Pools that have no slice for anything else, in order.
@@ -46,7 +47,10 @@ impl<'a> Slices<'a> {
     pub fn new(slices: impl IntoIterator<Item = &'a ResourceSlice>) -> Self {
         let mut index = Self::default();
         // A scheduler that does not know compatibility groups ignores the slices that have some.
-        for slice in slices.into_iter().filter(|slice| !counters::has_groups(slice)) {
+        for slice in slices
+            .into_iter()
+            .filter(|slice| !counters::has_groups(slice))
+        {
             if slice.spec.node_name.is_none() {
                 index.anywhere.push(slice);
             }
@@ -56,7 +60,12 @@ impl<'a> Slices<'a> {
         for ((driver, name), slices) in &index.of_pool {
             if let Some(node) = only_node(slices) {
                 let pool = Pool::build(driver, name, slices.clone(), slices, Features::ALL);
-                index.of_node.entry(node).or_default().pools.extend(pool.map(Arc::new));
+                index
+                    .of_node
+                    .entry(node)
+                    .or_default()
+                    .pools
+                    .extend(pool.map(Arc::new));
                 continue;
             }
             for slice in slices {
@@ -73,7 +82,7 @@ impl<'a> Slices<'a> {
         self.of_pool.values().map(Vec::len).sum()
     }
 
-    /// Whether there is none.
+    /// Says whether there is none.
     pub fn is_empty(&self) -> bool {
         self.of_pool.is_empty()
     }
@@ -84,14 +93,20 @@ impl<'a> Slices<'a> {
     }
 
     fn everywhere(&self, driver: &'a str, pool: &'a str) -> &[&'a ResourceSlice] {
-        self.of_pool.get(&(driver, pool)).map(Vec::as_slice).unwrap_or_default()
+        self.of_pool
+            .get(&(driver, pool))
+            .map(Vec::as_slice)
+            .unwrap_or_default()
     }
 }
 
 /// The node that all slices name.
 fn only_node<'a>(slices: &[&'a ResourceSlice]) -> Option<&'a str> {
     let node = slices.first()?.spec.node_name.as_deref()?;
-    slices.iter().all(|s| s.spec.node_name.as_deref() == Some(node)).then_some(node)
+    slices
+        .iter()
+        .all(|s| s.spec.node_name.as_deref() == Some(node))
+        .then_some(node)
 }
 
 /// A pool of a node: the one that was checked before, or one that was put together for this call.
@@ -116,8 +131,12 @@ pub(crate) fn gather<'a>(
     } else {
         let usable = |s: &&ResourceSlice| !partitionable(&s.spec);
         for pool in kept {
-            let slices: Vec<_> =
-                all.everywhere(pool.driver, pool.name).iter().copied().filter(usable).collect();
+            let slices: Vec<_> = all
+                .everywhere(pool.driver, pool.name)
+                .iter()
+                .copied()
+                .filter(usable)
+                .collect();
             if !slices.is_empty() {
                 relevant.insert((pool.driver, pool.name), slices);
             }
@@ -129,7 +148,10 @@ pub(crate) fn gather<'a>(
             continue;
         }
         if slice_is_for(spec, node)? {
-            relevant.entry((&spec.driver, &spec.pool.name)).or_default().push(slice);
+            relevant
+                .entry((&spec.driver, &spec.pool.name))
+                .or_default()
+                .push(slice);
         }
     }
     for ((driver, name), slices) in relevant {
@@ -141,7 +163,7 @@ pub(crate) fn gather<'a>(
     Ok(pools)
 }
 
-/// Whether a slice means nothing to a scheduler without partitionable devices.
+/// Says whether a slice means nothing to a scheduler without partitionable devices.
 fn partitionable(spec: &ResourceSliceSpec) -> bool {
     spec.per_device_node_selection == Some(true) || spec.shared_counters.is_some()
 }

@@ -13,9 +13,9 @@ pub enum SemverError {
     /// Not a strict `major.minor.patch[-pre][+build]`.
     #[error("{text:?} is not a semantic version")]
     Format {
-        /// What was given.
+        /// Text that was given.
         text: String,
-        /// What the parser objected to.
+        /// Objection of the parser.
         #[source]
         source: ParseError,
     },
@@ -24,7 +24,7 @@ pub enum SemverError {
     ShortWithSuffix(String),
 }
 
-/// What the version parser objected to.
+/// Objection of the version parser.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct ParseError(String);
@@ -34,7 +34,8 @@ pub struct ParseError(String);
 pub struct Semver(semver::Version);
 
 impl Semver {
-    /// Reads `v1`, `1.2` and `01.2.3` too: a leading `v` goes, missing parts are 0, leading zeros go.
+    /// Reads `v1`, `1.2` and `01.2.3` too: a leading `v` goes, missing parts are 0, leading zeros
+    /// go.
     pub fn parse_lenient(text: &str) -> Result<Self, SemverError> {
         let bare = text.strip_prefix('v').unwrap_or(text);
         let mut parts: Vec<String> = bare.splitn(3, '.').map(str::to_owned).collect();
@@ -48,7 +49,11 @@ impl Semver {
             if part.len() > 1 {
                 let trimmed = part.trim_start_matches('0');
                 let digit_first = trimmed.starts_with(|c: char| c.is_ascii_digit());
-                *part = if digit_first { trimmed.to_owned() } else { format!("0{trimmed}") };
+                *part = if digit_first {
+                    trimmed.to_owned()
+                } else {
+                    format!("0{trimmed}")
+                };
             }
         }
         parts.join(".").parse()
@@ -76,7 +81,10 @@ impl FromStr for Semver {
     fn from_str(text: &str) -> Result<Self, SemverError> {
         semver::Version::parse(text)
             .map(Self)
-            .map_err(|e| SemverError::Format { text: text.to_owned(), source: ParseError(e.to_string()) })
+            .map_err(|e| SemverError::Format {
+                text: text.to_owned(),
+                source: ParseError(e.to_string()),
+            })
     }
 }
 
@@ -140,7 +148,17 @@ mod tests {
 
     #[test]
     fn a_strict_version_has_three_plain_numbers() {
-        for text in ["", "1", "1.2", "v1.2.3", "1.02.3", "580.95.05", "1.2.3.4", "a.b.c", " 1.2.3"] {
+        for text in [
+            "",
+            "1",
+            "1.2",
+            "v1.2.3",
+            "1.02.3",
+            "580.95.05",
+            "1.2.3.4",
+            "a.b.c",
+            " 1.2.3",
+        ] {
             assert!(text.parse::<Semver>().is_err(), "{text}");
         }
     }
@@ -156,9 +174,16 @@ mod tests {
             ("1.2.0-rc", "1.2.0-rc"),
             ("0", "0.0.0"),
         ] {
-            assert_eq!(Semver::parse_lenient(text).map(|v| v.to_string()), Ok(strict.to_owned()), "{text}");
+            assert_eq!(
+                Semver::parse_lenient(text).map(|v| v.to_string()),
+                Ok(strict.to_owned()),
+                "{text}"
+            );
         }
-        assert_eq!(Semver::parse_lenient("1.2-rc1"), Err(SemverError::ShortWithSuffix("1.2-rc1".to_owned())));
+        assert_eq!(
+            Semver::parse_lenient("1.2-rc1"),
+            Err(SemverError::ShortWithSuffix("1.2-rc1".to_owned()))
+        );
         assert!(Semver::parse_lenient("vv1").is_err());
     }
 }

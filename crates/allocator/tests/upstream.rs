@@ -1,6 +1,10 @@
-//! The allocator against answers of the real scheduler's: the Go program in `upstream/` writes worlds with answers, one
-//! a line.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test that says what it compared")]
+//! The allocator against answers of the real scheduler's: the Go program in `upstream/` writes
+//! worlds with answers, one a line.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that says what it compared"
+)]
 
 use std::io::BufRead;
 use std::time::{Duration, Instant};
@@ -14,7 +18,7 @@ use serde_json::Value;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// One line of input.
+/// A line of input.
 struct World {
     id: String,
     features: Features,
@@ -39,8 +43,12 @@ struct Tally {
 
 fn read(line: &str) -> Result<World, Failure> {
     let mut world: Value = serde_json::from_str(line)?;
-    let on =
-        |gate: &str| world.pointer(&format!("/features/{gate}")).and_then(Value::as_bool).unwrap_or(false);
+    let on = |gate: &str| {
+        world
+            .pointer(&format!("/features/{gate}"))
+            .and_then(Value::as_bool)
+            .unwrap_or(false)
+    };
     let features = Features {
         admin_access: on("admin_access"),
         prioritized_list: on("prioritized_list"),
@@ -51,7 +59,11 @@ fn read(line: &str) -> Result<World, Failure> {
         fractional_capacity: on("fractional_capacity"),
         list_attributes: on("list_attributes"),
     };
-    let id = world.get("id").and_then(Value::as_str).unwrap_or("?").to_owned();
+    let id = world
+        .get("id")
+        .and_then(Value::as_str)
+        .unwrap_or("?")
+        .to_owned();
     let mut take = |field: &str| match world.get_mut(field).map(Value::take) {
         None | Some(Value::Null) => Value::Array(Vec::new()),
         Some(value) => value,
@@ -82,28 +94,52 @@ fn answer(found: Result<Option<Allocated>, AllocError>) -> (&'static str, Value,
 /// Results without the ids of shares, which are random.
 fn without_ids(results: &[AllocationResult]) -> Value {
     let mut results = results.to_vec();
-    for device in results.iter_mut().flat_map(|r| &mut r.devices).flat_map(|d| &mut d.results).flatten() {
+    for device in results
+        .iter_mut()
+        .flat_map(|r| &mut r.devices)
+        .flat_map(|d| &mut d.results)
+        .flatten()
+    {
         device.share_id = None;
     }
     serde_json::to_value(results).unwrap_or_default()
 }
 
 fn compare(world: World, tally: &mut Tally) -> Result<(), Failure> {
-    let World { id, features, node, slices, classes, mut held, pods, answers } = world;
+    let World {
+        id,
+        features,
+        node,
+        slices,
+        classes,
+        mut held,
+        pods,
+        answers,
+    } = world;
     let index = Slices::new(&slices);
     let allocator = Allocator::new(features);
     tally.worlds += 1;
     for (number, (pod, theirs)) in pods.into_iter().zip(answers).enumerate() {
         tally.pods += 1;
         let allocated = AllocatedState::from_claims(&held);
-        let inputs = Inputs { slices: &index, classes: &classes, allocated: &allocated, node: &node };
+        let inputs = Inputs {
+            slices: &index,
+            classes: &classes,
+            allocated: &allocated,
+            node: &node,
+        };
         let started = Instant::now();
         let found = allocator.fit(&inputs, &pod.iter().collect::<Vec<_>>());
         tally.slowest = tally.slowest.max(started.elapsed());
         let (kind, ours, text) = answer(found);
-        let expected = theirs.get("kind").and_then(Value::as_str).unwrap_or_default();
+        let expected = theirs
+            .get("kind")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         let results: Vec<AllocationResult> =
-            theirs.get("results").map_or(Ok(Vec::new()), |found| serde_json::from_value(found.clone()))?;
+            theirs.get("results").map_or(Ok(Vec::new()), |found| {
+                serde_json::from_value(found.clone())
+            })?;
         if matches!(expected, "timeout" | "panic") || kind == "unknown" {
             tally.unknown += 1;
         } else if kind != expected || (kind == "fits" && ours != without_ids(&results)) {
@@ -112,7 +148,10 @@ fn compare(world: World, tally: &mut Tally) -> Result<(), Failure> {
         }
         tally.fits += usize::from(expected == "fits");
         for (mut claim, allocation) in pod.into_iter().zip(results) {
-            claim.status.get_or_insert_with(ResourceClaimStatus::default).allocation = Some(allocation);
+            claim
+                .status
+                .get_or_insert_with(ResourceClaimStatus::default)
+                .allocation = Some(allocation);
             held.push(claim);
         }
     }
@@ -141,7 +180,14 @@ fn worlds_that_were_answered_wrongly_are_answered_as_the_scheduler_does() {
 #[ignore = "needs worlds with answers on standard input: cargo xtask soak allocator"]
 fn generated_worlds_are_answered_as_the_scheduler_does() {
     let tally = compare_all(std::io::stdin().lock());
-    let Tally { worlds, pods, fits, unknown, different, slowest } = tally;
+    let Tally {
+        worlds,
+        pods,
+        fits,
+        unknown,
+        different,
+        slowest,
+    } = tally;
     println!(
         "{worlds} worlds compared, {pods} pods ({fits} fit, {unknown} without an answer on one side), \
          {different} differ; slowest answer {slowest:?}"

@@ -7,8 +7,14 @@ fn node(path: &str, minor: u32) -> DeviceNode {
 }
 
 fn device(name: &str, path: &str, minor: u32) -> Device {
-    let container_edits = ContainerEdits { device_nodes: vec![node(path, minor)], ..Default::default() };
-    Device { name: format!("{UID}-{name}"), container_edits }
+    let container_edits = ContainerEdits {
+        device_nodes: vec![node(path, minor)],
+        ..Default::default()
+    };
+    Device {
+        name: format!("{UID}-{name}"),
+        container_edits,
+    }
 }
 
 fn good() -> Spec {
@@ -20,7 +26,8 @@ fn good() -> Spec {
             container_path: "/usr/local/nvidia/lib64/libcuda.so.580.95.05".into(),
             options: vec!["ro".into(), "bind".into()],
         }],
-        hooks: vec![Hook::create_container(
+        hooks: vec![Hook::new(
+            Stage::CreateContainer,
             "/opt/divvy-cdi-hook".into(),
             vec!["divvy-cdi-hook".into(), "update-ldcache".into()],
             vec!["A=".into()],
@@ -28,12 +35,20 @@ fn good() -> Spec {
         )],
         ..ContainerEdits::default()
     };
-    let devices = vec![device("gpu-0-ts-s1", "/dev/nvidia0", 0), device("gpu-1", "/dev/nvidia1", 1)];
+    let devices = vec![
+        device("gpu-0-ts-s1", "/dev/nvidia0", 0),
+        device("gpu-1", "/dev/nvidia1", 1),
+    ];
     let kind = "gpu.divvy.dev/claim".to_owned();
-    Spec { kind, devices, container_edits: common, ..Spec::default() }
+    Spec {
+        kind,
+        devices,
+        container_edits: common,
+        ..Spec::default()
+    }
 }
 
-/// The document with its own edits as the common ones.
+/// Returns the bytes of a document with its own edits as the common ones.
 fn bytes(spec: Spec) -> Result<Vec<u8>, SpecError> {
     let common = CommonEdits::new(spec.container_edits.clone())?;
     spec.into_json_bytes(&common)
@@ -66,28 +81,46 @@ fn a_claims_document_is_exactly_this() {
 fn bytes_read_back_are_the_same_document_and_the_same_bytes() {
     let bytes = bytes(good()).unwrap();
     let back: Spec = serde_json::from_slice(&bytes).unwrap();
-    assert_eq!(back, Spec { cdi_version: "0.5.0".to_owned(), ..good() });
+    assert_eq!(
+        back,
+        Spec {
+            cdi_version: "0.5.0".to_owned(),
+            ..good()
+        }
+    );
     assert_eq!(self::bytes(back).unwrap(), bytes);
 }
 
 #[test]
 fn the_version_is_the_lowest_that_the_content_needs() {
     let with = |change: &dyn Fn(&mut Spec)| {
-        let device = Device { name: "a-gpu-0".to_owned(), container_edits: ContainerEdits::env(["A=b"]) };
-        let mut spec =
-            Spec { kind: "gpu.divvy.dev/claim".to_owned(), devices: vec![device], ..Spec::default() };
+        let device = Device {
+            name: "a-gpu-0".to_owned(),
+            container_edits: ContainerEdits::env(["A=b"]),
+        };
+        let mut spec = Spec {
+            kind: "gpu.divvy.dev/claim".to_owned(),
+            devices: vec![device],
+            ..Spec::default()
+        };
         change(&mut spec);
         let written: Spec = serde_json::from_slice(&bytes(spec).unwrap()).unwrap();
         written.cdi_version
     };
     assert_eq!(with(&|_| {}), "0.3.0");
     assert_eq!(with(&|s| s.devices[0].name = "0-gpu".into()), "0.5.0");
-    assert_eq!(with(&|s| s.devices[0].container_edits.additional_gids.push(44)), "0.7.0");
-    assert_eq!(with(&|s| s.container_edits.additional_gids.push(44)), "0.7.0");
+    assert_eq!(
+        with(&|s| s.devices[0].container_edits.additional_gids.push(44)),
+        "0.7.0"
+    );
+    assert_eq!(
+        with(&|s| s.container_edits.additional_gids.push(44)),
+        "0.7.0"
+    );
 }
 
 #[test]
-fn what_a_runtime_would_refuse_is_refused_with_the_place_and_the_rule() {
+fn errors_name_the_place_and_the_rule() {
     bytes(good()).unwrap();
     assert!(message(|s| s.kind = "claim".into()).starts_with(
         "kind \"claim\" is not of the form vendor/class, such as gpu.divvy.dev/claim: both begin with a letter"
@@ -96,9 +129,15 @@ fn what_a_runtime_would_refuse_is_refused_with_the_place_and_the_rule() {
     assert!(message(|s| s.kind = "a/b-".into()).starts_with("kind \"a/b-\""));
     assert!(message(|s| s.devices[0].name = "-x".into()).contains("device name \"-x\""));
     assert!(message(|s| s.devices[0].name = "a=b".into()).contains("device name \"a=b\""));
-    assert_eq!(message(|s| s.devices.clear()), "the document lists no device");
+    assert_eq!(
+        message(|s| s.devices.clear()),
+        "the document lists no device"
+    );
     let duplicate = message(|s| s.devices[1] = s.devices[0].clone());
-    assert_eq!(duplicate, format!("device {UID}-gpu-0-ts-s1 is listed twice"));
+    assert_eq!(
+        duplicate,
+        format!("device {UID}-gpu-0-ts-s1 is listed twice")
+    );
     assert!(
         message(|s| s.devices[0].container_edits = ContainerEdits::default())
             .ends_with("changes nothing: its containerEdits are empty")
@@ -114,7 +153,8 @@ fn what_a_runtime_would_refuse_is_refused_with_the_place_and_the_rule() {
         "containerEdits: mounts.containerPath \"lib\" must be an absolute path without '..'"
     );
     assert!(
-        message(|s| s.container_edits.mounts[0].host_path = "/a/../b".into()).contains("mounts.hostPath")
+        message(|s| s.container_edits.mounts[0].host_path = "/a/../b".into())
+            .contains("mounts.hostPath")
     );
     assert!(message(|s| s.container_edits.hooks[0].path = "hook".into()).contains("hooks.path"));
     assert!(
@@ -128,4 +168,73 @@ fn what_a_runtime_would_refuse_is_refused_with_the_place_and_the_rule() {
         })
         .ends_with("deviceNodes.path \"/dev/nvidia0\" is listed twice")
     );
+}
+
+#[test]
+fn stages_have_their_names_in_the_oci_specification() {
+    let names = [Stage::CreateRuntime, Stage::CreateContainer]
+        .map(|stage| serde_json::to_string(&stage).unwrap());
+    assert_eq!(names, [r#""createRuntime""#, r#""createContainer""#]);
+}
+
+/// Runtimes pass these texts to the kernel, where a NUL ends them.
+#[test]
+fn texts_with_a_nul_are_refused() {
+    type Change = fn(&mut ContainerEdits, String);
+    let refused = |change: Change, good_text: &str, bad_text: &str| {
+        let with = |text: &str| {
+            let mut edits = good().container_edits;
+            change(&mut edits, text.to_owned());
+            CommonEdits::new(edits)
+        };
+        with(good_text).unwrap();
+        with(bad_text).unwrap_err().to_string()
+    };
+    let variables: [Change; 2] = [
+        |edits, text| edits.env[0] = text,
+        |edits, text| edits.hooks[0].env[0] = text,
+    ];
+    for change in variables {
+        assert_eq!(
+            refused(change, "A=b", "A=b\0c"),
+            r#"containerEdits: env "A=b\0c" is not of the form NAME=value"#
+        );
+    }
+    let paths: [(&str, Change); 4] = [
+        ("deviceNodes.path", |edits, text| {
+            edits.device_nodes[0].path = text;
+        }),
+        ("mounts.containerPath", |edits, text| {
+            edits.mounts[0].container_path = text;
+        }),
+        ("mounts.hostPath", |edits, text| {
+            edits.mounts[0].host_path = text;
+        }),
+        ("hooks.path", |edits, text| edits.hooks[0].path = text),
+    ];
+    for (field, change) in paths {
+        assert_eq!(
+            refused(change, "/a/b", "/a\0/b"),
+            format!(r#"containerEdits: {field} "/a\0/b" must be an absolute path without '..'"#)
+        );
+    }
+}
+
+#[test]
+fn names_have_a_longest_length_and_a_last_character() {
+    let kind = |vendor: usize, class: usize| {
+        let kind = format!("{}/{}", "v".repeat(vendor), "c".repeat(class));
+        bytes(Spec { kind, ..good() }).is_ok()
+    };
+    assert!(kind(253, 63));
+    assert!(!kind(254, 63));
+    assert!(!kind(253, 64));
+    assert!(message(|s| s.kind = "v-/c".into()).starts_with("kind \"v-/c\""));
+    for name in ["a-", "a.", "a:", "a_", "", "\u{e9}"] {
+        let message = message(|s| s.devices[0].name = name.into());
+        assert!(
+            message.starts_with(&format!("device name {name:?} must begin and end")),
+            "{message}"
+        );
+    }
 }

@@ -1,30 +1,30 @@
-//! The document's types, field for field, in the order in which they are written. Fields of the format that divvy never
-//! writes are left out.
+//! The document's types, field for field, in the order in which they are written. Fields of the
+//! format that divvy never writes are left out.
 
 use serde::{Deserialize, Serialize};
 
-/// One CDI file.
+/// CDI file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Spec {
     /// Version of the format; [`Spec::into_json_bytes`] finds the lowest that the content needs.
     pub cdi_version: String,
-    /// `vendor/class`.
+    /// Vendor and class, as `vendor/class`.
     pub kind: String,
-    /// The devices, by unique name.
+    /// Devices, by unique name.
     pub devices: Vec<Device>,
-    /// Applied once to a container that asks for any of the devices.
+    /// Edits that are applied once to a container that asks for any of the devices.
     #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
     pub container_edits: ContainerEdits,
 }
 
-/// One device that a container may ask for.
+/// Device that a container may ask for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Device {
-    /// Unique within the kind, over all files of the folder.
+    /// Name, unique within the kind over all files of the folder.
     pub name: String,
-    /// What a container that asks for this device gets; must not be empty.
+    /// Edits of a container that asks for this device; must not be empty.
     pub container_edits: ContainerEdits,
 }
 
@@ -32,7 +32,7 @@ pub struct Device {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerEdits {
-    /// `NAME=value`, replacing the image's and the pod's value.
+    /// Variables as `NAME=value`, replacing the image's and the pod's value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Device nodes to make, with the cgroup rule that allows their use.
@@ -50,18 +50,21 @@ pub struct ContainerEdits {
 }
 
 impl ContainerEdits {
-    /// Edits of environment variables only.
+    /// Makes edits of environment variables only.
     pub fn env<S: Into<String>>(env: impl IntoIterator<Item = S>) -> Self {
-        Self { env: env.into_iter().map(Into::into).collect(), ..Self::default() }
+        Self {
+            env: env.into_iter().map(Into::into).collect(),
+            ..Self::default()
+        }
     }
 
-    /// Whether nothing would be changed.
+    /// Returns `true` if nothing would be changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A device node in the container.
+/// Device node in the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
@@ -73,14 +76,15 @@ pub struct DeviceNode {
     pub minor: u32,
     /// Permission bits of the node.
     file_mode: u32,
-    /// What the device cgroup allows.
+    /// Rights that the device cgroup gives: `r`, `w` and `m`.
     permissions: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     gid: Option<u32>,
 }
 
 impl DeviceNode {
-    /// A character device that need not exist on the host, with all rights of use (`rwm`). Group 0 is left out.
+    /// Describes a character device that need not exist on the host, with all rights of use
+    /// (`rwm`). Group 0 is left out.
     pub fn character(path: impl Into<String>, major: u32, minor: u32, mode: u32, gid: u32) -> Self {
         Self {
             path: path.into(),
@@ -94,7 +98,7 @@ impl DeviceNode {
     }
 }
 
-/// A bind mount; that it is one is said by the options (`bind` or `rbind`).
+/// Bind mount: a mount with `bind` or `rbind` among its options.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
@@ -107,18 +111,31 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
-/// A program that the runtime calls.
+/// Moment at which a runtime calls a hook, under its name in the OCI runtime specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Stage {
+    /// Moment in the runtime's namespaces, after the container's were made: a hook knows the
+    /// container's process, and through it its cgroup.
+    CreateRuntime,
+    /// Moment in the container's namespaces, before its root is changed: a hook makes driver
+    /// libraries findable.
+    CreateContainer,
+}
+
+/// Program that the runtime calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
     #[serde(rename = "hookName")]
-    moment: String,
+    stage: Stage,
     /// Absolute path on the host.
     pub path: String,
-    /// All arguments, the program's name first.
+    /// Arguments, the program's name first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its whole environment. Empty means: whatever the runtime has, which may come from the container image.
+    /// Whole environment. An empty one stands for the runtime's, which may come from the container
+    /// image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Seconds until the runtime gives up on it.
@@ -126,9 +143,20 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// A program called in the container's namespaces before its root is changed: where driver libraries are made
-    /// findable.
-    pub fn create_container(path: String, args: Vec<String>, env: Vec<String>, timeout: u32) -> Self {
-        Self { moment: "createContainer".to_owned(), path, args, env, timeout }
+    /// Describes a program that is called at a stage.
+    pub fn new(
+        stage: Stage,
+        path: String,
+        args: Vec<String>,
+        env: Vec<String>,
+        timeout: u32,
+    ) -> Self {
+        Self {
+            stage,
+            path,
+            args,
+            env,
+            timeout,
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! The boards we can simulate, a line each.
 //!
-//! Names and PCI ids are those of the list of supported chips in the driver's README (R580, R590). Memory is what
-//! `nvidia-smi` prints as total, multiprocessors what CUDA counts; both were seen in public output of the board unless
-//! its line says *inferred*. Where a board sits in the host follows one server that is sold with it.
+//! Names and PCI ids are those of the list of supported chips in the driver's README (R580, R590).
+//! Memory is what `nvidia-smi` prints as total, multiprocessors what CUDA counts; both were seen in
+//! public output of the board unless its line says *inferred*. Where a board sits in the host
+//! follows one server that is sold with it.
 
 use divvy_model::{Architecture, Brand, ComputeCapability};
 
@@ -17,19 +18,41 @@ const fn cc(major: u32, minor: u32) -> ComputeCapability {
     ComputeCapability { major, minor }
 }
 
-const DGX_A100: Chassis =
-    Chassis::Sockets { buses: &[0x07, 0x0f, 0x47, 0x4e, 0x87, 0x90, 0xb7, 0xbd], one_root: true };
-const HGX_HOPPER: Chassis =
-    Chassis::Sockets { buses: &[0x1a, 0x1b, 0x4a, 0x4b, 0x8a, 0x8b, 0xca, 0xcb], one_root: false };
-const PCIE_8: Chassis =
-    Chassis::Sockets { buses: &[0x17, 0x2a, 0x3d, 0x65, 0x98, 0xb1, 0xc8, 0xe3], one_root: false };
-const PCIE_4: Chassis = Chassis::Sockets { buses: &[0x3b, 0x86, 0xaf, 0xd8], one_root: false };
-/// `nvidia-smi` of a GH200 says 00000009:01:00.0; of a GB200 00000008:01:00.0 first, of a GB300 00000008:06:00.0, of a
-/// DGX Spark 0000000F:01:00.0. The segments of the second processor are inferred.
-const GH200_HOST: Chassis = Chassis::Superchips { segments: &[0x9], bus: 1 };
-const GB200_TRAY: Chassis = Chassis::Superchips { segments: &[0x8, 0x9], bus: 1 };
-const GB300_TRAY: Chassis = Chassis::Superchips { segments: &[0x8, 0x9], bus: 6 };
-const DGX_SPARK: Chassis = Chassis::Superchips { segments: &[0xf], bus: 1 };
+const DGX_A100: Chassis = Chassis::Sockets {
+    buses: &[0x07, 0x0f, 0x47, 0x4e, 0x87, 0x90, 0xb7, 0xbd],
+    one_root: true,
+};
+const HGX_HOPPER: Chassis = Chassis::Sockets {
+    buses: &[0x1a, 0x1b, 0x4a, 0x4b, 0x8a, 0x8b, 0xca, 0xcb],
+    one_root: false,
+};
+const PCIE_8: Chassis = Chassis::Sockets {
+    buses: &[0x17, 0x2a, 0x3d, 0x65, 0x98, 0xb1, 0xc8, 0xe3],
+    one_root: false,
+};
+const PCIE_4: Chassis = Chassis::Sockets {
+    buses: &[0x3b, 0x86, 0xaf, 0xd8],
+    one_root: false,
+};
+/// `nvidia-smi` of a GH200 says 00000009:01:00.0; of a GB200 00000008:01:00.0 first, of a GB300
+/// 00000008:06:00.0, of a DGX Spark 0000000F:01:00.0. The segments of the second processor are
+/// inferred.
+const GH200_HOST: Chassis = Chassis::Superchips {
+    segments: &[0x9],
+    bus: 1,
+};
+const GB200_TRAY: Chassis = Chassis::Superchips {
+    segments: &[0x8, 0x9],
+    bus: 1,
+};
+const GB300_TRAY: Chassis = Chassis::Superchips {
+    segments: &[0x8, 0x9],
+    bus: 6,
+};
+const DGX_SPARK: Chassis = Chassis::Superchips {
+    segments: &[0xf],
+    bus: 1,
+};
 
 const VOLTA: Make = Make {
     compute_capability: cc(7, 0),
@@ -59,10 +82,26 @@ const GA100: Make = Make {
     nvlink: NvLinkPort::Sxm { links: 12 },
     ..VOLTA
 };
-const GA100_PCIE: Make = Make { nvlink: NvLinkPort::Bridge { links: 12 }, chassis: PCIE_8, ..GA100 };
-const A30: Make = Make { nvlink: NvLinkPort::Bridge { links: 4 }, ..GA100_PCIE };
-const GA102: Make = Make { compute_capability: cc(8, 6), mig: false, nvlink: NvLinkPort::None, ..GA100_PCIE };
-const ADA: Make = Make { compute_capability: cc(8, 9), architecture: Architecture::Ada, ..GA102 };
+const GA100_PCIE: Make = Make {
+    nvlink: NvLinkPort::Bridge { links: 12 },
+    chassis: PCIE_8,
+    ..GA100
+};
+const A30: Make = Make {
+    nvlink: NvLinkPort::Bridge { links: 4 },
+    ..GA100_PCIE
+};
+const GA102: Make = Make {
+    compute_capability: cc(8, 6),
+    mig: false,
+    nvlink: NvLinkPort::None,
+    ..GA100_PCIE
+};
+const ADA: Make = Make {
+    compute_capability: cc(8, 9),
+    architecture: Architecture::Ada,
+    ..GA102
+};
 /// C2C "Disabled" was seen on an H100 80GB HBM3; on its sisters it is inferred.
 const HOPPER: Make = Make {
     compute_capability: cc(9, 0),
@@ -72,15 +111,34 @@ const HOPPER: Make = Make {
     chassis: HGX_HOPPER,
     ..GA100
 };
-const HOPPER_PCIE: Make = Make { nvlink: NvLinkPort::Bridge { links: 12 }, chassis: PCIE_8, ..HOPPER };
+const HOPPER_PCIE: Make = Make {
+    nvlink: NvLinkPort::Bridge { links: 12 },
+    chassis: PCIE_8,
+    ..HOPPER
+};
 /// Four cards of H200 NVL can be bridged, too; the simulator knows pairs.
-const H200_NVL: Make = Make { nvlink: NvLinkPort::Bridge { links: 18 }, ..HOPPER_PCIE };
+const H200_NVL: Make = Make {
+    nvlink: NvLinkPort::Bridge { links: 18 },
+    ..HOPPER_PCIE
+};
 /// With one processor and GPU each: the pair of a GH200 NVL2 is not simulated.
-const GRACE_HOPPER: Make =
-    Make { addressing_mode: "ATS", c2c: Some(true), nvlink: NvLinkPort::None, chassis: GH200_HOST, ..HOPPER };
-const BLACKWELL: Make =
-    Make { compute_capability: cc(10, 0), architecture: Architecture::Blackwell, c2c: None, ..HOPPER };
-const BLACKWELL_ULTRA: Make = Make { compute_capability: cc(10, 3), ..BLACKWELL };
+const GRACE_HOPPER: Make = Make {
+    addressing_mode: "ATS",
+    c2c: Some(true),
+    nvlink: NvLinkPort::None,
+    chassis: GH200_HOST,
+    ..HOPPER
+};
+const BLACKWELL: Make = Make {
+    compute_capability: cc(10, 0),
+    architecture: Architecture::Blackwell,
+    c2c: None,
+    ..HOPPER
+};
+const BLACKWELL_ULTRA: Make = Make {
+    compute_capability: cc(10, 3),
+    ..BLACKWELL
+};
 const GRACE_BLACKWELL: Make = Make {
     addressing_mode: "ATS",
     c2c: Some(true),
@@ -88,12 +146,23 @@ const GRACE_BLACKWELL: Make = Make {
     chassis: GB200_TRAY,
     ..BLACKWELL
 };
-const GRACE_BLACKWELL_ULTRA: Make =
-    Make { compute_capability: cc(10, 3), chassis: GB300_TRAY, ..GRACE_BLACKWELL };
-const RTX_SERVER: Make =
-    Make { compute_capability: cc(12, 0), nvlink: NvLinkPort::None, chassis: PCIE_8, ..BLACKWELL };
+const GRACE_BLACKWELL_ULTRA: Make = Make {
+    compute_capability: cc(10, 3),
+    chassis: GB300_TRAY,
+    ..GRACE_BLACKWELL
+};
+const RTX_SERVER: Make = Make {
+    compute_capability: cc(12, 0),
+    nvlink: NvLinkPort::None,
+    chassis: PCIE_8,
+    ..BLACKWELL
+};
 /// The brand is inferred.
-const RTX_WORKSTATION: Make = Make { brand: NVIDIA_RTX, chassis: PCIE_4, ..RTX_SERVER };
+const RTX_WORKSTATION: Make = Make {
+    brand: NVIDIA_RTX,
+    chassis: PCIE_4,
+    ..RTX_SERVER
+};
 /// ATS and C2C "Enabled": NVIDIA/warp, design note on unified memory, driver 580.95.05.
 const SPARK: Make = Make {
     compute_capability: cc(12, 1),
@@ -114,7 +183,14 @@ const fn board(
     make: Make,
 ) -> Profile {
     let memory_bytes = if mib == 0 { None } else { Some(mib << 20) };
-    Profile { key, product_name, pci_device_id: device << 16 | 0x10de, memory_bytes, multiprocessors, make }
+    Profile {
+        key,
+        product_name,
+        pci_device_id: device << 16 | 0x10de,
+        memory_bytes,
+        multiprocessors,
+        make,
+    }
 }
 
 #[rustfmt::skip]
@@ -131,7 +207,8 @@ static PROFILES: [Profile; 30] = [
     board("gb10",         "NVIDIA GB10",             0x2e12,       0,  48, SPARK),
     board("gb200",        "NVIDIA GB200",            0x2941, 189_471, 152, GRACE_BLACKWELL),
     board("gb300",        "NVIDIA GB300",            0x31c2, 284_208, 152, GRACE_BLACKWELL_ULTRA),
-    // The name says the processor's memory; boards with 120GB in the name are the same but for that.
+    // The name says the processor's memory; boards with 120GB in the name are the same but for
+    // that.
     board("gh200-96",     "NVIDIA GH200 480GB",      0x2342,  97_871, 132, GRACE_HOPPER),
     board("gh200-144",    "NVIDIA GH200 144G HBM3e", 0x2348, 146_831, 132, GRACE_HOPPER),
     board("h100",         "NVIDIA H100 80GB HBM3",   0x2330,  81_559, 132, HOPPER),

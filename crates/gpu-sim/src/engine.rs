@@ -1,4 +1,5 @@
-//! [`Engine`]: the state of a node's GPUs and what NVML would answer about it. No clock, threads or files.
+//! [`Engine`]: the state of a node's GPUs and what NVML would answer about it. No clock, threads or
+//! files.
 
 mod boards;
 
@@ -20,16 +21,17 @@ use crate::usage::SimUsage;
 
 pub(crate) use self::boards::lowest_free;
 
-/// One simulated GPU. Tests may change any field: an unknown architecture, no minor, another size.
+/// Simulated GPU. Tests may change any field: an unknown architecture, no minor, another size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimGpu {
     /// The board's key in [`crate::profiles`].
     pub model: String,
-    /// What NVML answers, but for `nvlinks`, which follow from `nvlink` and who else is there.
+    /// Facts that NVML answers, but for `nvlinks`, which follow from `nvlink` and who else is
+    /// there.
     pub facts: GpuFacts,
     /// Place in the host.
     pub topology: HostTopology,
-    /// How it is connected to other GPUs.
+    /// Its connection to other GPUs.
     pub nvlink: NvLinkShape,
     /// Fell off the bus: still there, but answers nothing but `GPU_IS_LOST`.
     #[serde(default)]
@@ -37,24 +39,33 @@ pub struct SimGpu {
     /// Processes with a compute context.
     #[serde(default)]
     pub processes: BTreeSet<GpuProcess>,
-    /// Others that have the GPU open (monitoring, a daemon): while there are any, MIG mode does not change.
+    /// Others that have the GPU open (monitoring, a daemon): while there are any, MIG mode does not
+    /// change.
     #[serde(default)]
     pub clients: BTreeSet<String>,
+    /// True if it has persistence mode, and so forgets nothing while no program has it open.
+    #[serde(default = "persistent")]
+    pub persistent: bool,
     /// GPU instances that live, by id.
     #[serde(default)]
     pub instances: Vec<SimInstance>,
-    /// How it is.
+    /// Its health.
     #[serde(default = "well")]
     pub vitals: GpuVitals,
-    /// What it is used for.
+    /// Its use.
     #[serde(default)]
     pub usage: SimUsage,
+}
+
+fn persistent() -> bool {
+    true
 }
 
 impl SimGpu {
     /// CUDA cores; 0 where the multiprocessors are unknown.
     pub fn cores(&self) -> u32 {
-        self.facts.multiprocessors.unwrap_or(0) * cores_per_multiprocessor(self.facts.compute_capability)
+        self.facts.multiprocessors.unwrap_or(0)
+            * cores_per_multiprocessor(self.facts.compute_capability)
     }
 }
 
@@ -70,7 +81,7 @@ pub struct Engine {
     pub system: SystemFacts,
     pub(crate) gpus: Vec<SimGpu>,
     faults: Faults,
-    /// How long changes of MIG take.
+    /// Time that changes of MIG take.
     #[serde(default)]
     pub latency: MigLatency,
     /// Compute instances ever made: each has a UUID of its own.
@@ -91,7 +102,13 @@ impl Engine {
             node_number: spec.node_number(),
             next_serial: 0,
             driver_loaded: true,
-            system: system("580.95.05", CudaVersion { major: 13, minor: 0 }),
+            system: system(
+                "580.95.05",
+                CudaVersion {
+                    major: 13,
+                    minor: 0,
+                },
+            ),
             gpus: Vec::new(),
             faults: Faults::default(),
             latency: MigLatency::default(),
@@ -101,9 +118,10 @@ impl Engine {
         };
         for (profile, count) in spec.groups() {
             let baseboard = match profile.make.nvlink {
-                NvLinkPort::Sxm { links } if count == 4 => {
-                    Some(NvLinkShape::Mesh { board: engine.next_board(), links_per_peer: links / 3 })
-                }
+                NvLinkPort::Sxm { links } if count == 4 => Some(NvLinkShape::Mesh {
+                    board: engine.next_board(),
+                    links_per_peer: links / 3,
+                }),
                 _ => None,
             };
             for _ in 0..count {
@@ -118,24 +136,27 @@ impl Engine {
         &self.gpus
     }
 
-    /// One GPU, by its place in PCI order (NVML's index while none is lost).
+    /// Finds a GPU by its place in PCI order (NVML's index while none is lost).
     pub fn gpu_at(&mut self, index: usize) -> Option<&mut SimGpu> {
         self.gpus.get_mut(index)
     }
 
-    /// One GPU, by UUID.
+    /// Finds a GPU by UUID.
     pub fn gpu(&mut self, uuid: &GpuUuid) -> Option<&mut SimGpu> {
         self.gpus.iter_mut().find(|g| g.facts.uuid == *uuid)
     }
 
-    /// What `/proc/sys/kernel/random/boot_id` says.
+    /// Returns the content of `/proc/sys/kernel/random/boot_id`.
     pub fn boot_id(&self) -> BootId {
         #[expect(clippy::expect_used, reason = "the form is fixed; tested")]
-        format!("00000000-0000-4000-8000-{:012x}", self.boots).parse().expect("a boot id")
+        format!("00000000-0000-4000-8000-{:012x}", self.boots)
+            .parse()
+            .expect("a boot id")
     }
 
-    /// The node is switched off and on: a new boot id, no processes, lost GPUs are back, and MIG mode is off where
-    /// it does not survive a driver unload (Hopper and later) and as it was pending elsewhere.
+    /// The node is switched off and on: a new boot id, no processes, lost GPUs are back, and MIG
+    /// mode is off where it does not survive a driver unload (Hopper and later) and as it was
+    /// pending elsewhere.
     pub fn reboot(&mut self) {
         self.boots += 1;
         self.driver_loaded = true;
@@ -148,17 +169,27 @@ impl Engine {
         }
     }
 
-    /// Whether the kernel module is loaded.
+    /// Returns whether the kernel module is loaded.
     pub fn driver_loaded(&self) -> bool {
         self.driver_loaded
     }
 
-    /// Loads or unloads the kernel module: while it is unloaded every call answers `DRIVER_NOT_LOADED`, and what does
-    /// not survive an unload is gone.
+    /// Loads or unloads the kernel module: while it is unloaded every call answers
+    /// `DRIVER_NOT_LOADED`, and what does not survive an unload is gone.
     pub fn set_driver_loaded(&mut self, loaded: bool) {
         self.driver_loaded = loaded;
         if !loaded {
             self.gpus.iter_mut().for_each(SimGpu::unload);
+        }
+    }
+
+    /// The last program that has the GPUs open besides processes and clients closes them: without
+    /// persistence mode, a GPU that nothing else has open forgets what an unload forgets.
+    pub fn close(&mut self) {
+        for gpu in &mut self.gpus {
+            if !gpu.persistent && gpu.processes.is_empty() && gpu.clients.is_empty() {
+                gpu.unload();
+            }
         }
     }
 
@@ -167,7 +198,8 @@ impl Engine {
         self.system = system(version, cuda);
     }
 
-    /// Adds a GPU in the first free slot; `None` when the node is full. Its minor is the lowest free one.
+    /// Adds a GPU in the first free slot; `None` when the node is full. Its minor is the lowest
+    /// free one.
     pub fn add_gpu(&mut self, profile: &'static Profile) -> Option<GpuUuid> {
         (self.gpus.len() < MAX_GPUS).then(|| self.add(profile, None))
     }
@@ -194,12 +226,13 @@ impl Engine {
         }
     }
 
-    /// Sets a fault. Of several that meet a call, the one set first acts.
+    /// Sets a fault. If several meet a call, the one set first acts.
     pub fn set_fault(&mut self, fault: Fault) -> FaultId {
         self.faults.set(fault)
     }
 
-    /// Lets the calls that hang in a fault go on (all faults: `None`), and no further call hang in it.
+    /// Lets the calls that hang in a fault go on (all faults: `None`), and no further call hang in
+    /// it.
     pub fn release(&mut self, id: Option<FaultId>) {
         self.faults.release(id);
     }
@@ -209,7 +242,7 @@ impl Engine {
         self.faults.clear(id);
     }
 
-    /// Whether any fault is set; without one, [`Engine::begin`] changes nothing.
+    /// Returns whether any fault is set; without one, [`Engine::begin`] changes nothing.
     pub fn has_faults(&self) -> bool {
         !self.faults.is_empty()
     }
@@ -219,7 +252,7 @@ impl Engine {
         self.faults.begin(op, gpu)
     }
 
-    /// What a call does that [`Engine::begin`] let hang: still `Hang`, or what comes after.
+    /// Looks again at a call that [`Engine::begin`] let hang: still `Hang`, or what comes after.
     pub fn after_hang(&self, id: FaultId) -> Begin {
         self.faults.after_hang(id)
     }
@@ -238,7 +271,12 @@ impl Engine {
     /// See [`divvy_model::GpuDriver::list`].
     pub fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
         self.loaded(GpuOp::List, None)?;
-        Ok(self.gpus.iter().filter(|g| !g.lost).map(|g| g.facts.uuid.clone()).collect())
+        Ok(self
+            .gpus
+            .iter()
+            .filter(|g| !g.lost)
+            .map(|g| g.facts.uuid.clone())
+            .collect())
     }
 
     /// See [`divvy_model::GpuDriver::facts`].
@@ -251,19 +289,37 @@ impl Engine {
         Ok(self.find(GpuOp::MigMode, gpu)?.facts.mig_mode)
     }
 
+    /// See [`divvy_model::GpuDriver::persistence_mode`].
+    pub fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        self.ask(GpuOp::PersistenceMode, gpu, |g| Ok(g.persistent))
+    }
+
     /// See [`divvy_model::GpuDriver::processes`].
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
-        Ok(self.find(GpuOp::Processes, gpu)?.processes.iter().cloned().collect())
+        Ok(self
+            .find(GpuOp::Processes, gpu)?
+            .processes
+            .iter()
+            .cloned()
+            .collect())
     }
 
     /// Facts of a GPU, faults and loss aside.
     pub fn facts_of(&self, gpu: &SimGpu) -> GpuFacts {
-        GpuFacts { nvlinks: self.nvlinks(gpu), ..gpu.facts.clone() }
+        let registered = gpu.vitals.fabric.is_none_or(|f| f.fault().is_none());
+        GpuFacts {
+            nvlinks: self.nvlinks(gpu),
+            fabric: gpu.facts.fabric.clone().filter(|_| registered),
+            ..gpu.facts.clone()
+        }
     }
 
     /// Where each GPU sits in the host: what sysfs would say, for readers that have no sysfs.
     pub fn topology(&self) -> BTreeMap<PciAddress, HostTopology> {
-        self.gpus.iter().map(|g| (g.facts.pci_address, g.topology.clone())).collect()
+        self.gpus
+            .iter()
+            .map(|g| (g.facts.pci_address, g.topology.clone()))
+            .collect()
     }
 
     /// The inventory a reader would see now, faults aside.
@@ -280,10 +336,24 @@ impl Engine {
                             [one] => Some((id, one.uuid.clone())),
                             _ => None,
                         };
-                        let uuids = instances.iter().filter_map(|instance| sole(instance.id)).collect();
-                        GpuMig { capabilities, instances, uuids }
+                        let uuids = instances
+                            .iter()
+                            .filter_map(|instance| sole(instance.id))
+                            .collect();
+                        GpuMig {
+                            capabilities,
+                            instances: Some(instances),
+                            uuids,
+                        }
                     });
-                    (uuid, Gpu { facts: self.facts_of(g), topology: g.topology.clone(), mig })
+                    (
+                        uuid,
+                        Gpu {
+                            facts: self.facts_of(g),
+                            topology: g.topology.clone(),
+                            mig,
+                        },
+                    )
                 })
                 .collect(),
             problems: Vec::new(),
@@ -294,7 +364,12 @@ impl Engine {
         if self.driver_loaded {
             return Ok(());
         }
-        Err(GpuError { op, code: GpuErrorCode::DRIVER_NOT_LOADED, gpu: gpu.cloned(), detail: None })
+        Err(GpuError {
+            op,
+            code: GpuErrorCode::DRIVER_NOT_LOADED,
+            gpu: gpu.cloned(),
+            detail: None,
+        })
     }
 
     pub(crate) fn find(&self, op: GpuOp, uuid: &GpuUuid) -> Result<&SimGpu, GpuError> {

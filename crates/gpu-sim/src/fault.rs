@@ -10,26 +10,27 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct FaultId(pub u64);
 
-/// What a call that meets the fault does.
+/// Effect of a fault on a call that meets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultEffect {
     /// Fails at once.
     Fail(GpuErrorCode),
-    /// Hangs until the fault is released or cleared; then fails with the code, or does its work if there is none.
+    /// Hangs until the fault is released or cleared; then fails with the code, or does its work if
+    /// there is none.
     Hang {
-        /// What comes after the hang.
+        /// The code after the hang.
         then: Option<GpuErrorCode>,
     },
     /// Waits so many milliseconds, then does its work.
     Delay(u64),
-    /// Does its work, and fails all the same: the change was made, but the caller gets an error. (If the work itself
-    /// fails: with that error.)
+    /// Does its work, and fails all the same: the change was made, but the caller gets an error.
+    /// (If the work itself fails: with that error.)
     FailAfter(GpuErrorCode),
-    /// Does its work, hangs until the fault is released or cleared, and only then answers, with the code if there is
-    /// one.
+    /// Does its work, hangs until the fault is released or cleared, and only then answers, with the
+    /// code if there is one.
     HangAfter {
-        /// What is answered.
+        /// The answer.
         then: Option<GpuErrorCode>,
     },
 }
@@ -49,58 +50,89 @@ pub struct Fault {
     /// So many calls are met; `None` = every one until the fault is cleared.
     #[serde(default)]
     pub times: Option<u32>,
-    /// What they do.
+    /// Its effect on them.
     pub effect: FaultEffect,
 }
 
 impl Fault {
     /// Every call fails with `code`, until cleared.
     pub fn fail(code: GpuErrorCode) -> Self {
-        Self { op: None, gpu: None, skip: 0, times: None, effect: FaultEffect::Fail(code) }
+        Self {
+            op: None,
+            gpu: None,
+            skip: 0,
+            times: None,
+            effect: FaultEffect::Fail(code),
+        }
     }
 
     /// Every call hangs until released, and then does its work.
     pub fn hang() -> Self {
-        Self { effect: FaultEffect::Hang { then: None }, ..Self::fail(GpuErrorCode::UNKNOWN) }
+        Self {
+            effect: FaultEffect::Hang { then: None },
+            ..Self::fail(GpuErrorCode::UNKNOWN)
+        }
     }
 
     /// Every call hangs until released, and then fails with `code`.
     pub fn hang_then_fail(code: GpuErrorCode) -> Self {
-        Self { effect: FaultEffect::Hang { then: Some(code) }, ..Self::hang() }
+        Self {
+            effect: FaultEffect::Hang { then: Some(code) },
+            ..Self::hang()
+        }
     }
 
     /// Every call takes `delay` longer, and then does its work.
     pub fn delay(delay: Duration) -> Self {
         let effect = FaultEffect::Delay(delay.as_millis().try_into().unwrap_or(u64::MAX));
-        Self { effect, ..Self::hang() }
+        Self {
+            effect,
+            ..Self::hang()
+        }
     }
 
     /// Every call does its work, and answers `code`.
     pub fn fail_after(code: GpuErrorCode) -> Self {
-        Self { effect: FaultEffect::FailAfter(code), ..Self::hang() }
+        Self {
+            effect: FaultEffect::FailAfter(code),
+            ..Self::hang()
+        }
     }
 
-    /// Every call does its work and hangs until released: past its deadline the caller cannot know that it was done.
+    /// Every call does its work and hangs until released: past its deadline the caller cannot know
+    /// that it was done.
     pub fn hang_after() -> Self {
-        Self { effect: FaultEffect::HangAfter { then: None }, ..Self::hang() }
+        Self {
+            effect: FaultEffect::HangAfter { then: None },
+            ..Self::hang()
+        }
     }
 
     /// Only calls of `op`.
     #[must_use]
     pub fn of(self, op: GpuOp) -> Self {
-        Self { op: Some(op), ..self }
+        Self {
+            op: Some(op),
+            ..self
+        }
     }
 
     /// Only calls on `gpu`.
     #[must_use]
     pub fn on(self, gpu: &GpuUuid) -> Self {
-        Self { gpu: Some(gpu.clone()), ..self }
+        Self {
+            gpu: Some(gpu.clone()),
+            ..self
+        }
     }
 
     /// Only the next `times` matching calls.
     #[must_use]
     pub fn times(self, times: u32) -> Self {
-        Self { times: Some(times), ..self }
+        Self {
+            times: Some(times),
+            ..self
+        }
     }
 
     /// Not the first `skip` matching calls.
@@ -114,7 +146,7 @@ impl Fault {
     }
 }
 
-/// How a call starts.
+/// Beginning of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begin {
     /// It does its work.
@@ -124,11 +156,12 @@ pub enum Begin {
     Hang(FaultId),
     /// It waits for so long, and then does its work.
     Delay(Duration),
-    /// It does its work, and then this: fails (whatever came of the work) or hangs; never another of these.
+    /// It does its work, and then this: fails (whatever came of the work) or hangs; never another
+    /// of these.
     WorkThen(After),
 }
 
-/// What a call does between its work and its answer.
+/// Effect between a call's work and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum After {
     /// Answers with a failure.
@@ -138,14 +171,22 @@ pub enum After {
 }
 
 impl Begin {
-    /// How long the call waits before its work.
+    /// Returns the time that the call waits before its work.
     pub fn delay(self) -> Duration {
-        if let Self::Delay(delay) = self { delay } else { Duration::ZERO }
+        if let Self::Delay(delay) = self {
+            delay
+        } else {
+            Duration::ZERO
+        }
     }
 
-    /// What the call does after its work, if anything but to answer.
+    /// Returns the effect after the call's work, if any but the answer.
     pub fn after(self) -> Option<After> {
-        if let Self::WorkThen(after) = self { Some(after) } else { None }
+        if let Self::WorkThen(after) = self {
+            Some(after)
+        } else {
+            None
+        }
     }
 }
 
@@ -168,12 +209,20 @@ impl Faults {
     pub(crate) fn set(&mut self, fault: Fault) -> FaultId {
         let id = FaultId(self.next);
         self.next += 1;
-        self.set.push(SetFault { id, fault, released: false });
+        self.set.push(SetFault {
+            id,
+            fault,
+            released: false,
+        });
         id
     }
 
     pub(crate) fn release(&mut self, id: Option<FaultId>) {
-        for set in self.set.iter_mut().filter(|s| id.is_none_or(|id| s.id == id)) {
+        for set in self
+            .set
+            .iter_mut()
+            .filter(|s| id.is_none_or(|id| s.id == id))
+        {
             set.released = true;
         }
     }
@@ -197,7 +246,10 @@ impl Faults {
                 continue;
             }
             // A released hang no longer blocks any call.
-            let hangs = matches!(set.fault.effect, FaultEffect::Hang { .. } | FaultEffect::HangAfter { .. });
+            let hangs = matches!(
+                set.fault.effect,
+                FaultEffect::Hang { .. } | FaultEffect::HangAfter { .. }
+            );
             if set.released && hangs {
                 continue;
             }
@@ -215,7 +267,7 @@ impl Faults {
         Begin::Work
     }
 
-    /// Whether a hanging call still hangs.
+    /// Looks again at a hanging call.
     pub(crate) fn after_hang(&self, id: FaultId) -> Begin {
         match self.set.iter().find(|s| s.id == id) {
             Some(set) if !set.released => Begin::Hang(id),
@@ -223,7 +275,8 @@ impl Faults {
                 fault:
                     Fault {
                         effect:
-                            FaultEffect::Hang { then: Some(code) } | FaultEffect::HangAfter { then: Some(code) },
+                            FaultEffect::Hang { then: Some(code) }
+                            | FaultEffect::HangAfter { then: Some(code) },
                         ..
                     },
                 ..

@@ -1,8 +1,9 @@
 //! Simulated GPUs with the facts, bus layout and NVLink shape of real boards, and faults on demand.
 //!
-//! [`Engine`] is the state and its rules: pure, serialisable. [`SimNode`] shares one engine between threads and
-//! implements [`divvy_model::GpuDriver`] on it; a clone is the same node. `divvy demo` and the tests use
-//! [`SimNode`]; `divvy-nvml-mock` puts NVML's C ABI over an engine kept in a file.
+//! [`Engine`] is the state and its rules: pure, serialisable. [`SimNode`] shares one engine between
+//! threads and implements [`divvy_model::GpuDriver`] on it; a clone is the same node. `divvy demo`
+//! and the tests use [`SimNode`]; `divvy-nvml-mock` puts NVML's C ABI over an engine kept in a
+//! file.
 
 mod catalogue;
 mod engine;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, Engines,
-    GpuInstance, GpuInstanceId, GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, Placement,
+    GpuInstance, GpuInstanceId, GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities,
+    Placement,
 };
 use divvy_model::{ComputeMode, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigActivation, MigMode};
 use serde::{Deserialize, Serialize};
@@ -19,13 +20,14 @@ const QUERY_WITHOUT_MIG: u32 = 550;
 /// A GPU instance that lives, with what lives in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimInstance {
-    /// What NVML says of it.
+    /// NVML's description of it.
     pub instance: GpuInstance,
     /// Its compute instances, by id.
     pub compute: Vec<ComputeInstance>,
 }
 
-/// How long changes take, in milliseconds; half of it before the change and half after. Nothing by default.
+/// Time that changes take, in milliseconds; half of it before the change and half after. Nothing by
+/// default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MigLatency {
@@ -38,7 +40,7 @@ pub struct MigLatency {
 }
 
 impl MigLatency {
-    /// How long an operation takes.
+    /// Returns the time that an operation takes.
     pub fn of(self, op: GpuOp) -> Duration {
         Duration::from_millis(match op {
             GpuOp::CreateGpuInstance => self.create_ms,
@@ -50,7 +52,8 @@ impl MigLatency {
 }
 
 impl SimGpu {
-    /// What does not survive that the kernel module is unloaded, or a reset of Hopper and later.
+    /// Ends what does not survive that the kernel module is unloaded, or a reset of Hopper and
+    /// later.
     pub(crate) fn unload(&mut self) {
         self.instances.clear();
         // Not kept without the driver, unlike MIG mode before Hopper.
@@ -63,28 +66,45 @@ impl SimGpu {
     }
 
     fn instance(&self, id: GpuInstanceId) -> Result<&SimInstance, GpuErrorCode> {
-        self.instances.iter().find(|i| i.instance.id == id).ok_or(GpuErrorCode::NOT_FOUND)
+        self.instances
+            .iter()
+            .find(|i| i.instance.id == id)
+            .ok_or(GpuErrorCode::NOT_FOUND)
     }
 
     fn mig_is_on(&self) -> Result<(), GpuErrorCode> {
-        if self.facts.mig_mode.is_on() { Ok(()) } else { Err(GpuErrorCode::NOT_SUPPORTED) }
+        if self.facts.mig_mode.is_on() {
+            Ok(())
+        } else {
+            Err(GpuErrorCode::NOT_SUPPORTED)
+        }
     }
 
-    /// What the board can be cut into, under the names the driver has for it.
+    /// Returns the profiles of the board, under the names the driver has for them.
     fn capabilities(&self) -> Result<MigCapabilities, GpuErrorCode> {
         if self.facts.mig_mode == MigMode::Unsupported {
             return Err(GpuErrorCode::NOT_SUPPORTED);
         }
         let board = mig_capabilities(&self.model).ok_or(GpuErrorCode::NOT_SUPPORTED)?;
         let name = |p: &GpuInstanceProfile| {
-            board.name(p).map(|name| format!("MIG {name}")).or(p.driver_name.clone())
+            board
+                .name(p)
+                .map(|name| format!("MIG {name}"))
+                .or(p.driver_name.clone())
         };
-        let named = board.profiles().iter().map(|p| GpuInstanceProfile { driver_name: name(p), ..p.clone() });
-        Ok(MigCapabilities::new(self.facts.memory_bytes.unwrap_or(0), named))
+        let named = board.profiles().iter().map(|p| GpuInstanceProfile {
+            driver_name: name(p),
+            ..p.clone()
+        });
+        Ok(MigCapabilities::new(
+            self.facts.memory_bytes.unwrap_or(0),
+            named,
+        ))
     }
 
     fn set_mode(&mut self, on: bool) -> Result<MigActivation, GpuErrorCode> {
-        let busy = !(self.processes.is_empty() && self.clients.is_empty() && self.instances.is_empty());
+        let busy =
+            !(self.processes.is_empty() && self.clients.is_empty() && self.instances.is_empty());
         let at_once = self.facts.architecture.toggles_mig_without_reset();
         let MigMode::Supported { current, pending } = &mut self.facts.mig_mode else {
             return Err(GpuErrorCode::NOT_SUPPORTED);
@@ -110,7 +130,9 @@ impl SimGpu {
     ) -> Result<GpuInstance, GpuErrorCode> {
         self.mig_is_on()?;
         let caps = self.capabilities()?;
-        let found = caps.profile(profile).ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
+        let found = caps
+            .profile(profile)
+            .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
         if caps.placement(profile, placement.start) != Some(placement) {
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }
@@ -118,24 +140,44 @@ impl SimGpu {
         if self.processes.iter().any(|p| p.gpu_instance.is_none()) {
             return Err(GpuErrorCode::IN_USE);
         }
-        let taken = self.instances.iter().any(|i| i.instance.placement.overlaps(placement));
+        let taken = self
+            .instances
+            .iter()
+            .any(|i| i.instance.placement.overlaps(placement));
         if taken || self.lacks_engines(&caps, found) {
             return Err(GpuErrorCode::INSUFFICIENT_RESOURCES);
         }
         let id = instance_id(placement, caps.memory_slices());
-        let instance = GpuInstance { id, profile, placement };
-        self.instances.push(SimInstance { instance, compute: Vec::new() });
+        let instance = GpuInstance {
+            id,
+            profile,
+            placement,
+        };
+        self.instances.push(SimInstance {
+            instance,
+            compute: Vec::new(),
+        });
         self.instances.sort_by_key(|i| i.instance.id);
         Ok(instance)
     }
 
-    /// Whether the GPU has not the media engines for one more: as many as its largest profile has are all it has.
+    /// Returns whether the GPU lacks the media engines for one more: as many as its largest profile
+    /// has are all it has.
     fn lacks_engines(&self, caps: &MigCapabilities, more: &GpuInstanceProfile) -> bool {
-        let living = self.instances.iter().filter_map(|i| caps.profile(i.instance.profile));
+        let living = self
+            .instances
+            .iter()
+            .filter_map(|i| caps.profile(i.instance.profile));
         let used: Vec<Engines> = living.chain([more]).map(|p| p.engines).collect();
-        let kinds: [fn(&Engines) -> u32; 4] = [|e| e.decoders, |e| e.encoders, |e| e.jpeg, |e| e.ofa];
+        let kinds: [fn(&Engines) -> u32; 4] =
+            [|e| e.decoders, |e| e.encoders, |e| e.jpeg, |e| e.ofa];
         kinds.iter().any(|count| {
-            let all = caps.profiles().iter().map(|p| count(&p.engines)).max().unwrap_or(0);
+            let all = caps
+                .profiles()
+                .iter()
+                .map(|p| count(&p.engines))
+                .max()
+                .unwrap_or(0);
             used.iter().map(count).sum::<u32>() > all
         })
     }
@@ -158,7 +200,9 @@ impl SimGpu {
         self.mig_is_on()?;
         let profile = self.instance(id)?.instance.profile;
         let caps = self.capabilities()?;
-        Ok(compute_profiles(caps.profile(profile).ok_or(GpuErrorCode::UNKNOWN)?))
+        Ok(compute_profiles(
+            caps.profile(profile).ok_or(GpuErrorCode::UNKNOWN)?,
+        ))
     }
 
     /// The id of a compute instance that may be created.
@@ -176,11 +220,15 @@ impl SimGpu {
         if used + asked > all {
             return Err(GpuErrorCode::INSUFFICIENT_RESOURCES);
         }
-        Ok(ComputeInstanceId(lowest_free(0, &living.iter().map(|c| c.id.0).collect::<BTreeSet<_>>())))
+        Ok(ComputeInstanceId(lowest_free(
+            0,
+            &living.iter().map(|c| c.id.0).collect::<BTreeSet<_>>(),
+        )))
     }
 }
 
-/// Ids follow from size and place: 0 for the whole GPU, 1 and 2 for halves, 3 to 6 for quarters, 7 to 14 for eighths.
+/// Ids follow from size and place: 0 for the whole GPU, 1 and 2 for halves, 3 to 6 for quarters, 7
+/// to 14 for eighths.
 fn instance_id(placement: Placement, slices: u32) -> GpuInstanceId {
     let size = placement.size.max(1);
     let parts = (slices / size).max(1);
@@ -195,22 +243,31 @@ impl Engine {
         if !found.facts.mig_mode.is_on() && !self.reports_profiles_without_mig() {
             return Err(GpuError::on_gpu(op, GpuErrorCode::NOT_SUPPORTED, gpu));
         }
-        found.capabilities().map_err(|code| GpuError::on_gpu(op, code, gpu))
+        found
+            .capabilities()
+            .map_err(|code| GpuError::on_gpu(op, code, gpu))
     }
 
-    /// Whether the driver is recent enough to report profiles and placements while MIG mode is off (R550).
+    /// Returns whether the driver is recent enough to report profiles and placements while MIG mode
+    /// is off (R550).
     pub fn reports_profiles_without_mig(&self) -> bool {
-        let major = self.system.driver_version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        let major = self
+            .system
+            .driver_version
+            .split('.')
+            .next()
+            .and_then(|major| major.parse::<u32>().ok());
         major.is_some_and(|major| major >= QUERY_WITHOUT_MIG)
     }
 
-    /// See [`divvy_model::GpuDriver::set_mig_mode`]. At once on Hopper and later unless the GPU is in use;
-    /// pending on others until [`Engine::reset_gpu`] or a reboot.
+    /// See [`divvy_model::GpuDriver::set_mig_mode`]. At once on Hopper and later unless the GPU is
+    /// in use; pending on others until [`Engine::reset_gpu`] or a reboot.
     pub fn set_mig_mode(&mut self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         self.change(GpuOp::SetMigMode, gpu, |g| g.set_mode(on))
     }
 
-    /// See [`divvy_model::GpuDriver::set_compute_mode`]. One process at a time is nothing for a GPU in MIG mode.
+    /// See [`divvy_model::GpuDriver::set_compute_mode`]. A limit of a single process is nothing for
+    /// a GPU in MIG mode.
     pub fn set_compute_mode(&mut self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
         self.change(GpuOp::SetComputeMode, gpu, |g| {
             let in_mig = g.facts.mig_mode.is_on() && to == ComputeMode::ExclusiveProcess;
@@ -220,8 +277,8 @@ impl Engine {
         })
     }
 
-    /// What `nvidia-smi --gpu-reset` does: a pending MIG mode takes effect, instances are gone, and so is what a reset
-    /// cures. Refused while the GPU is in use.
+    /// Resets a GPU as `nvidia-smi --gpu-reset` does: a pending MIG mode takes effect, instances
+    /// are gone, and so is what a reset cures. Refused while the GPU is in use.
     pub fn reset_gpu(&mut self, gpu: &GpuUuid) -> Result<(), GpuError> {
         self.change(GpuOp::SetMigMode, gpu, |g| {
             if !(g.processes.is_empty() && g.clients.is_empty()) {
@@ -251,11 +308,17 @@ impl Engine {
         profile: GpuInstanceProfileId,
         placement: Placement,
     ) -> Result<GpuInstance, GpuError> {
-        self.change(GpuOp::CreateGpuInstance, gpu, |g| g.create(profile, placement))
+        self.change(GpuOp::CreateGpuInstance, gpu, |g| {
+            g.create(profile, placement)
+        })
     }
 
     /// See [`divvy_model::GpuDriver::destroy_gpu_instance`].
-    pub fn destroy_gpu_instance(&mut self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
+    pub fn destroy_gpu_instance(
+        &mut self,
+        gpu: &GpuUuid,
+        id: GpuInstanceId,
+    ) -> Result<(), GpuError> {
         self.change(GpuOp::DestroyGpuInstance, gpu, |g| g.destroy(id))
     }
 
@@ -296,10 +359,20 @@ impl Engine {
         self.compute_instances_made += 1;
         let (node, serial) = (self.node_number, self.compute_instances_made);
         #[expect(clippy::expect_used, reason = "the form is fixed; tested")]
-        let uuid = format!("MIG-12345678-1234-5678-{node:04x}-{serial:012x}").parse().expect("a MIG UUID");
-        let made = ComputeInstance { id, gpu_instance, profile, uuid };
+        let uuid = format!("MIG-12345678-1234-5678-{node:04x}-{serial:012x}")
+            .parse()
+            .expect("a MIG UUID");
+        let made = ComputeInstance {
+            id,
+            gpu_instance,
+            profile,
+            uuid,
+        };
         self.change(op, gpu, |g| {
-            let inside = g.instances.iter_mut().find(|i| i.instance.id == gpu_instance);
+            let inside = g
+                .instances
+                .iter_mut()
+                .find(|i| i.instance.id == gpu_instance);
             let inside = inside.ok_or(GpuErrorCode::NOT_FOUND)?;
             inside.compute.push(made.clone());
             inside.compute.sort_by_key(|c| c.id);
@@ -322,15 +395,19 @@ impl Engine {
             if g.has_processes_in(gpu_instance) {
                 return Err(GpuErrorCode::IN_USE);
             }
-            for inside in g.instances.iter_mut().filter(|i| i.instance.id == gpu_instance) {
+            for inside in g
+                .instances
+                .iter_mut()
+                .filter(|i| i.instance.id == gpu_instance)
+            {
                 inside.compute.retain(|c| c.id != id);
             }
             Ok(())
         })
     }
 
-    /// An administrator with nvidia-smi makes an instance, and a compute instance that takes it whole. MIG mode must be on
-    /// and the placement free.
+    /// An administrator with nvidia-smi makes an instance, and a compute instance that takes it
+    /// whole. MIG mode must be on and the placement free.
     pub fn make_foreign_instance(
         &mut self,
         gpu: &GpuUuid,
@@ -343,11 +420,14 @@ impl Engine {
         let placement = caps.placement(profile, start).ok_or_else(bad)?;
         let made = self.create_gpu_instance(gpu, profile, placement)?;
         let offered = self.compute_profiles(gpu, made.id)?;
-        let whole = caps.profile(profile).and_then(|p| p.whole_compute_profile(&offered)).ok_or_else(bad)?;
+        let whole = caps
+            .profile(profile)
+            .and_then(|p| p.whole_compute_profile(&offered))
+            .ok_or_else(bad)?;
         self.create_compute_instance(gpu, made.id, whole.id)
     }
 
-    fn ask<T>(
+    pub(crate) fn ask<T>(
         &self,
         op: GpuOp,
         gpu: &GpuUuid,
@@ -363,7 +443,9 @@ impl Engine {
         change: impl FnOnce(&mut SimGpu) -> Result<T, GpuErrorCode>,
     ) -> Result<T, GpuError> {
         self.find(op, gpu)?;
-        let found = self.gpu(gpu).ok_or_else(|| GpuError::on_gpu(op, GpuErrorCode::NOT_FOUND, gpu))?;
+        let found = self
+            .gpu(gpu)
+            .ok_or_else(|| GpuError::on_gpu(op, GpuErrorCode::NOT_FOUND, gpu))?;
         change(found).map_err(|code| GpuError::on_gpu(op, code, gpu))
     }
 }

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use divvy_model::health::{GpuEventKind, GpuEvents, GpuVitals};
 use divvy_model::mig::{
-    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId, GpuInstance,
-    GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
+    ComputeInstance, ComputeInstanceId, ComputeInstanceProfile, ComputeInstanceProfileId,
+    GpuInstance, GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    ComputeMode, GpuDriver, GpuError, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid, HostTopology,
-    Inventory, MigActivation, MigDevice, MigMode, MigUuid, PciAddress, ProcessSample, SystemFacts,
+    ComputeMode, GpuDriver, GpuError, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid,
+    HostTopology, Inventory, MigActivation, MigDevice, MigMode, MigUuid, PciAddress, ProcessSample,
+    SystemFacts,
 };
 
 use crate::engine::{Engine, SimGpu};
@@ -22,7 +23,8 @@ use crate::health::SimEvent;
 use crate::profile::Profile;
 use crate::spec::{SimSpec, SpecError};
 
-/// A simulated node. A clone is the same node, as a separate session: it gets the events from then on.
+/// A simulated node. A clone is the same node, as a separate session: it gets the events from then
+/// on.
 pub struct SimNode {
     shared: Arc<Shared>,
     /// The number of the next event to report.
@@ -36,7 +38,11 @@ type Compared = BTreeMap<(GpuUuid, Option<GpuInstanceId>), Option<MigUuid>>;
 impl Clone for SimNode {
     fn clone(&self) -> Self {
         let next_event = self.lock().engine.events_sent().into();
-        Self { shared: self.shared.clone(), next_event, compared: Mutex::default() }
+        Self {
+            shared: self.shared.clone(),
+            next_event,
+            compared: Mutex::default(),
+        }
     }
 }
 
@@ -65,9 +71,20 @@ impl SimNode {
     /// A node that goes on where `engine` is.
     pub fn from_engine(engine: Engine) -> Self {
         let next_event = engine.events_sent().into();
-        let state = State { engine, hanging: 0, calls: BTreeMap::new() };
-        let shared = Shared { state: Mutex::new(state), changed: Condvar::new() };
-        Self { shared: Arc::new(shared), next_event, compared: Mutex::default() }
+        let state = State {
+            engine,
+            hanging: 0,
+            calls: BTreeMap::new(),
+        };
+        let shared = Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            next_event,
+            compared: Mutex::default(),
+        }
     }
 
     /// Opens a session: the node itself, unless `Init` has a fault or the driver is not loaded.
@@ -90,7 +107,12 @@ impl SimNode {
 
     /// UUIDs of all GPUs, lost ones included, in PCI order.
     pub fn uuids(&self) -> Vec<GpuUuid> {
-        self.lock().engine.gpus().iter().map(|g| g.facts.uuid.clone()).collect()
+        self.lock()
+            .engine
+            .gpus()
+            .iter()
+            .map(|g| g.facts.uuid.clone())
+            .collect()
     }
 
     /// See [`Engine::inventory`].
@@ -100,7 +122,11 @@ impl SimNode {
 
     /// Where a GPU sits in the host; nothing known about an address without a GPU.
     pub fn topology(&self, address: PciAddress) -> HostTopology {
-        self.lock().engine.topology().remove(&address).unwrap_or_default()
+        self.lock()
+            .engine
+            .topology()
+            .remove(&address)
+            .unwrap_or_default()
     }
 
     /// Sets a fault.
@@ -118,18 +144,23 @@ impl SimNode {
         self.edit(|e| e.clear_faults(None));
     }
 
-    /// A GPU falls off the bus. Whether there is such a GPU.
+    /// Takes a GPU off the bus. Returns true if there is such a GPU.
     pub fn lose_gpu(&self, uuid: &GpuUuid) -> bool {
         self.edit(|e| e.gpu(uuid).map(|g| g.lost = true).is_some())
     }
 
-    /// A lost GPU comes back. Whether there is such a GPU.
+    /// Brings a lost GPU back. Returns true if there is such a GPU.
     pub fn restore_gpu(&self, uuid: &GpuUuid) -> bool {
         self.edit(|e| e.gpu(uuid).map(|g| g.lost = false).is_some())
     }
 
-    /// A GPU sends an event. Whether there is such a GPU.
-    pub fn send_event(&self, uuid: &GpuUuid, kind: GpuEventKind, gpu_instance: Option<u32>) -> bool {
+    /// Sends an event of a GPU. Returns true if there is such a GPU.
+    pub fn send_event(
+        &self,
+        uuid: &GpuUuid,
+        kind: GpuEventKind,
+        gpu_instance: Option<u32>,
+    ) -> bool {
         self.edit(|e| e.send_event(uuid, kind, gpu_instance))
     }
 
@@ -143,12 +174,16 @@ impl SimNode {
         self.edit(|e| e.remove_gpu(uuid))
     }
 
-    /// A process opens a context on a GPU. Whether there is such a GPU.
+    /// Opens a context of a process on a GPU. Returns true if there is such a GPU.
     pub fn start_process(&self, uuid: &GpuUuid, pid: u32) -> bool {
-        self.edit(|e| e.gpu(uuid).map(|g| g.processes.insert(GpuProcess::new(pid, None))).is_some())
+        self.edit(|e| {
+            e.gpu(uuid)
+                .map(|g| g.processes.insert(GpuProcess::new(pid, None)))
+                .is_some()
+        })
     }
 
-    /// A process opens a context in a GPU instance. Whether there is such a GPU.
+    /// Opens a context of a process in a GPU instance. Returns true if there is such a GPU.
     pub fn start_process_in(&self, uuid: &GpuUuid, gpu_instance: GpuInstanceId, pid: u32) -> bool {
         let process = GpuProcess::new(pid, Some(gpu_instance.0));
         self.edit(|e| e.gpu(uuid).map(|g| g.processes.insert(process)).is_some())
@@ -174,12 +209,12 @@ impl SimNode {
         self.edit(|e| e.end_process(pid));
     }
 
-    /// How many calls of an operation were made so far, failed and hanging ones included.
+    /// Counts the calls of an operation so far, failed and hanging ones included.
     pub fn calls(&self, op: GpuOp) -> u64 {
         self.lock().calls.get(&op).copied().unwrap_or(0)
     }
 
-    /// Waits until at least `count` calls hang. Whether they do in time.
+    /// Waits until at least `count` calls hang. Returns true if they do in time.
     pub fn wait_until_hanging(&self, count: usize, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -188,26 +223,42 @@ impl SimNode {
             if left.is_zero() {
                 return false;
             }
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         true
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in an edit leaves a state that is at worst half edited; the test that panicked has failed anyway.
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        // A panic in an edit leaves a state that is at worst half edited; the test that panicked
+        // has failed anyway.
+        self.shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One call: meets the faults, hangs or waits if it must (without the lock), then asks the engine as it is by
-    /// then. Half of what a change takes passes before it and half after, so that a caller who gives up or dies on
-    /// the way finds it done as well as not done.
+    /// Makes one call: meets the faults, hangs or waits if it must (without the lock), then asks
+    /// the engine as it is by then. Half of what a change takes passes before it and half after, so
+    /// that a caller who gives up or dies on the way finds it done as well as not done.
     fn call<T>(
         &self,
         op: GpuOp,
         gpu: Option<&GpuUuid>,
         work: impl FnOnce(&mut Engine) -> Result<T, GpuError>,
     ) -> Result<T, GpuError> {
-        let fail = |code| Err(GpuError { op, code, gpu: gpu.cloned(), detail: None });
+        let fail = |code| {
+            Err(GpuError {
+                op,
+                code,
+                gpu: gpu.cloned(),
+                detail: None,
+            })
+        };
         let mut state = self.lock();
         *state.calls.entry(op).or_default() += 1;
         let mut begin = state.engine.begin(op, gpu);
@@ -233,12 +284,20 @@ impl SimNode {
     }
 
     /// Hangs until the fault lets go; what comes after.
-    fn hang<'a>(&'a self, mut state: MutexGuard<'a, State>, id: FaultId) -> (MutexGuard<'a, State>, Begin) {
+    fn hang<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        id: FaultId,
+    ) -> (MutexGuard<'a, State>, Begin) {
         let mut begin = Begin::Hang(id);
         state.hanging += 1;
         self.shared.changed.notify_all();
         while matches!(begin, Begin::Hang(_)) {
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .shared
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
             begin = state.engine.after_hang(id);
         }
         state.hanging -= 1;
@@ -256,6 +315,7 @@ impl SimNode {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl GpuDriver for SimNode {
     fn system(&self) -> Result<SystemFacts, GpuError> {
         self.call(GpuOp::System, None, |e| e.system())
@@ -269,8 +329,20 @@ impl GpuDriver for SimNode {
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
         self.call(GpuOp::MigMode, Some(gpu), |e| e.mig_mode(gpu))
     }
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        self.call(GpuOp::PersistenceMode, Some(gpu), |e| {
+            e.persistence_mode(gpu)
+        })
+    }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         self.call(GpuOp::Processes, Some(gpu), |e| e.processes(gpu))
+    }
+    /// Nothing: it keeps nothing open.
+    fn release(&self) {}
+
+    /// None: calls block until they are done.
+    fn changes_in_flight(&self, _: &GpuUuid) -> Vec<GpuOp> {
+        Vec::new()
     }
     fn vitals(&self, gpu: &GpuUuid) -> Result<GpuVitals, GpuError> {
         self.call(GpuOp::Vitals, Some(gpu), |e| e.vitals(gpu))
@@ -281,14 +353,27 @@ impl GpuDriver for SimNode {
         let mut state = self.lock();
         loop {
             let from = self.next_event.load(Ordering::Relaxed);
-            let events: Vec<_> = state.engine.events_from(from).map(SimEvent::to_model).collect();
+            let events: Vec<_> = state
+                .engine
+                .events_from(from)
+                .map(SimEvent::to_model)
+                .collect();
             let left = until.saturating_duration_since(Instant::now());
             if !events.is_empty() || left.is_zero() {
-                self.next_event.store(state.engine.events_sent(), Ordering::Relaxed);
-                return Ok(GpuEvents { events, ..GpuEvents::default() });
+                self.next_event
+                    .store(state.engine.events_sent(), Ordering::Relaxed);
+                return Ok(GpuEvents {
+                    events,
+                    ..GpuEvents::default()
+                });
             }
             state.engine.watchable()?;
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
     fn memory(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<GpuMemory, GpuError> {
@@ -297,25 +382,41 @@ impl GpuDriver for SimNode {
     fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
         self.call(GpuOp::Utilization, Some(gpu), |e| e.utilization(gpu))
     }
-    fn process_utilization(&self, gpu: &GpuUuid, since: u64) -> Result<Vec<ProcessSample>, GpuError> {
-        self.call(GpuOp::ProcessUtilization, Some(gpu), |e| e.process_utilization(gpu, since, since + 1))
+    fn process_utilization(
+        &self,
+        gpu: &GpuUuid,
+        since: u64,
+    ) -> Result<Vec<ProcessSample>, GpuError> {
+        self.call(GpuOp::ProcessUtilization, Some(gpu), |e| {
+            e.process_utilization(gpu, since, since + 1)
+        })
     }
-    fn sm_utilization(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<Option<f64>, GpuError> {
+    fn sm_utilization(
+        &self,
+        gpu: &GpuUuid,
+        part: Option<&MigDevice>,
+    ) -> Result<Option<f64>, GpuError> {
         let instance = part.map(|part| part.gpu_instance);
-        let percent = self.call(GpuOp::SmUtilization, Some(gpu), |e| e.sm_busy(gpu, instance))?;
+        let percent = self.call(GpuOp::SmUtilization, Some(gpu), |e| {
+            e.sm_busy(gpu, instance)
+        })?;
         let uuid = part.map(|part| part.uuid.clone());
         let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
         let before = compared.insert((gpu.clone(), instance), uuid.clone());
         Ok((before == Some(uuid)).then_some(percent.into()))
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
-        self.call(GpuOp::MigCapabilities, Some(gpu), |e| e.mig_capabilities(gpu))
+        self.call(GpuOp::MigCapabilities, Some(gpu), |e| {
+            e.mig_capabilities(gpu)
+        })
     }
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
         self.call(GpuOp::SetMigMode, Some(gpu), |e| e.set_mig_mode(gpu, on))
     }
     fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
-        self.call(GpuOp::SetComputeMode, Some(gpu), |e| e.set_compute_mode(gpu, to))
+        self.call(GpuOp::SetComputeMode, Some(gpu), |e| {
+            e.set_compute_mode(gpu, to)
+        })
     }
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         self.call(GpuOp::GpuInstances, Some(gpu), |e| e.gpu_instances(gpu))
@@ -326,24 +427,32 @@ impl GpuDriver for SimNode {
         profile: GpuInstanceProfileId,
         placement: Placement,
     ) -> Result<GpuInstance, GpuError> {
-        self.call(GpuOp::CreateGpuInstance, Some(gpu), |e| e.create_gpu_instance(gpu, profile, placement))
+        self.call(GpuOp::CreateGpuInstance, Some(gpu), |e| {
+            e.create_gpu_instance(gpu, profile, placement)
+        })
     }
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
-        self.call(GpuOp::DestroyGpuInstance, Some(gpu), |e| e.destroy_gpu_instance(gpu, id))
+        self.call(GpuOp::DestroyGpuInstance, Some(gpu), |e| {
+            e.destroy_gpu_instance(gpu, id)
+        })
     }
     fn compute_profiles(
         &self,
         gpu: &GpuUuid,
         gpu_instance: GpuInstanceId,
     ) -> Result<Vec<ComputeInstanceProfile>, GpuError> {
-        self.call(GpuOp::ComputeProfiles, Some(gpu), |e| e.compute_profiles(gpu, gpu_instance))
+        self.call(GpuOp::ComputeProfiles, Some(gpu), |e| {
+            e.compute_profiles(gpu, gpu_instance)
+        })
     }
     fn compute_instances(
         &self,
         gpu: &GpuUuid,
         gpu_instance: GpuInstanceId,
     ) -> Result<Vec<ComputeInstance>, GpuError> {
-        self.call(GpuOp::ComputeInstances, Some(gpu), |e| e.compute_instances(gpu, gpu_instance))
+        self.call(GpuOp::ComputeInstances, Some(gpu), |e| {
+            e.compute_instances(gpu, gpu_instance)
+        })
     }
     fn create_compute_instance(
         &self,

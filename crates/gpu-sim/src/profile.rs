@@ -1,9 +1,9 @@
-//! What is known of a kind of board: what NVML says about it, and how it sits in a server.
+//! Facts about each kind of board: what NVML says about it, and how it sits in a server.
 
 use divvy_model::{Architecture, Brand, ComputeCapability, MigMode, PciAddress};
 use serde::{Deserialize, Serialize};
 
-/// How a board reaches others over NVLink.
+/// Way in which a board reaches others over NVLink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NvLinkShape {
@@ -30,7 +30,7 @@ pub enum NvLinkShape {
     },
 }
 
-/// What a board has for NVLink, before it is known how many are in the server.
+/// NVLink of a board, before it is known how many are in the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NvLinkPort {
     None,
@@ -51,25 +51,34 @@ pub(crate) enum NvLinkPort {
 /// Where a server for this board has its GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chassis {
-    /// Two sockets: bus numbers of the slots, those of the first socket first, and whether all slots of a socket
-    /// hang under one root complex, or each PCIe switch under its own.
-    Sockets { buses: &'static [u8], one_root: bool },
-    /// GPUs soldered beside Arm processors, each in a PCI segment of its own: the segments of the first processor (the
-    /// next has 16 more), and the bus in all of them.
+    /// Two sockets: bus numbers of the slots, those of the first socket first, and whether all
+    /// slots of a socket hang under one root complex, or each PCIe switch under its own.
+    Sockets {
+        buses: &'static [u8],
+        one_root: bool,
+    },
+    /// GPUs soldered beside Arm processors, each in a PCI segment of its own: the segments of the
+    /// first processor (the next has 16 more), and the bus in all of them.
     Superchips { segments: &'static [u32], bus: u8 },
 }
 
 impl Chassis {
-    /// Places for GPUs, in the order in which they are filled. Beyond the chassis: the same slots of another PCI
-    /// segment, or another processor.
+    /// Places for GPUs, in the order in which they are filled. Beyond the chassis: the same slots
+    /// of another PCI segment, or another processor.
     pub(crate) fn slots(self) -> impl Iterator<Item = PciAddress> {
-        let slot = |domain, bus| PciAddress { domain, bus, device: 0, function: 0 };
+        let slot = |domain, bus| PciAddress {
+            domain,
+            bus,
+            device: 0,
+            function: 0,
+        };
         (0..0x100).flat_map(move |round| -> Vec<_> {
             match self {
                 Self::Sockets { buses, .. } => buses.iter().map(|bus| slot(round, *bus)).collect(),
-                Self::Superchips { segments, bus } => {
-                    segments.iter().map(|segment| slot(segment + 0x10 * round, bus)).collect()
-                }
+                Self::Superchips { segments, bus } => segments
+                    .iter()
+                    .map(|segment| slot(segment + 0x10 * round, bus))
+                    .collect(),
             }
         })
     }
@@ -85,31 +94,33 @@ impl Chassis {
     pub(crate) fn pcie_root(self, at: PciAddress) -> String {
         let bus = match self {
             Self::Sockets { one_root: true, .. } => at.bus & 0x80,
-            Self::Sockets { one_root: false, .. } => at.bus & 0xf0,
+            Self::Sockets {
+                one_root: false, ..
+            } => at.bus & 0xf0,
             Self::Superchips { .. } => 0,
         };
         format!("pci{:04x}:{bus:02x}", at.domain)
     }
 }
 
-/// What boards of one make have in common.
+/// Facts that boards of one make have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Make {
     /// CUDA compute capability.
     pub compute_capability: ComputeCapability,
     pub architecture: Architecture,
     pub brand: Brand,
-    /// Whether it can do MIG.
+    /// Capability for MIG.
     pub mig: bool,
-    /// How it reaches memory of the host: `ATS` where that is coherent.
+    /// Its way to the host's memory: `ATS` where that is coherent.
     pub addressing_mode: &'static str,
-    /// Whether NVLink-C2C to the processor is on; `None` where NVML says NOT_SUPPORTED.
+    /// State of NVLink-C2C to the processor; `None` where NVML says NOT_SUPPORTED.
     pub c2c: Option<bool>,
     pub(crate) nvlink: NvLinkPort,
     pub(crate) chassis: Chassis,
 }
 
-/// One kind of board.
+/// A kind of board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
     /// Our name for it, as in `h100x2`.
@@ -122,7 +133,7 @@ pub struct Profile {
     pub memory_bytes: Option<u64>,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// What it shares with others.
+    /// Facts that it shares with others.
     pub make: Make,
 }
 
@@ -134,19 +145,26 @@ impl Profile {
 
     pub(crate) fn mig_mode(&self) -> MigMode {
         if self.make.mig {
-            MigMode::Supported { current: false, pending: false }
+            MigMode::Supported {
+                current: false,
+                pending: false,
+            }
         } else {
             MigMode::Unsupported
         }
     }
 
-    /// Whether the board is on a baseboard and so has a module number.
+    /// Returns whether the board is on a baseboard and so has a module number.
     pub(crate) fn has_module_id(&self) -> bool {
-        matches!(self.make.nvlink, NvLinkPort::Sxm { .. } | NvLinkPort::Rack { .. })
+        matches!(
+            self.make.nvlink,
+            NvLinkPort::Sxm { .. } | NvLinkPort::Rack { .. }
+        )
     }
 }
 
-/// CUDA cores of one multiprocessor: 64 on Volta, Turing and GA100, 128 on GA10x and everything later.
+/// CUDA cores of one multiprocessor: 64 on Volta, Turing and GA100, 128 on GA10x and everything
+/// later.
 pub(crate) fn cores_per_multiprocessor(capability: ComputeCapability) -> u32 {
     match (capability.major, capability.minor) {
         (7, _) | (8, 0) => 64,

@@ -1,4 +1,4 @@
-//! What to simulate, as a text a person writes: `h100x2`, `a100-40x4,l4x2`.
+//! The GPUs to simulate, as a text a person writes: `h100x2`, `a100-40x4,l4x2`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,7 +25,7 @@ pub enum SpecError {
         known()
     )]
     UnknownModel {
-        /// As written.
+        /// The text as written.
         model: String,
     },
     /// A part is empty, or its count is not a number of GPUs.
@@ -39,13 +39,17 @@ pub enum SpecError {
     /// Too many in all.
     #[error("{count} simulated GPUs are too many for one node: at most {MAX_GPUS}")]
     TooMany {
-        /// How many were asked for.
+        /// The number that was asked for.
         count: usize,
     },
 }
 
 fn known() -> String {
-    profiles().iter().map(|p| p.key).collect::<Vec<_>>().join(", ")
+    profiles()
+        .iter()
+        .map(|p| p.key)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl SimSpec {
@@ -54,7 +58,7 @@ impl SimSpec {
         self.groups.iter().copied()
     }
 
-    /// How many GPUs in all.
+    /// Counts the GPUs of all models.
     pub fn gpus(&self) -> usize {
         self.groups.iter().map(|(_, count)| count).sum()
     }
@@ -62,7 +66,10 @@ impl SimSpec {
     /// The same GPUs with other UUIDs, for a cluster of simulated nodes. The default number is 0.
     #[must_use]
     pub fn on_node(self, node_number: u16) -> Self {
-        Self { node_number, ..self }
+        Self {
+            node_number,
+            ..self
+        }
     }
 
     pub(crate) fn node_number(&self) -> u16 {
@@ -81,7 +88,10 @@ impl FromStr for SimSpec {
         for part in text.split(',').map(str::trim) {
             groups.push(parse_group(part)?);
         }
-        let spec = Self { groups, node_number: 0 };
+        let spec = Self {
+            groups,
+            node_number: 0,
+        };
         match spec.gpus() {
             count if count > MAX_GPUS => Err(SpecError::TooMany { count }),
             _ => Ok(spec),
@@ -90,18 +100,26 @@ impl FromStr for SimSpec {
 }
 
 fn parse_group(part: &str) -> Result<(&'static Profile, usize), SpecError> {
-    let bad_count = || SpecError::BadCount { part: part.to_owned() };
+    let bad_count = || SpecError::BadCount {
+        part: part.to_owned(),
+    };
     if let Some(one) = profile(part) {
         return Ok((one, 1));
     }
     if part.is_empty() {
         return Err(bad_count());
     }
-    let unknown = |model: &str| SpecError::UnknownModel { model: model.to_owned() };
+    let unknown = |model: &str| SpecError::UnknownModel {
+        model: model.to_owned(),
+    };
     let (model, count) = part.rsplit_once('x').ok_or_else(|| unknown(part))?;
     let profile = profile(model).ok_or_else(|| unknown(model))?;
     let count: usize = count.parse().map_err(|_| bad_count())?;
-    if count == 0 { Err(bad_count()) } else { Ok((profile, count)) }
+    if count == 0 {
+        Err(bad_count())
+    } else {
+        Ok((profile, count))
+    }
 }
 
 impl fmt::Display for SimSpec {

@@ -1,10 +1,11 @@
-//! What simulated GPUs are used for: memory and multiprocessors, as tests script them.
+//! Use of simulated GPUs: memory and multiprocessors, as tests script them.
 
 use std::collections::BTreeMap;
 
 use divvy_model::mig::GpuInstanceId;
 use divvy_model::{
-    Architecture, GpuError, GpuErrorCode, GpuMemory, GpuOp, GpuProcess, GpuUuid, MigDevice, ProcessSample,
+    Architecture, GpuError, GpuErrorCode, GpuMemory, GpuOp, GpuProcess, GpuUuid, MigDevice,
+    ProcessSample,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,11 +30,19 @@ pub struct SimUsage {
 
 impl SimGpu {
     fn memory_of(&self, counts: impl Fn(&GpuProcess) -> bool) -> u64 {
-        self.processes.iter().filter(|p| counts(p)).filter_map(|p| p.memory_bytes).sum()
+        self.processes
+            .iter()
+            .filter(|p| counts(p))
+            .filter_map(|p| p.memory_bytes)
+            .sum()
     }
 
     fn computes_whole(&self) -> Result<(), GpuErrorCode> {
-        if self.facts.mig_mode.is_on() { Err(GpuErrorCode::NOT_SUPPORTED) } else { Ok(()) }
+        if self.facts.mig_mode.is_on() {
+            Err(GpuErrorCode::NOT_SUPPORTED)
+        } else {
+            Ok(())
+        }
     }
 
     fn busy(&self, counts: impl Fn(&GpuProcess) -> bool) -> u32 {
@@ -43,12 +52,21 @@ impl SimGpu {
 }
 
 impl Engine {
-    /// A process has so much memory from now on (`None`: NVML does not say) and computes so many percent of the time,
-    /// wherever it has contexts on the GPU.
+    /// A process has so much memory from now on (`None`: NVML does not say) and computes so many
+    /// percent of the time, wherever it has contexts on the GPU.
     pub fn set_usage(&mut self, gpu: &GpuUuid, pid: u32, memory_bytes: Option<u64>, percent: u32) {
         let Some(gpu) = self.gpu(gpu) else { return };
-        let with = |p: GpuProcess| if p.pid == pid { GpuProcess { memory_bytes, ..p } } else { p };
-        gpu.processes = std::mem::take(&mut gpu.processes).into_iter().map(with).collect();
+        let with = |p: GpuProcess| {
+            if p.pid == pid {
+                GpuProcess { memory_bytes, ..p }
+            } else {
+                p
+            }
+        };
+        gpu.processes = std::mem::take(&mut gpu.processes)
+            .into_iter()
+            .map(with)
+            .collect();
         gpu.usage.busy.insert(pid, percent);
     }
 
@@ -56,28 +74,46 @@ impl Engine {
     pub fn memory(&self, gpu: &GpuUuid, part: Option<&MigDevice>) -> Result<GpuMemory, GpuError> {
         let fail = |code| GpuError::on_gpu(GpuOp::Memory, code, gpu);
         let found = self.find(GpuOp::Memory, gpu)?;
-        let total = found.facts.memory_bytes.ok_or_else(|| fail(GpuErrorCode::NOT_SUPPORTED))?;
+        let total = found
+            .facts
+            .memory_bytes
+            .ok_or_else(|| fail(GpuErrorCode::NOT_SUPPORTED))?;
         let Some(part) = part else {
             let used = found.memory_of(|_| true) + found.usage.other_bytes;
-            return Ok(GpuMemory { total, used, reserved: found.usage.reserved_bytes });
+            return Ok(GpuMemory {
+                total,
+                used,
+                reserved: found.usage.reserved_bytes,
+            });
         };
         let is_it = |c: &divvy_model::mig::ComputeInstance| c.uuid == part.uuid;
         let living = found.instances.iter().find(|i| i.compute.iter().any(is_it));
-        let instance = living.ok_or_else(|| fail(GpuErrorCode::NOT_FOUND))?.instance;
+        let instance = living
+            .ok_or_else(|| fail(GpuErrorCode::NOT_FOUND))?
+            .instance;
         let capabilities = self.mig_capabilities(gpu)?;
-        let profile = capabilities.profile(instance.profile).ok_or_else(|| fail(GpuErrorCode::UNKNOWN))?;
+        let profile = capabilities
+            .profile(instance.profile)
+            .ok_or_else(|| fail(GpuErrorCode::UNKNOWN))?;
         let used = found.memory_of(|p| p.gpu_instance == Some(instance.id.0));
-        Ok(GpuMemory { total: profile.memory_bytes(), used, reserved: 0 })
+        Ok(GpuMemory {
+            total: profile.memory_bytes(),
+            used,
+            reserved: 0,
+        })
     }
 
     /// See [`divvy_model::GpuDriver::utilization`].
     pub fn utilization(&self, gpu: &GpuUuid) -> Result<u32, GpuError> {
         let found = self.find(GpuOp::Utilization, gpu)?;
-        found.computes_whole().map_err(|code| GpuError::on_gpu(GpuOp::Utilization, code, gpu))?;
+        found
+            .computes_whole()
+            .map_err(|code| GpuError::on_gpu(GpuOp::Utilization, code, gpu))?;
         Ok(found.busy(|_| true).min(100))
     }
 
-    /// See [`divvy_model::GpuDriver::process_utilization`]; `now` is the driver's time in microseconds.
+    /// See [`divvy_model::GpuDriver::process_utilization`]; `now` is the driver's time in
+    /// microseconds.
     pub fn process_utilization(
         &self,
         gpu: &GpuUuid,
@@ -86,10 +122,20 @@ impl Engine {
     ) -> Result<Vec<ProcessSample>, GpuError> {
         let op = GpuOp::ProcessUtilization;
         let found = self.find(op, gpu)?;
-        found.computes_whole().map_err(|code| GpuError::on_gpu(op, code, gpu))?;
+        found
+            .computes_whole()
+            .map_err(|code| GpuError::on_gpu(op, code, gpu))?;
         let there = |pid: u32| found.processes.iter().any(|p| p.pid == pid);
-        let busy = found.usage.busy.iter().filter(|(pid, percent)| **percent > 0 && there(**pid));
-        let steady = busy.map(|(pid, percent)| ProcessSample { pid: *pid, at: now, percent: *percent });
+        let busy = found
+            .usage
+            .busy
+            .iter()
+            .filter(|(pid, percent)| **percent > 0 && there(**pid));
+        let steady = busy.map(|(pid, percent)| ProcessSample {
+            pid: *pid,
+            at: now,
+            percent: *percent,
+        });
         let all = found.usage.samples.iter().copied().chain(steady);
         let mut recent: Vec<_> = all.filter(|sample| sample.at > since).collect();
         recent.sort_by_key(|sample| std::cmp::Reverse(sample.at));
@@ -105,14 +151,16 @@ impl Engine {
         if !self.measures_sm(found) {
             return Err(fail(GpuErrorCode::NOT_SUPPORTED));
         }
-        let Some(id) = instance else { return Ok(found.busy(|_| true)) };
+        let Some(id) = instance else {
+            return Ok(found.busy(|_| true));
+        };
         if !found.instances.iter().any(|i| i.instance.id == id) {
             return Err(fail(GpuErrorCode::NOT_FOUND));
         }
         Ok(found.busy(|p| p.gpu_instance == Some(id.0)))
     }
 
-    /// Whether the GPU has performance monitors for it: since Hopper.
+    /// Returns whether the GPU has performance monitors for it: since Hopper.
     pub fn measures_sm(&self, gpu: &SimGpu) -> bool {
         let architecture = gpu.facts.architecture;
         architecture >= Architecture::Hopper && !matches!(architecture, Architecture::Unknown(_))

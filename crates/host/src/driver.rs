@@ -1,23 +1,26 @@
 //! Finding the driver: which folder of the host holds NVIDIA's user-space files.
 
+use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use crate::elf::Elf;
 use crate::kernel::{HostFileError, is_driver_version, nvidia_module};
 use crate::root::{HostRoot, below};
 
 /// Where drivers are found on known platforms, in the order of trial.
 pub const DEFAULT_DRIVER_ROOTS: [&str; 5] = [
-    "/",                           // packages of the distribution, NVIDIA's installer, Talos, Bottlerocket
-    "/run/nvidia/driver",          // the GPU Operator's driver container, also on OpenShift
+    "/",                  // packages of the distribution, NVIDIA's installer, Talos, Bottlerocket
+    "/run/nvidia/driver", // the GPU Operator's driver container, also on OpenShift
     "/home/kubernetes/bin/nvidia", // GKE, both node images
-    "/opt/nvidia/current",         // Flatcar
-    "/var/lib/nvidia",             // Container-Optimized OS outside GKE
+    "/opt/nvidia/current", // Flatcar
+    "/var/lib/nvidia",    // Container-Optimized OS outside GKE
 ];
 
-/// Library folders below a driver root.
-pub(crate) const LIBRARY_DIRS: [&str; 15] = [
+/// Library folders below a driver root; after them, those that the root's loader cache names.
+pub(crate) const LIBRARY_DIRS: [&str; 17] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -31,12 +34,14 @@ pub(crate) const LIBRARY_DIRS: [&str; 15] = [
     "usr/local/nvidia/lib64",
     "usr/local/glibc/usr/lib", // Talos before 1.13
     "usr/local/glibc/lib",
+    "usr/local/lib",         // Talos from 1.13 on
+    "run/opengl-driver/lib", // NixOS
     "usr/lib",
     "lib",
 ];
 
 /// Program folders below a driver root.
-pub(crate) const PROGRAM_DIRS: [&str; 8] = [
+pub(crate) const PROGRAM_DIRS: [&str; 9] = [
     "usr/bin",
     "bin",
     "usr/sbin",
@@ -45,11 +50,16 @@ pub(crate) const PROGRAM_DIRS: [&str; 8] = [
     "usr/local/bin", // Talos
     "usr/local/nvidia/bin",
     "usr/libexec/nvidia/tesla/bin", // Bottlerocket
+    "run/current-system/sw/bin",    // NixOS
 ];
 
 const NVML: &str = "libnvidia-ml.so.1";
 const CUDA: &str = "libcuda.so.1";
-/// As the kernel has it for links in one path.
+/// The loader's cache of a root: where its libraries are, whatever distribution it is.
+const LOADER_CACHE: &str = "etc/ld.so.cache";
+/// Far above the cache of any distribution.
+const MOST_CACHE: u64 = 16 << 20;
+/// The kernel's limit for links in one path.
 const MOST_LINKS: usize = 40;
 
 /// A folder that is laid out like a root file system and holds a driver.
@@ -62,7 +72,10 @@ pub struct DriverRoot {
 impl DriverRoot {
     /// The folder as this process sees it, and the same folder as the host names it.
     pub fn new(seen: impl Into<PathBuf>, host: impl Into<PathBuf>) -> Self {
-        Self { seen: seen.into(), host: host.into() }
+        Self {
+            seen: seen.into(),
+            host: host.into(),
+        }
     }
 
     /// The folder's name on the host.
@@ -70,19 +83,22 @@ impl DriverRoot {
         &self.host
     }
 
-    /// How this process opens a path inside the root.
+    /// Returns the path by which this process opens a path inside the root.
     pub fn see(&self, inside: &Path) -> PathBuf {
         below(&self.seen, inside)
     }
 
-    /// What the host calls a path inside the root.
+    /// Returns the host's name of a path inside the root.
     pub fn host_path(&self, inside: &Path) -> PathBuf {
         below(&self.host, inside)
     }
 
-    /// Follows all links of a path inside the root, absolute ones from the root's top, as a process with this root would.
-    /// `None` if it leads nowhere. The outcome is relative to the root and free of links.
+    /// Follows all links of a path inside the root, absolute ones from the root's top, as a process
+    /// with this root would; those that name the root by its place on the host, from there. `None`
+    /// if the path leads nowhere. The outcome is relative to the root and free of links.
     pub fn resolve(&self, inside: &Path) -> io::Result<Option<PathBuf>> {
+        // A stack of paths that are still to be walked: the target of a link comes on top of what
+        // followed the link.
         let mut todo: Vec<PathBuf> = vec![inside.to_owned()];
         let mut done = PathBuf::new();
         let mut links = 0;
@@ -91,7 +107,9 @@ impl DriverRoot {
             let Some(part) = parts.next() else { continue };
             todo.push(parts.as_path().to_owned());
             match part {
+                // The top of the driver's root, never of the root that this process has.
                 Component::RootDir => done.clear(),
+                // At the top `..` stays there, as in the kernel.
                 Component::ParentDir => drop(done.pop()),
                 Component::CurDir | Component::Prefix(_) => {}
                 Component::Normal(name) => {
@@ -99,7 +117,10 @@ impl DriverRoot {
                     let meta = match fs_err::symlink_metadata(self.seen.join(&next)) {
                         Ok(meta) => meta,
                         Err(error)
-                            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+                            if matches!(
+                                error.kind(),
+                                ErrorKind::NotFound | ErrorKind::NotADirectory
+                            ) =>
                         {
                             return Ok(None);
                         }
@@ -110,7 +131,8 @@ impl DriverRoot {
                         if links > MOST_LINKS {
                             return Ok(None);
                         }
-                        todo.push(fs_err::read_link(self.seen.join(&next))?);
+                        let target = fs_err::read_link(self.seen.join(&next))?;
+                        todo.push(self.inside(target));
                     } else {
                         done = next;
                     }
@@ -120,7 +142,57 @@ impl DriverRoot {
         Ok(Some(done))
     }
 
-    /// The first of `dirs` that holds `name`, links followed.
+    /// Takes the root's own name on the host off a link's target: installers on the host write
+    /// `/opt/nvidia/current/lib/…` into the folder itself.
+    fn inside(&self, target: PathBuf) -> PathBuf {
+        match target.strip_prefix(&self.host) {
+            // Only if the root itself has no such path: then the link means that one.
+            Ok(rest) if !self.seen.join(below(Path::new(""), &target)).exists() => {
+                Path::new("/").join(rest)
+            }
+            Ok(_) | Err(_) => target,
+        }
+    }
+
+    /// Finds a library: in the known folders, else where the root's loader finds it. Files that
+    /// are no 64-bit libraries are passed over there.
+    fn find_library(&self, name: &str) -> io::Result<Option<PathBuf>> {
+        if let Some(found) = self.find(&LIBRARY_DIRS, name)? {
+            return Ok(Some(found));
+        }
+        for path in self.cached(name) {
+            if let Some(found) = self.resolve(&path)?
+                && self.seen.join(&found).is_file()
+                && Elf::read(&self.seen.join(&found)).is_ok()
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lists the paths under which the root's loader cache has a library. The cache (ldconfig, of
+    /// glibc) ends in a table of texts with a NUL after each; the paths among them are all that is
+    /// needed. A cache that cannot be read names none.
+    fn cached(&self, name: &str) -> Vec<PathBuf> {
+        let Ok(Some(cache)) = self.resolve(Path::new(LOADER_CACHE)) else {
+            return Vec::new();
+        };
+        let mut bytes = Vec::new();
+        let read = fs_err::File::open(self.seen.join(cache))
+            .and_then(|file| file.take(MOST_CACHE).read_to_end(&mut bytes));
+        if read.is_err() {
+            return Vec::new();
+        }
+        let texts = bytes.split(|byte| *byte == 0);
+        let paths = texts.filter(|text| text.starts_with(b"/") && text.ends_with(name.as_bytes()));
+        let paths = paths.map(|text| PathBuf::from(OsStr::from_bytes(text)));
+        paths
+            .filter(|path| path.file_name() == Some(OsStr::new(name)))
+            .collect()
+    }
+
+    /// Returns the first of `dirs` that holds the file `name`, links followed.
     pub(crate) fn find(&self, dirs: &[&str], name: &str) -> io::Result<Option<PathBuf>> {
         for dir in dirs {
             if let Some(found) = self.resolve(&Path::new(dir).join(name))?
@@ -138,11 +210,13 @@ impl DriverRoot {
 pub struct Driver {
     /// Where it is.
     pub root: DriverRoot,
-    /// Version of its libraries, such as `580.95.05`; the same as the loaded kernel module's, if that says one.
+    /// Version of its libraries, such as `580.95.05`; the same as the loaded kernel module's, if
+    /// that says one.
     pub version: String,
     /// NVML, to be loaded by this process.
     pub nvml_library: PathBuf,
-    /// `nvidia-smi` as this process sees it; not every root has it, and only setting a time slice needs it.
+    /// `nvidia-smi` as this process sees it; not every root has it, and only setting a time slice
+    /// needs it.
     pub nvidia_smi: Option<PathBuf>,
     /// Folders (inside the root) of the driver's libraries, links resolved.
     pub(crate) library_dirs: Vec<PathBuf>,
@@ -152,6 +226,8 @@ pub struct Driver {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RootReason {
+    /// The path is relative: nothing says to which folder.
+    Relative,
     /// The folder is not there.
     Absent,
     /// The folder is there and empty: a driver container that has not mounted its files yet.
@@ -162,11 +238,13 @@ pub enum RootReason {
     NoVersion(PathBuf),
     /// The libraries are of another version than the loaded kernel module.
     OtherVersion {
-        /// Of the libraries.
+        /// Version of the libraries.
         libraries: String,
-        /// Of the module.
+        /// Version of the module.
         module: String,
     },
+    /// It holds a driver of a platform that is not supported.
+    Unsupported(&'static str),
     /// It could not be searched.
     Unreadable(io::Error),
 }
@@ -174,11 +252,24 @@ pub enum RootReason {
 impl fmt::Display for RootReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Relative => {
+                f.write_str("the path is not absolute (give it from /, as the host names it)")
+            }
             Self::Absent => f.write_str("the folder does not exist"),
-            Self::Empty => f.write_str("the folder is empty (a driver container may still be installing)"),
+            Self::Unsupported(platform) => write!(
+                f,
+                "it holds the driver of {platform}, which divvy does not support (docs/install/README.md)"
+            ),
+            Self::Empty => {
+                f.write_str("the folder is empty (a driver container may still be installing)")
+            }
             Self::NoLibrary(name) => write!(f, "no library folder has {name}"),
             Self::NoVersion(path) => {
-                write!(f, "{} does not lead to a file whose name ends in a driver version", path.display())
+                write!(
+                    f,
+                    "{} does not lead to a file whose name ends in a driver version",
+                    path.display()
+                )
             }
             Self::OtherVersion { libraries, module } => write!(
                 f,
@@ -197,7 +288,7 @@ pub enum DriverRootError {
     NoneFits {
         /// The folders, as the host names them, and the reason of each.
         tried: Vec<(PathBuf, RootReason)>,
-        /// Whether the folder was given, not guessed.
+        /// The folder was given, not guessed.
         set_by_user: bool,
     },
     /// The loaded module's version cannot be read.
@@ -206,13 +297,18 @@ pub enum DriverRootError {
 }
 
 fn explain(tried: &[(PathBuf, RootReason)], set_by_user: bool) -> String {
-    let reasons: Vec<String> =
-        tried.iter().map(|(root, reason)| format!(" {}: {reason};", root.display())).collect();
+    let reasons: Vec<String> = tried
+        .iter()
+        .map(|(root, reason)| format!(" {}: {reason};", root.display()))
+        .collect();
     let mut text = format!("no usable NVIDIA driver found:{}", reasons.concat());
-    if tried.iter().any(|(_, reason)| matches!(reason, RootReason::NoLibrary(_))) {
+    if tried
+        .iter()
+        .any(|(_, reason)| matches!(reason, RootReason::NoLibrary(_)))
+    {
         text.push_str(" library folders looked in, below each: ");
         text.push_str(&LIBRARY_DIRS.join(", "));
-        text.push(';');
+        text.push_str(", and those in its etc/ld.so.cache;");
     }
     text.push_str(if set_by_user {
         " correct --driver-root (chart value driverRoot), or leave it empty to try"
@@ -225,31 +321,63 @@ fn explain(tried: &[(PathBuf, RootReason)], set_by_user: bool) -> String {
     text
 }
 
-/// Finds the driver: at `root` if one is given (a path of the host), else in the first of [`DEFAULT_DRIVER_ROOTS`] that has
-/// libraries of the loaded kernel module's version. While no module is loaded, any version fits: whether the driver is up
-/// is for [`nvidia_module`] to say.
+/// Finds the driver: at `root` if one is given (a path of the host), else in the first of
+/// [`DEFAULT_DRIVER_ROOTS`] that has libraries of the loaded kernel module's version. While no
+/// module is loaded, any version fits: whether the driver is up is for [`nvidia_module`] to say.
 pub fn find_driver(host: &HostRoot, root: Option<&Path>) -> Result<Driver, DriverRootError> {
     let roots: Vec<PathBuf> = match root {
         Some(root) => vec![root.to_owned()],
         None => DEFAULT_DRIVER_ROOTS.iter().map(PathBuf::from).collect(),
     };
-    let candidates = roots.into_iter().map(|root| DriverRoot::new(host.see(&root), root)).collect();
+    if let Some(root) = root.filter(|root| root.is_relative()) {
+        return Err(DriverRootError::NoneFits {
+            tried: vec![(root.to_owned(), RootReason::Relative)],
+            set_by_user: true,
+        });
+    }
+    let candidates = roots.into_iter().map(|root| on_host(host, root)).collect();
     first_fit(host, candidates, root.is_some())
 }
 
-/// Looks for the driver in one folder only, for a pod that mounts the driver's folder apart from the host's root.
+/// Follows the links by which the host names a driver root: an absolute one leads elsewhere on the
+/// host, also where the host is seen below another folder. A link that leads nowhere keeps its
+/// name.
+fn on_host(host: &HostRoot, named: PathBuf) -> DriverRoot {
+    let top = Path::new("/");
+    let whole = DriverRoot::new(host.see(top), top);
+    let real = match whole.resolve(&named) {
+        Ok(Some(real)) => top.join(real),
+        Ok(None) | Err(_) => named,
+    };
+    DriverRoot::new(host.see(&real), real)
+}
+
+/// Looks for the driver in one folder only, for a pod that mounts the driver's folder apart from
+/// the host's root.
 pub fn find_driver_at(host: &HostRoot, root: DriverRoot) -> Result<Driver, DriverRootError> {
     first_fit(host, vec![root], true)
 }
 
-fn first_fit(host: &HostRoot, roots: Vec<DriverRoot>, set_by_user: bool) -> Result<Driver, DriverRootError> {
-    let module = nvidia_module(host).map_err(DriverRootError::Module)?.and_then(|module| module.version);
+fn first_fit(
+    host: &HostRoot,
+    roots: Vec<DriverRoot>,
+    set_by_user: bool,
+) -> Result<Driver, DriverRootError> {
+    let module = nvidia_module(host)
+        .map_err(DriverRootError::Module)?
+        .and_then(|module| module.version);
     let mut tried = Vec::new();
     for root in roots {
         let name = root.host.clone();
+        let platform = unsupported(&root);
         match fit(root, module.as_deref()) {
             Ok(driver) => return Ok(driver),
-            Err(reason) => tried.push((name, reason)),
+            Err(reason) => {
+                // The mark of a platform explains why a root does not fit. It does not refuse a
+                // root that fits.
+                let why = platform.map_or(reason, RootReason::Unsupported);
+                tried.push((name, why));
+            }
         }
     }
     Err(DriverRootError::NoneFits { tried, set_by_user })
@@ -266,16 +394,27 @@ fn fit(root: DriverRoot, module: Option<&str>) -> Result<Driver, RootReason> {
         Err(error) => return Err(RootReason::Unreadable(error)),
     }
     let library = |name| {
-        let found = root.find(&LIBRARY_DIRS, name).map_err(RootReason::Unreadable)?;
+        let found = root.find_library(name).map_err(RootReason::Unreadable)?;
         found.ok_or(RootReason::NoLibrary(name))
     };
+    // Both: with NVML alone GPUs could be listed, and no container could use one.
     let (nvml, cuda) = (library(NVML)?, library(CUDA)?);
+    // The version is in the name of the file that a library's link leads to. The name of either
+    // will do.
     let version = [&nvml, &cuda].into_iter().find_map(|path| version_of(path));
     let version = version.ok_or_else(|| RootReason::NoVersion(root.host_path(&nvml)))?;
+    // The kernel module serves libraries of its own version only; NVML would answer
+    // `LIB_RM_VERSION_MISMATCH`.
     if let Some(module) = module.filter(|module| *module != version) {
-        return Err(RootReason::OtherVersion { libraries: version, module: module.to_owned() });
+        return Err(RootReason::OtherVersion {
+            libraries: version,
+            module: module.to_owned(),
+        });
     }
-    let smi = root.find(&PROGRAM_DIRS, "nvidia-smi").map_err(RootReason::Unreadable)?;
+    let smi = root
+        .find(&PROGRAM_DIRS, "nvidia-smi")
+        .map_err(RootReason::Unreadable)?;
+    // The order counts: of two files with one name `driver_files` takes that of the first folder.
     let mut library_dirs = Vec::new();
     for path in [&cuda, &nvml] {
         if let Some(dir) = path.parent() {
@@ -293,18 +432,31 @@ fn fit(root: DriverRoot, module: Option<&str>) -> Result<Driver, RootReason> {
     })
 }
 
-/// Debian splits the driver's libraries between a folder and its `nvidia/current`.
+/// Names a platform whose driver does not answer as divvy needs it, by the file that only it has.
+fn unsupported(root: &DriverRoot) -> Option<&'static str> {
+    const MARKS: [(&str, &str); 2] = [
+        ("usr/lib/wsl/lib/libnvidia-ml.so.1", "WSL2"),
+        ("etc/nv_tegra_release", "NVIDIA Jetson"),
+    ];
+    let has = |mark: &str| matches!(root.resolve(Path::new(mark)), Ok(Some(_)));
+    let found = MARKS.into_iter().find(|(mark, _)| has(mark));
+    found.map(|(_, platform)| platform)
+}
+
+/// Adds the other folder of Debian, whose alternatives split the driver's libraries between a
+/// folder and `nvidia/current` or `nvidia/tesla` in it.
 fn with_debian_sibling(dir: &Path) -> Vec<PathBuf> {
-    const BELOW: &str = "nvidia/current";
-    if dir.ends_with(BELOW) {
-        let above = dir.parent().and_then(Path::parent).map(Path::to_path_buf);
-        std::iter::once(dir.to_owned()).chain(above).collect()
-    } else {
-        vec![dir.to_owned(), dir.join(BELOW)]
+    const BELOW: [&str; 2] = ["nvidia/current", "nvidia/tesla"];
+    let above = dir.parent().and_then(Path::parent);
+    match above.filter(|_| BELOW.iter().any(|below| dir.ends_with(below))) {
+        Some(above) => vec![dir.to_owned(), above.to_owned()],
+        None => std::iter::once(dir.to_owned())
+            .chain(BELOW.map(|below| dir.join(below)))
+            .collect(),
     }
 }
 
-/// `libnvidia-ml.so.580.95.05` → `580.95.05`.
+/// Returns the version in a library's name: `libnvidia-ml.so.580.95.05` → `580.95.05`.
 fn version_of(path: &Path) -> Option<String> {
     let (_, version) = path.file_name()?.to_str()?.split_once(".so.")?;
     is_driver_version(version).then(|| version.to_owned())

@@ -1,31 +1,34 @@
-//! What to change in a container so that the driver works in it, as CDI has it.
+//! Changes of a container by which the driver works in it, as CDI has it.
 
-use divvy_cdi::{ContainerEdits, Hook, Mount};
+use divvy_cdi::{ContainerEdits, Hook, Mount, Stage};
 
 use crate::files::{DriverFile, DriverFiles, LIBRARY_DIR};
 use crate::mig::MigNodes;
 use crate::nodes::{ControlNodes, DRM_LINKS, DeviceNode, GpuNodes};
 
-/// Seconds that a runtime gives the hook. Its work takes milliseconds; what may hold it up is a volume of the pod on a
-/// server that does not answer.
+/// Seconds that a runtime gives the hook. Its work takes milliseconds; what may hold it up is a
+/// volume of the pod on a server that does not answer.
 const HOOK_TIMEOUT: u32 = 30;
 
-/// How libraries become findable in a container.
+/// Way in which libraries become findable in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LibraryDelivery {
-    /// Links and the loader's cache are made by the hook program at this path of the host. Works in every image.
+    /// Links and the loader's cache are made by the hook program at this path of the host. Works in
+    /// every image.
     Hook(String),
-    /// No program is called: each library is mounted under every name it is asked for, and `LD_LIBRARY_PATH` leads to it.
-    /// Replaces an image's own `LD_LIBRARY_PATH`; for hosts that do not let runtimes call programs.
+    /// No program is called: each library is mounted under every name it is asked for, and
+    /// `LD_LIBRARY_PATH` leads to it. Replaces an image's own `LD_LIBRARY_PATH`; for hosts that do
+    /// not let runtimes call programs.
     MountsOnly,
 }
 
 const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-const SOCKET: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+/// Connecting to a socket writes nothing to its file system.
+const SOCKET: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];
 /// The value in NVIDIA's own CUDA images.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64";
 
-/// What every container with any GPU of this driver gets.
+/// Returns the edits for every container with any GPU of this driver.
 pub fn driver_edits(
     files: &DriverFiles,
     control: &ControlNodes,
@@ -37,7 +40,12 @@ pub fn driver_edits(
         ..ContainerEdits::default()
     };
     add_nodes(&mut edits, &control.nodes);
-    edits.mounts.extend(files.libraries.iter().map(|library| mount(&library.file, &READ_ONLY)));
+    edits.mounts.extend(
+        files
+            .libraries
+            .iter()
+            .map(|library| mount(&library.file, &READ_ONLY)),
+    );
     match delivery {
         LibraryDelivery::Hook(path) => edits.hooks = hooks(files, path),
         LibraryDelivery::MountsOnly => {
@@ -45,14 +53,19 @@ pub fn driver_edits(
             edits.env.push(LIBRARY_PATH.to_owned());
         }
     }
+    // Found by their paths and not by a loader, so they are mounted in either way of delivery.
     for list in [&files.binaries, &files.configs, &files.firmware] {
-        edits.mounts.extend(list.iter().map(|file| mount(file, &READ_ONLY)));
+        edits
+            .mounts
+            .extend(list.iter().map(|file| mount(file, &READ_ONLY)));
     }
-    edits.mounts.extend(files.sockets.iter().map(|file| mount(file, &SOCKET)));
+    edits
+        .mounts
+        .extend(files.sockets.iter().map(|file| mount(file, &SOCKET)));
     edits
 }
 
-/// What a container gets for one GPU, on top of [`driver_edits`].
+/// Returns the edits for one GPU, on top of [`driver_edits`].
 pub fn gpu_edits(nodes: &GpuNodes) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
     add_nodes(&mut edits, std::slice::from_ref(&nodes.main));
@@ -60,11 +73,17 @@ pub fn gpu_edits(nodes: &GpuNodes) -> ContainerEdits {
     edits
 }
 
-/// What a container gets for one partition, on top of [`driver_edits`]: the GPU's own node, and the capabilities that
-/// say which part of it may be used. The GPU's DRM nodes only if the partition can do graphics.
+/// Returns the edits for one partition, on top of [`driver_edits`]: the GPU's own node, and the
+/// capabilities that say which part of it may be used. The GPU's DRM nodes only if the partition
+/// can do graphics.
 pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes, graphics: bool) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
-    let nodes = [&gpu.main, &partition.gpu_instance, &partition.compute_instance].map(DeviceNode::clone);
+    let nodes = [
+        &gpu.main,
+        &partition.gpu_instance,
+        &partition.compute_instance,
+    ]
+    .map(DeviceNode::clone);
     add_nodes(&mut edits, &nodes);
     if graphics {
         add_drm(&mut edits, gpu);
@@ -72,12 +91,15 @@ pub fn partition_edits(gpu: &GpuNodes, partition: &MigNodes, graphics: bool) -> 
     edits
 }
 
-/// DRM nodes, and the links to them by PCI address: the folder as a whole, since a mount cannot be a link. Those of other
-/// GPUs lead nowhere in the container.
+/// DRM nodes, and the links to them by PCI address: the folder as a whole, since a mount cannot be
+/// a link. Links of other GPUs lead nowhere in the container.
 fn add_drm(edits: &mut ContainerEdits, gpu: &GpuNodes) {
     add_nodes(edits, &gpu.drm);
     if gpu.has_links {
-        let links = DriverFile { host: DRM_LINKS.to_owned(), container: DRM_LINKS.to_owned() };
+        let links = DriverFile {
+            host: DRM_LINKS.to_owned(),
+            container: DRM_LINKS.to_owned(),
+        };
         edits.mounts.push(mount(&links, &READ_ONLY));
     }
 }
@@ -85,6 +107,8 @@ fn add_drm(edits: &mut ContainerEdits, gpu: &GpuNodes) {
 fn add_nodes(edits: &mut ContainerEdits, nodes: &[DeviceNode]) {
     const OTHERS_READ_WRITE: u32 = 0o006;
     for node in nodes {
+        // A program in the container need not be root, so a node that is not open to all needs its
+        // group. The group of root would give more than the node.
         let closed = node.info.mode & OTHERS_READ_WRITE != OTHERS_READ_WRITE;
         if closed && node.info.gid != 0 && !edits.additional_gids.contains(&node.info.gid) {
             edits.additional_gids.push(node.info.gid);
@@ -104,18 +128,41 @@ fn mount(file: &DriverFile, options: &[&str]) -> Mount {
 
 fn hooks(files: &DriverFiles, path: &str) -> Vec<Hook> {
     let call = |args: Vec<String>| {
-        let args = std::iter::once("divvy-cdi-hook".to_owned()).chain(args).collect();
-        Hook::create_container(path.to_owned(), args, vec!["DIVVY_CDI_HOOK=1".to_owned()], HOOK_TIMEOUT)
+        let args = std::iter::once("divvy-cdi-hook".to_owned())
+            .chain(args)
+            .collect();
+        Hook::new(
+            Stage::CreateContainer,
+            path.to_owned(),
+            args,
+            // An environment of its own: without one, a runtime may pass on another, with an
+            // `LD_PRELOAD` of the image in it (ADR 1).
+            vec!["DIVVY_CDI_HOOK=1".to_owned()],
+            HOOK_TIMEOUT,
+        )
     };
-    let links =
-        files.symlinks.iter().flat_map(|s| ["--link".to_owned(), format!("{}::{}", s.target, s.link)]);
+    let links = files
+        .symlinks
+        .iter()
+        .flat_map(|s| ["--link".to_owned(), format!("{}::{}", s.target, s.link)]);
     let mut calls = Vec::new();
     if !files.symlinks.is_empty() {
-        calls.push(call(std::iter::once("create-symlinks".to_owned()).chain(links).collect()));
+        calls.push(call(
+            std::iter::once("create-symlinks".to_owned())
+                .chain(links)
+                .collect(),
+        ));
     }
-    // In this order: links lead elsewhere for an image with newer libraries of CUDA, and the cache names what is there then.
+    // In this order: links lead elsewhere for an image with newer libraries of CUDA, and the cache
+    // names what is there then.
     let more: [&[&str]; 4] = [
-        &["enable-cuda-compat", "--host-driver-version", &files.version, "--folder", LIBRARY_DIR],
+        &[
+            "enable-cuda-compat",
+            "--host-driver-version",
+            &files.version,
+            "--folder",
+            LIBRARY_DIR,
+        ],
         &["update-ldcache", "--folder", LIBRARY_DIR],
         &["disable-device-node-modification"],
         &["update-application-profile"],
@@ -126,12 +173,16 @@ fn hooks(files: &DriverFiles, path: &str) -> Vec<Hook> {
 
 /// The links as further mounts of the files they lead to.
 fn names_as_mounts(files: &DriverFiles) -> Vec<Mount> {
+    // Targets are relative to the link's folder. `../` is that of `gbm/`, which leads back to the
+    // libraries.
     let target_of = |link: &crate::Symlink| match link.target.strip_prefix("../") {
         Some(above) => format!("{LIBRARY_DIR}/{above}"),
         None => link
             .link
             .rsplit_once('/')
-            .map_or_else(String::new, |(folder, _)| format!("{folder}/{}", link.target)),
+            .map_or_else(String::new, |(folder, _)| {
+                format!("{folder}/{}", link.target)
+            }),
     };
     let mut mounts = Vec::new();
     for link in &files.symlinks {
@@ -140,8 +191,16 @@ fn names_as_mounts(files: &DriverFiles) -> Vec<Mount> {
         if let Some(next) = files.symlinks.iter().find(|other| other.link == path) {
             path = target_of(next);
         }
-        if let Some(library) = files.libraries.iter().find(|library| library.file.container == path) {
-            let file = DriverFile { host: library.file.host.clone(), container: link.link.clone() };
+        // A link without a mounted library behind it would be an empty name.
+        if let Some(library) = files
+            .libraries
+            .iter()
+            .find(|library| library.file.container == path)
+        {
+            let file = DriverFile {
+                host: library.file.host.clone(),
+                container: link.link.clone(),
+            };
             mounts.push(mount(&file, &READ_ONLY));
         }
     }

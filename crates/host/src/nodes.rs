@@ -1,7 +1,8 @@
 //! Device nodes: numbers and rights of the nodes that a container gets.
 //!
-//! A node that is not there yet (nothing has called `nvidia-modprobe` since boot) is made up from the kernel's majors; a CDI
-//! file that carries type and numbers does not need it on the host, but for pods with a user namespace: [`crate::make_nodes`].
+//! A node that is not there yet (nothing has called `nvidia-modprobe` since boot) is made up from
+//! the kernel's majors; a CDI file that carries type and numbers does not need it on the host, but
+//! for pods with a user namespace: [`crate::make_nodes`].
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -37,7 +38,12 @@ pub struct DeviceNode {
 
 impl From<&DeviceNode> for divvy_cdi::DeviceNode {
     fn from(node: &DeviceNode) -> Self {
-        let NodeInfo { major, minor, mode, gid } = node.info;
+        let NodeInfo {
+            major,
+            minor,
+            mode,
+            gid,
+        } = node.info;
         Self::character(node.path.as_str(), major, minor, mode, gid)
     }
 }
@@ -48,7 +54,8 @@ pub enum DeviceNodes {
     /// From the host's nodes.
     #[default]
     Real,
-    /// From a table, by path such as `/dev/nvidia0`: where real nodes cannot be made (tests, the demo).
+    /// From a table, by path such as `/dev/nvidia0`: where real nodes cannot be made (tests, the
+    /// demo).
     Given(BTreeMap<String, NodeInfo>),
 }
 
@@ -67,7 +74,7 @@ pub enum NodeError {
     )]
     NoMajor {
         path: String,
-        /// What to load.
+        /// The module to load.
         module: &'static str,
     },
     /// The driver has not made the capability of an instance.
@@ -82,7 +89,9 @@ pub enum NodeError {
     #[error("cannot determine device nodes")]
     Host(#[source] HostFileError),
     /// A table of given nodes.
-    #[error("device table, line {line}: expected \"path major minor mode(octal) gid\", got {text:?}")]
+    #[error(
+        "device table, line {line}: expected \"path major minor mode(octal) gid\", got {text:?}"
+    )]
     Table {
         /// Counted from 1.
         line: usize,
@@ -91,7 +100,8 @@ pub enum NodeError {
 }
 
 impl DeviceNodes {
-    /// Reads a table: one node a line, `path major minor mode gid`, the mode in octal; `#` begins a comment.
+    /// Reads a table: one node a line, `path major minor mode gid`, the mode in octal; `#` begins a
+    /// comment.
     pub fn from_table(text: &str) -> Result<Self, NodeError> {
         let mut table = BTreeMap::new();
         for (index, line) in text.lines().enumerate() {
@@ -105,10 +115,20 @@ impl DeviceNodes {
                 let (major, minor) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
                 let mode = u32::from_str_radix(words.next()?, 8).ok()?;
                 let gid = words.next()?.parse().ok()?;
-                words.next().is_none().then_some((path, NodeInfo { major, minor, mode, gid }))
+                words.next().is_none().then_some((
+                    path,
+                    NodeInfo {
+                        major,
+                        minor,
+                        mode,
+                        gid,
+                    },
+                ))
             };
-            let (path, info) =
-                parse().ok_or_else(|| NodeError::Table { line: index + 1, text: line.to_owned() })?;
+            let (path, info) = parse().ok_or_else(|| NodeError::Table {
+                line: index + 1,
+                text: line.to_owned(),
+            })?;
             table.insert(path, info);
         }
         Ok(Self::Given(table))
@@ -116,7 +136,9 @@ impl DeviceNodes {
 
     /// Writes the table that [`DeviceNodes::from_table`] reads; empty for real nodes.
     pub fn to_table(&self) -> String {
-        let Self::Given(table) = self else { return String::new() };
+        let Self::Given(table) = self else {
+            return String::new();
+        };
         let line = |(path, n): (&String, &NodeInfo)| {
             format!("{path} {} {} {:o} {}\n", n.major, n.minor, n.mode, n.gid)
         };
@@ -135,18 +157,24 @@ impl DeviceNodes {
     fn beginning_with(&self, host: &HostRoot, begin: &str) -> Result<Vec<String>, NodeError> {
         let (folder, name) = begin.rsplit_once('/').unwrap_or(("", begin));
         if let Self::Given(table) = self {
-            let fits = |path: &&String| path.strip_prefix(begin).is_some_and(|rest| !rest.contains('/'));
+            let fits = |path: &&String| {
+                path.strip_prefix(begin)
+                    .is_some_and(|rest| !rest.contains('/'))
+            };
             return Ok(table.keys().filter(fits).cloned().collect());
         }
-        let entries =
-            match fs_err::read_dir(host.dev(folder.trim_start_matches("/dev").trim_start_matches('/'))) {
-                Ok(entries) => entries,
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-                Err(error) => return Err(NodeError::Stat(error)),
-            };
+        let entries = match fs_err::read_dir(
+            host.dev(folder.trim_start_matches("/dev").trim_start_matches('/')),
+        ) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(NodeError::Stat(error)),
+        };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut paths: Vec<_> =
-            names.filter(|found| found.starts_with(name)).map(|found| format!("{folder}/{found}")).collect();
+        let mut paths: Vec<_> = names
+            .filter(|found| found.starts_with(name))
+            .map(|found| format!("{folder}/{found}"))
+            .collect();
         paths.sort();
         Ok(paths)
     }
@@ -159,7 +187,9 @@ fn stat(path: &Path) -> Result<Option<NodeInfo>, NodeError> {
         Err(error) => return Err(NodeError::Stat(error)),
     };
     if !meta.file_type().is_char_device() {
-        return Err(NodeError::NotADevice { path: path.to_owned() });
+        return Err(NodeError::NotADevice {
+            path: path.to_owned(),
+        });
     }
     let device = meta.rdev();
     Ok(Some(NodeInfo {
@@ -175,7 +205,7 @@ fn stat(path: &Path) -> Result<Option<NodeInfo>, NodeError> {
 pub struct ControlNodes {
     /// In a fixed order.
     pub nodes: Vec<DeviceNode>,
-    /// Those that are neither there nor can be made up. Without `nvidia-uvm`, CUDA does not start.
+    /// Nodes that are neither there nor can be made up. Without `nvidia-uvm`, CUDA does not start.
     pub missing: Vec<MissingNode>,
 }
 
@@ -185,7 +215,7 @@ pub struct MissingNode {
     pub path: String,
     /// The kernel module that brings it.
     pub module: &'static str,
-    /// Whether CUDA works without it.
+    /// CUDA does not work without it.
     pub needed: bool,
 }
 
@@ -201,7 +231,13 @@ struct Control {
 /// The main driver's entries; the name depends on its version.
 const MAIN_MAJORS: &[&str] = &["nvidia", "nvidia-frontend", "nvidiactl"];
 const CONTROL: [Control; 4] = [
-    Control { path: "/dev/nvidiactl", majors: MAIN_MAJORS, minor: 255, module: "nvidia", needed: true },
+    Control {
+        path: "/dev/nvidiactl",
+        majors: MAIN_MAJORS,
+        minor: 255,
+        module: "nvidia",
+        needed: true,
+    },
     Control {
         path: "/dev/nvidia-uvm",
         majors: &["nvidia-uvm"],
@@ -226,8 +262,8 @@ const CONTROL: [Control; 4] = [
     },
 ];
 
-/// The control nodes: numbers from the kernel's majors, since a node of the host may be left from a module that was
-/// loaded before and had another one; the rights are those of the host's node.
+/// The control nodes: numbers from the kernel's majors, since a node of the host may be left from a
+/// module that was loaded before and had another one; the rights are those of the host's node.
 pub fn control_nodes(host: &HostRoot, nodes: &DeviceNodes) -> Result<ControlNodes, NodeError> {
     let majors = char_majors(host).map_err(NodeError::Host)?;
     let rights = Rights::of(host)?;
@@ -237,24 +273,42 @@ pub fn control_nodes(host: &HostRoot, nodes: &DeviceNodes) -> Result<ControlNode
         let path = node.path.to_owned();
         match (nodes.look_up(host, node.path)?, major) {
             (Some(info), Some(major)) if *nodes == DeviceNodes::Real => {
-                let info = NodeInfo { major: *major, minor: node.minor, ..info };
+                let info = NodeInfo {
+                    major: *major,
+                    minor: node.minor,
+                    ..info
+                };
                 control.nodes.push(DeviceNode { path, info });
             }
+            // Given nodes, or a module that has no entry in `/proc/devices` under a known name: the
+            // node's own numbers are the best there are.
             (Some(info), _) => control.nodes.push(DeviceNode { path, info }),
             (None, Some(major)) => {
-                control.nodes.push(DeviceNode { path, info: rights.node(*major, node.minor) });
+                control.nodes.push(DeviceNode {
+                    path,
+                    info: rights.node(*major, node.minor),
+                });
             }
             (None, None) => {
-                control.missing.push(MissingNode { path, module: node.module, needed: node.needed });
+                control.missing.push(MissingNode {
+                    path,
+                    module: node.module,
+                    needed: node.needed,
+                });
             }
         }
     }
     Ok(control)
 }
 
-/// A device node of the host's other modules, such as GDRCopy's `/dev/gdrdrv`; by a `*` at the end all nodes of its folder
-/// whose names begin so, in the order of their names. None where the host has none.
-pub fn extra_nodes(host: &HostRoot, nodes: &DeviceNodes, path: &str) -> Result<Vec<DeviceNode>, NodeError> {
+/// A device node of the host's other modules, such as GDRCopy's `/dev/gdrdrv`; by a `*` at the end
+/// all nodes of its folder whose names begin so, in the order of their names. None where the host
+/// has none.
+pub fn extra_nodes(
+    host: &HostRoot,
+    nodes: &DeviceNodes,
+    path: &str,
+) -> Result<Vec<DeviceNode>, NodeError> {
     let paths = match path.strip_suffix('*') {
         None => vec![path.to_owned()],
         Some(begin) => nodes.beginning_with(host, begin)?,
@@ -273,7 +327,7 @@ pub struct GpuNodes {
     pub main: DeviceNode,
     /// `/dev/dri/card*` and `/dev/dri/renderD*`.
     pub drm: Vec<DeviceNode>,
-    /// Whether the host has `/dev/dri/by-path`.
+    /// The host has `/dev/dri/by-path`.
     pub has_links: bool,
 }
 
@@ -293,24 +347,37 @@ pub fn gpu_nodes(
     } else {
         let majors = char_majors(host).map_err(NodeError::Host)?;
         let major = MAIN_MAJORS.iter().find_map(|name| majors.get(*name));
-        let major = major.ok_or_else(|| NodeError::NoMajor { path: path.clone(), module: "nvidia" })?;
+        let major = major.ok_or_else(|| NodeError::NoMajor {
+            path: path.clone(),
+            module: "nvidia",
+        })?;
         Rights::of(host)?.node(*major, minor)
     };
     let drm = drm_nodes(host, pci).map_err(NodeError::Host)?;
     let mut there = Vec::new();
     for node in drm {
         let path = format!("/dev/dri/{}", node.name);
-        // Without one on the host (no udev, a kernel with another /dev) a runtime could not bind it, and graphics is
-        // seldom what the pod is for.
+        // Without one on the host (no udev, a kernel with another /dev) a runtime could not bind
+        // it, and graphics is seldom what the pod is for.
         if nodes.look_up(host, &path)?.is_some() {
-            // On the host these belong to the groups video and render. In the container the node is its own copy and the
-            // GPU is the pod's, so it is open to all: the groups' ids would need CDI 0.7, which older runtimes refuse.
-            let info = NodeInfo { major: node.major, minor: node.minor, mode: OPEN_TO_ALL, gid: 0 };
+            // On the host these belong to the groups video and render. In the container the node is
+            // its own copy and the GPU is the pod's, so it is open to all: the groups' ids would
+            // need CDI 0.7, which older runtimes refuse.
+            let info = NodeInfo {
+                major: node.major,
+                minor: node.minor,
+                mode: OPEN_TO_ALL,
+                gid: 0,
+            };
             there.push(DeviceNode { path, info });
         }
     }
     let has_links = !there.is_empty() && host.see(Path::new(DRM_LINKS)).is_dir();
-    Ok(GpuNodes { main: DeviceNode { path, info }, drm: there, has_links })
+    Ok(GpuNodes {
+        main: DeviceNode { path, info },
+        drm: there,
+        has_links,
+    })
 }
 
 /// The rights that the module gives to the nodes it makes.
@@ -330,6 +397,11 @@ impl Rights {
     }
 
     fn node(&self, major: u32, minor: u32) -> NodeInfo {
-        NodeInfo { major, minor, mode: self.mode, gid: self.gid }
+        NodeInfo {
+            major,
+            minor,
+            mode: self.mode,
+            gid: self.gid,
+        }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// The folders through which this process sees the host's trees. On the host itself they are `/`, `/proc`, `/sys`, `/dev`;
-/// in a container whatever the pod mounts; in tests a temporary folder.
+/// The folders through which this process sees the host's trees. On the host itself they are `/`,
+/// `/proc`, `/sys`, `/dev`; in a container whatever the pod mounts; in tests a temporary folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostRoot {
     root: PathBuf,
@@ -22,7 +22,12 @@ impl HostRoot {
     /// A host whose `/` is seen at `root`, with its proc, sys and dev below that.
     pub fn under(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
-        Self { proc: root.join("proc"), sys: root.join("sys"), dev: root.join("dev"), root }
+        Self {
+            proc: root.join("proc"),
+            sys: root.join("sys"),
+            dev: root.join("dev"),
+            root,
+        }
     }
 
     /// The same, with `/proc` seen elsewhere.
@@ -46,7 +51,7 @@ impl HostRoot {
         self
     }
 
-    /// How this process opens a path of the host.
+    /// Returns the path by which this process opens a path of the host.
     pub fn see(&self, host_path: &Path) -> PathBuf {
         below(&self.root, host_path)
     }
@@ -64,7 +69,8 @@ impl HostRoot {
     }
 }
 
-/// `path` taken relative to `base`, whether or not it is absolute, with `.` and `..` resolved by text and never above `base`.
+/// `path` taken relative to `base`, whether or not it is absolute, with `.` and `..` resolved by
+/// text and never above `base`.
 pub(crate) fn below(base: &Path, path: &Path) -> PathBuf {
     let mut inside = PathBuf::new();
     for part in path.components() {
@@ -74,5 +80,9 @@ pub(crate) fn below(base: &Path, path: &Path) -> PathBuf {
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
         }
     }
-    if inside.as_os_str().is_empty() { base.to_path_buf() } else { base.join(inside) }
+    if inside.as_os_str().is_empty() {
+        base.to_path_buf()
+    } else {
+        base.join(inside)
+    }
 }

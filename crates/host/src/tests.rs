@@ -1,4 +1,5 @@
-//! All on hosts made by [`fixture`], or on folders written by hand where a platform differs from it.
+//! All on hosts made by [`fixture`], or on folders written by hand where a platform differs from
+//! it.
 
 mod driver_roots;
 mod edits;

@@ -1,16 +1,16 @@
-//! Logs, metrics, health endpoints and signals: the shell that all binaries share. Called by their `main` for wiring; other
-//! crates get a [`MetricsRegistry`], a [`ReadyHandle`] or nothing at all, and print errors through [`Chain`].
+//! Logs, metrics, health endpoints and signals: the shell that all binaries share. Called by their
+//! `main` for wiring; other crates get a [`MetricsRegistry`], a [`ReadyHandle`] or nothing at all,
+//! and print errors through [`Chain`].
 //!
 //! There are no globals, but for the log subscriber that `tracing` itself keeps.
 
-mod chain;
 mod logs;
 mod metrics;
 mod ready;
 mod server;
 mod signals;
 
-pub use chain::Chain;
+pub use divvy_model::{Chain, chain};
 pub use logs::{LogError, LogFormat, init_logs};
 pub use metrics::{Counters, Durations, Gauges, Labels, MetricsRegistry, RealGauges, Timer};
 pub use prometheus_client::metrics::counter::Counter;

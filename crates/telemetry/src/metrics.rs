@@ -13,8 +13,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
 /// Seconds: from a cached answer to the kubelet's deadline.
-const BUCKETS: [f64; 15] =
-    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 45.0];
+const BUCKETS: [f64; 15] = [
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 45.0,
+];
 
 /// The result of a timer that was dropped without one.
 const CANCELLED: &str = "cancelled";
@@ -41,7 +42,10 @@ pub struct MetricsRegistry {
 
 impl Default for MetricsRegistry {
     fn default() -> Self {
-        Self { registry: Arc::new(Mutex::new(Registry::with_prefix("divvy"))), hidden: None }
+        Self {
+            registry: Arc::new(Mutex::new(Registry::with_prefix("divvy"))),
+            hidden: None,
+        }
     }
 }
 
@@ -58,11 +62,13 @@ impl MetricsRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
+        // A panic while it was held leaves at worst one metric unregistered: the others are still
+        // served.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers any metric. The name goes without `divvy_` and, for counters, without `_total`; the help without a
-    /// full stop.
+    /// Registers any metric. The name goes without `divvy_` and, for counters, without `_total`;
+    /// the help without a full stop.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
         self.lock().register(name, help, metric);
     }
@@ -79,8 +85,14 @@ impl MetricsRegistry {
         gauge
     }
 
-    /// Counters by label; those in `zero` exist from the start, so that a first failure shows as a step.
-    pub fn counters(&self, name: &str, help: &str, zero: impl IntoIterator<Item = Labels>) -> Counters {
+    /// Counters by label; those in `zero` exist from the start, so that a first failure shows as a
+    /// step.
+    pub fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        zero: impl IntoIterator<Item = Labels>,
+    ) -> Counters {
         let family = Counters::default();
         for labels in zero {
             family.get_or_create_owned(&labels);
@@ -106,8 +118,8 @@ impl MetricsRegistry {
         family
     }
 
-    /// How long things took, in seconds, by the label `label` and by `result`. Every pair of the given values and
-    /// results (and `cancelled`) exists from the start.
+    /// Registers histograms of times in seconds, by the label `label` and by `result`. Every pair
+    /// of the given values and results (and `cancelled`) exists from the start.
     pub fn durations(
         &self,
         name: &str,
@@ -116,7 +128,10 @@ impl MetricsRegistry {
         values: &[&'static str],
         results: &[&'static str],
     ) -> Durations {
-        let durations = Durations { label, family: Family::new_with_constructor(|| Histogram::new(BUCKETS)) };
+        let durations = Durations {
+            label,
+            family: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+        };
         for value in values {
             for result in results.iter().chain([&CANCELLED]) {
                 durations.series(value, result);
@@ -129,7 +144,10 @@ impl MetricsRegistry {
     /// The same registry, which does not show series that have this label.
     #[must_use]
     pub fn hiding(self, label: &'static str) -> Self {
-        Self { hidden: Some(label), ..self }
+        Self {
+            hidden: Some(label),
+            ..self
+        }
     }
 
     /// All metrics in OpenMetrics text.
@@ -139,10 +157,13 @@ impl MetricsRegistry {
             // Writing to a String does not fail; a metric's own encoder could.
             tracing::error!(%error, "a metric could not be written");
         }
-        let Some(hidden) = self.hidden else { return out };
+        let Some(hidden) = self.hidden else {
+            return out;
+        };
         // Quotes in values are escaped: neither pattern can be part of one.
         let patterns = [format!("{{{hidden}=\""), format!(",{hidden}=\"")];
-        let is_shown = |line: &&str| line.starts_with('#') || !patterns.iter().any(|p| line.contains(p));
+        let is_shown =
+            |line: &&str| line.starts_with('#') || !patterns.iter().any(|p| line.contains(p));
         out.split_inclusive('\n').filter(is_shown).collect()
     }
 }
@@ -158,12 +179,18 @@ pub struct Durations {
 
 impl Durations {
     fn series(&self, value: &'static str, result: &'static str) -> Histogram {
-        self.family.get_or_create_owned(&vec![(self.label, value), ("result", result)])
+        self.family
+            .get_or_create_owned(&vec![(self.label, value), ("result", result)])
     }
 
     /// Starts the clock for one value of the label.
     pub fn start(&self, value: &'static str) -> Timer {
-        Timer { durations: self.clone(), value, started: Instant::now(), result: CANCELLED }
+        Timer {
+            durations: self.clone(),
+            value,
+            started: Instant::now(),
+            result: CANCELLED,
+        }
     }
 }
 
@@ -186,7 +213,9 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        self.durations.series(self.value, self.result).observe(self.started.elapsed().as_secs_f64());
+        self.durations
+            .series(self.value, self.result)
+            .observe(self.started.elapsed().as_secs_f64());
     }
 }
 
@@ -197,7 +226,11 @@ mod tests {
     #[test]
     fn series_exist_before_anything_happened() {
         let metrics = MetricsRegistry::new();
-        metrics.counters("prepare_failures", "Failed", [vec![("reason", "held".to_owned())]]);
+        metrics.counters(
+            "prepare_failures",
+            "Failed",
+            [vec![("reason", "held".to_owned())]],
+        );
         metrics.gauge("devices", "Published devices");
         assert_eq!(
             metrics.encode(),
@@ -214,23 +247,51 @@ mod tests {
     #[test]
     fn series_with_a_hidden_label_are_not_shown_whatever_values_say() {
         let metrics = MetricsRegistry::new();
-        let of = |namespace: &str| vec![("UUID", "GPU-1".to_owned()), ("namespace", namespace.to_owned())];
+        let of = |namespace: &str| {
+            vec![
+                ("UUID", "GPU-1".to_owned()),
+                ("namespace", namespace.to_owned()),
+            ]
+        };
         let tricky = vec![("why", "a,namespace=\"b\"".to_owned())];
-        metrics.gauges("held", "Held", [of("a"), vec![("namespace", "b".to_owned())], tricky]);
-        assert_eq!(metrics.encode().lines().filter(|line| line.starts_with("divvy_held")).count(), 3);
+        metrics.gauges(
+            "held",
+            "Held",
+            [of("a"), vec![("namespace", "b".to_owned())], tricky],
+        );
+        assert_eq!(
+            metrics
+                .encode()
+                .lines()
+                .filter(|line| line.starts_with("divvy_held"))
+                .count(),
+            3
+        );
         let shown = metrics.hiding("namespace").encode();
-        let shown: Vec<&str> = shown.lines().filter(|line| line.starts_with("divvy_held")).collect();
+        let shown: Vec<&str> = shown
+            .lines()
+            .filter(|line| line.starts_with("divvy_held"))
+            .collect();
         assert_eq!(shown, [r#"divvy_held{why="a,namespace=\"b\""} 0"#]);
     }
 
     #[test]
     fn a_timer_counts_under_its_result_and_a_dropped_one_as_cancelled() {
         let metrics = MetricsRegistry::new();
-        let durations = metrics.durations("call_seconds", "Calls", "method", &["prepare"], &["ok", "error"]);
+        let durations = metrics.durations(
+            "call_seconds",
+            "Calls",
+            "method",
+            &["prepare"],
+            &["ok", "error"],
+        );
         durations.start("prepare").done("ok");
         drop(durations.start("prepare"));
         let text = metrics.encode();
-        let mut counts: Vec<_> = text.lines().filter(|line| line.contains("_count")).collect();
+        let mut counts: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("_count"))
+            .collect();
         counts.sort_unstable();
         assert_eq!(
             counts,

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is ready and what is not. Clones are handles to the same set; a set without parts is ready.
+/// Parts of a process that are ready, or not yet. Clones are handles to the same set; a set without
+/// parts is ready.
 #[derive(Debug, Clone, Default)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, Option<String>>>>);
 
@@ -19,7 +20,11 @@ impl Readiness {
 
     /// Adds a part that is not ready until its handle says so.
     pub fn handle(&self, name: &'static str) -> ReadyHandle {
-        let handle = ReadyHandle { readiness: self.clone(), name };
+        let handle = ReadyHandle {
+            readiness: self.clone(),
+            name,
+        };
+        // Counted as missing from here on: a part that never reports is not taken for ready.
         handle.waiting("not yet");
         handle
     }
@@ -33,7 +38,7 @@ impl Readiness {
     }
 }
 
-/// One part of a [`Readiness`].
+/// A part of a [`Readiness`].
 #[derive(Debug, Clone)]
 pub struct ReadyHandle {
     readiness: Readiness,

@@ -5,7 +5,12 @@ use tokio_util::sync::CancellationToken;
 
 /// A token that SIGTERM or SIGINT cancels. Fails if the runtime cannot handle signals.
 pub fn stop_on_signals() -> std::io::Result<CancellationToken> {
-    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    // Handlers are in place before this returns: process 1 of a container ignores a signal that it
+    // has no handler for, and an early one would be lost.
+    let (mut term, mut interrupt) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     let stop = CancellationToken::new();
     let asked = stop.clone();
     tokio::spawn(async move {

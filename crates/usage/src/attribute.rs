@@ -1,14 +1,14 @@
-//! Whose use is what: the claims and pods on one GPU.
+//! Attribution of the use of a GPU to the claims and pods on it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_claims::{ClaimRef, PodRef};
-use divvy_model::{DeviceName, GpuMemory, GpuProcess, HoldKind, MigDevice};
+use divvy_model::{Alternative, DeviceName, GpuMemory, GpuProcess, MigDevice, Sharing, TargetKind};
 
 use crate::groups::{self, Group};
 use crate::reading::{Figure, GpuReading, Granted, Holding, Unknown};
 
-/// Where a share of time comes from.
+/// Source of a share of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// Performance monitors: use of the multiprocessors, of the GPU or of the partition.
@@ -36,33 +36,45 @@ pub struct Measured {
     pub source: Source,
 }
 
-/// What is used on a GPU.
+/// Makes a share of time from 0 to 1 of a driver's figure, which may be more. A figure that is not
+/// a finite number is none: the driver divides counters, and nothing by nothing is NaN.
+fn measured(ratio: f64, source: Source) -> Figure<Measured> {
+    if !ratio.is_finite() {
+        return Err(Unknown::Failed);
+    }
+    let ratio = ratio.clamp(0.0, 1.0);
+    Ok(Measured { ratio, source })
+}
+
+/// Use of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuUsage {
     /// See [`GpuReading::number`].
     pub number: u64,
     pub memory: Figure<GpuMemory>,
-    /// Bytes in use that belong to no claim: of the driver, of processes outside of pods, of such whose pod is not known.
+    /// Bytes in use that belong to no claim: of the driver, of processes outside of pods, of such
+    /// whose pod is not known.
     pub unattributed: Figure<u64>,
     /// By claim and device.
     pub devices: Vec<DeviceUsage>,
-    /// Shares whose memory is compared with what was granted: each claim by itself, or several with pods in common.
+    /// Shares whose memory is compared with what was granted: each claim by itself, or several with
+    /// pods in common.
     pub groups: Vec<Group>,
 }
 
-/// What a claim uses of a device.
+/// Use of a device by a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceUsage {
     pub claim: ClaimRef,
     pub device: DeviceName,
-    pub kind: HoldKind,
+    pub kind: Alternative,
     pub part: Option<MigDevice>,
     pub granted: Granted,
     /// Bytes that the claim may use: of the GPU, the partition or the share.
     pub limit: Figure<u64>,
-    /// Of all its pods.
+    /// Use by all its pods together.
     pub utilization: Figure<Measured>,
-    /// Whether nothing of the claim runs, or nothing of it computes.
+    /// `true` if nothing of the claim runs, or nothing of it computes.
     pub quiet: Figure<bool>,
     /// The pods of the claim, as far as they are known.
     pub holders: Vec<PodRef>,
@@ -70,7 +82,7 @@ pub struct DeviceUsage {
     pub pods: Vec<PodUsage>,
 }
 
-/// What a pod uses of a claim's device.
+/// Use of a claim's device by a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodUsage {
     pub name: String,
@@ -79,10 +91,19 @@ pub struct PodUsage {
     pub utilization: Figure<Measured>,
 }
 
-/// Attributes what was read of a GPU. `pods` has the pod UIDs of processes, of those that are in a pod.
-pub fn attribute(reading: &GpuReading, pods: &BTreeMap<u32, String>, holdings: &[Holding]) -> GpuUsage {
+/// Attributes what was read of a GPU. `pods` has the pod UIDs of processes, of those that are in a
+/// pod.
+pub fn attribute(
+    reading: &GpuReading,
+    pods: &BTreeMap<u32, String>,
+    holdings: &[Holding],
+) -> GpuUsage {
     let holdings = merged(holdings);
-    let on = OnGpu { reading, pods, holdings: &holdings };
+    let on = OnGpu {
+        reading,
+        pods,
+        holdings: &holdings,
+    };
     GpuUsage {
         number: reading.number,
         memory: reading.memory,
@@ -92,15 +113,17 @@ pub fn attribute(reading: &GpuReading, pods: &BTreeMap<u32, String>, holdings: &
     }
 }
 
-/// Several shares of one claim on one GPU are one.
+/// Merges several shares of one claim on one GPU into one.
 fn merged(holdings: &[Holding]) -> Vec<Holding> {
     let mut merged: Vec<Holding> = Vec::new();
     for more in holdings {
-        let same = |known: &&mut Holding| known.claim.uid == more.claim.uid && known.device == more.device;
+        let same =
+            |known: &&mut Holding| known.claim.uid == more.claim.uid && known.device == more.device;
         let Some(known) = merged.iter_mut().find(same) else {
             merged.push(more.clone());
             continue;
         };
+        // An unknown amount makes the sum unknown: a part of it would look like a smaller grant.
         let sum = |one: Option<u64>, other: Option<u64>| one?.checked_add(other?);
         known.granted = Granted {
             memory: sum(known.granted.memory, more.granted.memory),
@@ -118,29 +141,48 @@ struct OnGpu<'a> {
 
 impl OnGpu<'_> {
     fn is_of(&self, process: &GpuProcess, pod: &PodRef) -> bool {
-        self.pods.get(&process.pid).is_some_and(|uid| *uid == pod.uid)
+        self.pods
+            .get(&process.pid)
+            .is_some_and(|uid| *uid == pod.uid)
     }
 
-    /// The sum over processes, if all of them are known.
+    /// Returns the sum over processes, in bytes, if all of them are known.
     fn memory_of(&self, counts: impl Fn(&GpuProcess) -> bool) -> Figure<u64> {
-        let all = self.reading.processes.as_ref().map_err(|why| *why)?.iter().filter(|p| counts(p));
-        all.map(|p| p.memory_bytes.ok_or(Unknown::MemoryOfProcess)).sum()
+        let all = self
+            .reading
+            .processes
+            .as_ref()
+            .map_err(|why| *why)?
+            .iter()
+            .filter(|p| counts(p));
+        // The first process without a figure makes the sum unknown: a part of it would pass for
+        // all.
+        all.map(|p| p.memory_bytes.ok_or(Unknown::MemoryOfProcess))
+            .sum()
     }
 
     fn computed_by(&self, counts: impl Fn(&GpuProcess) -> bool) -> Figure<Measured> {
         let processes = self.reading.processes.as_ref().map_err(|why| *why)?;
-        let mut pids: Vec<u32> = processes.iter().filter(|p| counts(p)).map(|p| p.pid).collect();
-        pids.dedup();
-        let measured = |ratio: f64| Measured { ratio: ratio.clamp(0.0, 1.0), source: Source::Process };
+        // A process that is listed twice has computed once.
+        let pids: BTreeSet<u32> = processes
+            .iter()
+            .filter(|p| counts(p))
+            .map(|p| p.pid)
+            .collect();
+        // Known without samples: no process has computed nothing.
         if pids.is_empty() {
-            return Ok(measured(0.0));
+            return measured(0.0, Source::Process);
         }
         let computed = self.reading.computed.as_ref().map_err(|why| *why)?;
         // Not `sum`, which is -0 of nothing.
-        Ok(measured(pids.iter().filter_map(|pid| computed.get(pid)).fold(0.0, |sum, more| sum + more)))
+        let sum = pids
+            .iter()
+            .filter_map(|pid| computed.get(pid))
+            .fold(0.0, |sum, more| sum + more);
+        measured(sum, Source::Process)
     }
 
-    /// Whether a process uses the claim's device, as far as the device says it.
+    /// Returns whether a process uses the claim's device, as far as the device says it.
     fn is_in(process: &GpuProcess, holding: &Holding) -> bool {
         match &holding.part {
             Some(part) => process.gpu_instance == Some(part.gpu_instance.0),
@@ -148,16 +190,23 @@ impl OnGpu<'_> {
         }
     }
 
-    /// Whether the pod has other claims on the same device, so that its processes may be theirs.
+    /// Returns whether the pod has other claims on the same device, so that its processes may be
+    /// theirs.
     fn has_others(&self, pod: &PodRef, holding: &Holding) -> bool {
         let has = |other: &&Holding| other.pods.iter().any(|p| p.uid == pod.uid);
-        let beside = |other: &&Holding| match holding.kind {
-            HoldKind::Whole | HoldKind::Share => other.kind != HoldKind::Admin && other.part.is_none(),
-            // What is not used with a claim of its own is used with admin access.
-            HoldKind::Admin => true,
-            HoldKind::Partition { .. } => false,
+        let beside = |other: &&Holding| match (holding.kind.target, holding.kind.sharing) {
+            (_, Sharing::TimeSliced | Sharing::Mps) | (TargetKind::Gpu, Sharing::Exclusive) => {
+                other.kind.sharing.holds() && other.part.is_none()
+            }
+            // Use without a claim of the pod's own is use with admin access.
+            (_, Sharing::Admin) => true,
+            (TargetKind::Partition, Sharing::Exclusive) => false,
         };
-        self.holdings.iter().filter(|other| *other != holding).filter(beside).any(|other| has(&other))
+        self.holdings
+            .iter()
+            .filter(|other| *other != holding)
+            .filter(beside)
+            .any(|other| has(&other))
     }
 
     fn device(&self, holding: &Holding) -> DeviceUsage {
@@ -182,11 +231,16 @@ impl OnGpu<'_> {
     }
 
     fn limit(&self, holding: &Holding) -> Figure<u64> {
-        match holding.kind {
-            HoldKind::Whole => self.reading.memory.map(|memory| memory.total),
-            HoldKind::Partition { .. } => self.part(holding).and_then(|part| part.memory).map(|m| m.total),
-            HoldKind::Share => holding.granted.memory.ok_or(Unknown::NoGrant),
-            HoldKind::Admin => Err(Unknown::NoGrant),
+        match (holding.kind.target, holding.kind.sharing) {
+            (TargetKind::Gpu, Sharing::Exclusive) => self.reading.memory.map(|memory| memory.total),
+            (TargetKind::Partition, Sharing::Exclusive) => self
+                .part(holding)
+                .and_then(|part| part.memory)
+                .map(|m| m.total),
+            (_, Sharing::TimeSliced | Sharing::Mps) => {
+                holding.granted.memory.ok_or(Unknown::NoGrant)
+            }
+            (_, Sharing::Admin) => Err(Unknown::NoGrant),
         }
     }
 
@@ -195,41 +249,60 @@ impl OnGpu<'_> {
         self.reading.parts.get(&part.uuid).ok_or(Unknown::NotRead)
     }
 
-    /// Of all pods of the claim together.
+    /// Returns the utilisation by all pods of the claim together.
     fn of_device(&self, holding: &Holding) -> Figure<Measured> {
-        let monitors = |ratio: f64| Measured { ratio: ratio.clamp(0.0, 1.0), source: Source::Gpm };
-        match holding.kind {
-            HoldKind::Whole => match self.reading.sm {
-                Ok(ratio) => Ok(monitors(ratio)),
-                Err(_) => self.reading.busy.map(|ratio| Measured { ratio, source: Source::Device }),
-            },
-            HoldKind::Partition { .. } => self.part(holding)?.sm.map(monitors),
-            HoldKind::Share | HoldKind::Admin if holding.pods.is_empty() => Err(Unknown::NoPods),
-            HoldKind::Share | HoldKind::Admin => {
+        let monitors = |ratio: f64| measured(ratio, Source::Gpm);
+        match (holding.kind.target, holding.kind.sharing) {
+            (TargetKind::Gpu, Sharing::Exclusive) => self
+                .reading
+                .sm
+                .and_then(monitors)
+                .or_else(|_| measured(self.reading.busy?, Source::Device)),
+            // In MIG mode only performance monitors measure: the GPU has no utilisation of its own
+            // then, and processes are not sampled.
+            (TargetKind::Partition, Sharing::Exclusive) => {
+                self.part(holding)?.sm.and_then(monitors)
+            }
+            (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) if holding.pods.is_empty() => {
+                Err(Unknown::NoPods)
+            }
+            (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) => {
                 let mut sum = 0.0;
                 for pod in &holding.pods {
                     sum += self.pod(holding, pod).utilization?.ratio;
                 }
-                Ok(Measured { ratio: sum.clamp(0.0, 1.0), source: Source::Process })
+                measured(sum, Source::Process)
             }
         }
     }
 
-    /// A claim with one pod, or with none that is known.
+    /// Returns the use by a claim with one pod, or with none that is known.
     fn alone(&self, holding: &Holding, name: &str) -> PodUsage {
-        let memory = match holding.kind {
-            HoldKind::Whole => {
-                let own = holding.pods.first().map(|pod| self.memory_of(|p| self.is_of(p, pod)));
+        let memory = match (holding.kind.target, holding.kind.sharing) {
+            (TargetKind::Gpu, Sharing::Exclusive) => {
+                // Processes first, since memory in use includes what the driver takes. Where they
+                // cannot be listed all of it counts: no other claim may use the GPU.
+                let own = holding
+                    .pods
+                    .first()
+                    .map(|pod| self.memory_of(|p| self.is_of(p, pod)));
                 let all = self.reading.memory.map(|memory| memory.used);
                 own.unwrap_or(Err(Unknown::NoPods)).or(all)
             }
-            HoldKind::Partition { .. } => self.part(holding).and_then(|part| part.memory).map(|m| m.used),
-            HoldKind::Share | HoldKind::Admin => Err(Unknown::NoPods),
+            (TargetKind::Partition, Sharing::Exclusive) => self
+                .part(holding)
+                .and_then(|part| part.memory)
+                .map(|m| m.used),
+            (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) => Err(Unknown::NoPods),
         };
-        PodUsage { name: name.to_owned(), memory, utilization: self.of_device(holding) }
+        PodUsage {
+            name: name.to_owned(),
+            memory,
+            utilization: self.of_device(holding),
+        }
     }
 
-    /// One of several pods of a claim, or of several claims on the GPU.
+    /// Returns the use by one of several pods of a claim, or by a pod of several claims on the GPU.
     fn pod(&self, holding: &Holding, pod: &PodRef) -> PodUsage {
         let own = |p: &GpuProcess| self.is_of(p, pod) && Self::is_in(p, holding);
         let (mut memory, mut utilization) = (self.memory_of(own), self.computed_by(own));
@@ -237,12 +310,29 @@ impl OnGpu<'_> {
             // Processes are not sampled in MIG mode.
             utilization = Err(Unknown::Together);
         }
+        // A zero is right for each claim of the pod. Any other figure cannot be divided between
+        // them.
         if self.has_others(pod, holding) {
-            memory = memory.and_then(|bytes| if bytes == 0 { Ok(0) } else { Err(Unknown::Together) });
-            utilization =
-                utilization.and_then(|used| if used.ratio > 0.0 { Err(Unknown::Together) } else { Ok(used) });
+            memory = memory.and_then(|bytes| {
+                if bytes == 0 {
+                    Ok(0)
+                } else {
+                    Err(Unknown::Together)
+                }
+            });
+            utilization = utilization.and_then(|used| {
+                if used.ratio > 0.0 {
+                    Err(Unknown::Together)
+                } else {
+                    Ok(used)
+                }
+            });
         }
-        PodUsage { name: pod.name.clone(), memory, utilization }
+        PodUsage {
+            name: pod.name.clone(),
+            memory,
+            utilization,
+        }
     }
 
     fn quiet(&self, holding: &Holding, utilization: Figure<Measured>) -> Figure<bool> {
@@ -252,7 +342,8 @@ impl OnGpu<'_> {
         };
         let pods_known = is_exclusive(holding) || !holding.pods.is_empty();
         match &self.reading.processes {
-            // Those that only do graphics are not listed: what a device of its own computes says more.
+            // Processes that only do graphics are not listed: the utilisation of a device of its
+            // own says more.
             Ok(processes) if pods_known && !processes.iter().any(|p| mine(&p)) => {
                 Ok(!is_exclusive(holding) || utilization.map_or(true, |used| used.ratio <= 0.0))
             }
@@ -263,44 +354,61 @@ impl OnGpu<'_> {
     fn unattributed(&self) -> Figure<u64> {
         let used = self.reading.memory?.used;
         let of_pods = |p: &GpuProcess| {
+            // Processes in partitions are counted with the partition's memory below.
             p.gpu_instance.is_none() && {
                 let mut pods = self.holdings.iter().flat_map(|holding| &holding.pods);
                 pods.any(|pod| self.is_of(p, pod))
             }
         };
-        let parts = self.holdings.iter().filter(|holding| holding.part.is_some());
-        let of_parts: Figure<u64> = parts.map(|holding| Ok(self.part(holding)?.memory?.used)).sum();
-        Ok(used.saturating_sub(self.memory_of(of_pods)?).saturating_sub(of_parts?))
+        let parts = self
+            .holdings
+            .iter()
+            .filter(|holding| holding.part.is_some());
+        let of_parts: Figure<u64> = parts
+            .map(|holding| Ok(self.part(holding)?.memory?.used))
+            .sum();
+        Ok(used
+            .saturating_sub(self.memory_of(of_pods)?)
+            .saturating_sub(of_parts?))
     }
 }
 
-/// Whether no other claim may use the device.
+/// Returns whether no other claim may use the device.
 fn is_exclusive(holding: &Holding) -> bool {
-    matches!(holding.kind, HoldKind::Whole | HoldKind::Partition { .. })
+    holding.kind.sharing == Sharing::Exclusive
 }
 
-/// What each pod, by namespace and name, uses of what it was granted: the mean over its devices, relative to the granted
-/// compute of shares (more than 1 is possible there).
+/// Returns the utilisation by each pod, by namespace and name: the mean over its devices, relative
+/// to the granted compute of shares (more than 1 is possible there).
 pub fn pod_utilization<'a>(
     gpus: impl IntoIterator<Item = &'a GpuUsage>,
 ) -> BTreeMap<(String, String), Figure<f64>> {
     let mut all = BTreeMap::<_, Vec<Figure<f64>>>::new();
     for device in gpus.into_iter().flat_map(|gpu| &gpu.devices) {
-        if device.kind == HoldKind::Admin {
+        if !device.kind.sharing.holds() {
             continue;
         }
-        let granted = device.granted.cores.filter(|cores| *cores > 0 && device.kind == HoldKind::Share);
-        let granted =
-            granted.and_then(|cores| u32::try_from(cores).ok()).map_or(1.0, |c| f64::from(c) / 100.0);
+        let granted = device
+            .granted
+            .cores
+            .filter(|cores| *cores > 0 && device.kind.sharing.is_shared());
+        let granted = granted
+            .and_then(|cores| u32::try_from(cores).ok())
+            .map_or(1.0, |c| f64::from(c) / 100.0);
         for pod in device.pods.iter().filter(|pod| !pod.name.is_empty()) {
             let of_granted = pod.utilization.map(|used| used.ratio / granted);
-            all.entry((device.claim.namespace.clone(), pod.name.clone())).or_default().push(of_granted);
+            all.entry((device.claim.namespace.clone(), pod.name.clone()))
+                .or_default()
+                .push(of_granted);
         }
     }
     let mean = |figures: Vec<Figure<f64>>| {
         let count = u32::try_from(figures.len()).unwrap_or(u32::MAX).max(1);
+        // A device whose use is not known makes the pod's mean unknown.
         let known: Figure<Vec<f64>> = figures.into_iter().collect();
         known.map(|known| known.iter().sum::<f64>() / f64::from(count))
     };
-    all.into_iter().map(|(pod, figures)| (pod, mean(figures))).collect()
+    all.into_iter()
+        .map(|(pod, figures)| (pod, mean(figures)))
+        .collect()
 }

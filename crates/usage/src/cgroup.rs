@@ -1,11 +1,14 @@
-//! Which pod a process belongs to, from its control group.
+//! The pod that a process belongs to, from its control group.
 
-/// The pod UID in a `/proc/<pid>/cgroup` file, wherever in a path it is: `…/kubepods/besteffort/pod<uid>/…`, or, under
-/// systemd, `…-pod<uid with underscores>.slice/…`. Static pods have UIDs of 32 digits without dashes.
+/// Returns the pod UID in a `/proc/<pid>/cgroup` file, wherever in a path it is:
+/// `…/kubepods/besteffort/pod<uid>/…`, or, under systemd, `…-pod<uid with underscores>.slice/…`.
+/// Static pods have UIDs of 32 digits without dashes.
 pub fn pod_of_cgroup(text: &str) -> Option<String> {
     text.lines().find_map(|line| {
         line.split('/').find_map(|part| {
             let part = part.strip_suffix(".slice").unwrap_or(part);
+            // From the right: the part begins with `kubepods` under systemd, and a UID, in
+            // hexadecimal digits, cannot contain the word.
             let (before, uid) = part.rsplit_once("pod")?;
             let uid = uid.replace('_', "-");
             let digits = uid.bytes().filter(u8::is_ascii_hexdigit).count();
@@ -30,8 +33,14 @@ mod tests {
     #[test]
     fn the_pod_is_found_in_the_paths_of_every_kubelet_and_runtime() {
         let cases = [
-            ("v2, cgroupfs", format!("0::/kubepods/besteffort/pod{UID}/4f1c")),
-            ("v2, cgroupfs, guaranteed", format!("0::/kubepods/pod{UID}/4f1c")),
+            (
+                "v2, cgroupfs",
+                format!("0::/kubepods/besteffort/pod{UID}/4f1c"),
+            ),
+            (
+                "v2, cgroupfs, guaranteed",
+                format!("0::/kubepods/pod{UID}/4f1c"),
+            ),
             (
                 "v2, systemd, containerd",
                 format!(
@@ -48,7 +57,10 @@ mod tests {
                     "12:pids:/kubepods/burstable/pod{UID}/4f1c\n11:memory:/kubepods/burstable/pod{UID}/4f1c\n1:name=systemd:/kubepods/burstable/pod{UID}/4f1c"
                 ),
             ),
-            ("v1: the first line has another", format!("13:misc:/\n4:memory:/kubepods/pod{UID}/4f1c")),
+            (
+                "v1: the first line has another",
+                format!("13:misc:/\n4:memory:/kubepods/pod{UID}/4f1c"),
+            ),
             (
                 "kind",
                 format!(
@@ -57,10 +69,18 @@ mod tests {
             ),
             (
                 "nested in a container",
-                format!("0::/system.slice/docker-99.scope/kubelet/kubepods/besteffort/pod{UID}/4f1c"),
+                format!(
+                    "0::/system.slice/docker-99.scope/kubelet/kubepods/besteffort/pod{UID}/4f1c"
+                ),
             ),
-            ("seen from a private namespace", format!("0::/../../pod{UID}/4f1c")),
-            ("a container with groups of its own", format!("0::/kubepods/pod{UID}/4f1c/init.scope/x")),
+            (
+                "seen from a private namespace",
+                format!("0::/../../pod{UID}/4f1c"),
+            ),
+            (
+                "a container with groups of its own",
+                format!("0::/kubepods/pod{UID}/4f1c/init.scope/x"),
+            ),
         ];
         for (name, text) in cases {
             assert_eq!(pod_of_cgroup(&text).as_deref(), Some(UID), "{name}");
@@ -69,7 +89,11 @@ mod tests {
             format!("0::/kubepods/pod{STATIC}/4f1c"),
             format!("0::/kubepods.slice/kubepods-pod{STATIC}.slice/x"),
         ] {
-            assert_eq!(pod_of_cgroup(&text).as_deref(), Some(STATIC), "a static pod");
+            assert_eq!(
+                pod_of_cgroup(&text).as_deref(),
+                Some(STATIC),
+                "a static pod"
+            );
         }
     }
 

@@ -1,9 +1,10 @@
-//! Shares whose memory can only be compared with their grants together: claims that have pods in common.
+//! Shares whose memory can only be compared with their grants together: claims that have pods in
+//! common.
 
 use std::collections::BTreeSet;
 
 use divvy_claims::{ClaimRef, PodRef};
-use divvy_model::{DeviceName, HoldKind};
+use divvy_model::DeviceName;
 
 use crate::reading::{Figure, Holding, Unknown};
 
@@ -19,23 +20,44 @@ pub struct Group {
 
 /// The groups of a GPU; `memory` is what the processes of a pod have.
 pub(crate) fn of(holdings: &[Holding], memory: impl Fn(&PodRef) -> Figure<u64>) -> Vec<Group> {
-    let mut left: Vec<&Holding> = holdings.iter().filter(|h| h.kind == HoldKind::Share).collect();
+    let mut left: Vec<&Holding> = holdings
+        .iter()
+        .filter(|h| h.kind.sharing.is_shared())
+        .collect();
     let mut groups = Vec::new();
     while let Some(first) = left.pop() {
         let mut members = vec![first];
         let mut pods: BTreeSet<&PodRef> = first.pods.iter().collect();
-        while let Some(at) = left.iter().position(|other| other.pods.iter().any(|pod| pods.contains(pod))) {
+        // Grows while any share that is left has a pod in common: each pod that joins may bring
+        // further claims.
+        while let Some(at) = left
+            .iter()
+            .position(|other| other.pods.iter().any(|pod| pods.contains(pod)))
+        {
             let more = left.swap_remove(at);
             pods.extend(&more.pods);
             members.push(more);
         }
         let all_known = members.iter().all(|member| !member.pods.is_empty());
         let used = pods.into_iter().map(&memory).sum::<Figure<u64>>();
-        let granted = members.iter().map(|member| member.granted.memory.ok_or(Unknown::NoGrant)).sum();
-        let mut shares: Vec<_> =
-            members.into_iter().map(|member| (member.claim.clone(), member.device.clone())).collect();
+        let granted = members
+            .iter()
+            .map(|member| member.granted.memory.ok_or(Unknown::NoGrant))
+            .sum();
+        let mut shares: Vec<_> = members
+            .into_iter()
+            .map(|member| (member.claim.clone(), member.device.clone()))
+            .collect();
         shares.sort();
-        groups.push(Group { shares, used: if all_known { used } else { Err(Unknown::NoPods) }, granted });
+        groups.push(Group {
+            shares,
+            used: if all_known {
+                used
+            } else {
+                Err(Unknown::NoPods)
+            },
+            granted,
+        });
     }
     groups.sort_by(|one, other| one.shares.cmp(&other.shares));
     groups

@@ -1,8 +1,9 @@
-//! Who uses how much of a GPU.
+//! Use of GPUs by claims and pods.
 //!
-//! [`attribute`] takes what was read of a GPU, which pods its processes belong to and which claims hold it, and says what
-//! each claim and pod uses, and what belongs to none. [`Watch`] follows that over time: which claims are over their grant,
-//! which are idle, and whose pods are to be evicted. A figure that is not known is an [`Unknown`] with its reason, never 0.
+//! [`attribute`] takes what was read of a GPU, which pods its processes belong to and which claims
+//! hold it, and says what each claim and pod uses, and what belongs to none. [`Watch`] follows that
+//! over time: which claims are over their grant, which are idle, and whose pods are to be evicted.
+//! A figure that is not known is an [`Unknown`] with its reason, never 0.
 //!
 //! Pure: no clock, files, async or driver.
 
@@ -16,7 +17,9 @@ mod reading;
 mod samples;
 mod watch;
 
-pub use attribute::{DeviceUsage, GpuUsage, Measured, PodUsage, Source, attribute, pod_utilization};
+pub use attribute::{
+    DeviceUsage, GpuUsage, Measured, PodUsage, Source, attribute, pod_utilization,
+};
 pub use cgroup::pod_of_cgroup;
 pub use due::{Due, UsagePolicy};
 pub use groups::Group;

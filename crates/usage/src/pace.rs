@@ -1,8 +1,9 @@
-//! How often something is read.
+//! Pauses between readings.
 
 use std::time::Duration;
 
-/// A reading that takes longer may hold up the applications on the GPU: the driver's lock is one for all.
+/// A reading that takes longer may hold up the applications on the GPU: the driver's lock is one
+/// for all.
 const SLOW: Duration = Duration::from_millis(50);
 /// Longest pause between two readings.
 const LONGEST: Duration = Duration::from_mins(1);
@@ -19,10 +20,15 @@ impl Pace {
         Self { usual, now: usual }
     }
 
-    /// How long to wait after a reading whose longest call took so long.
+    /// Returns the pause after a reading whose longest call took so long.
     pub fn after(&mut self, took: Duration) -> Duration {
+        // A usual pause that is longer than the limit stays: the limit only bounds the doubling.
         let doubled = self.now.saturating_mul(2).min(LONGEST);
-        self.now = if took > SLOW { doubled.max(self.usual) } else { self.usual };
+        self.now = if took > SLOW {
+            doubled.max(self.usual)
+        } else {
+            self.usual
+        };
         self.now
     }
 }
@@ -35,9 +41,14 @@ mod tests {
     fn slow_readings_are_made_half_as_often_down_to_one_a_minute() {
         let seconds = |took: &[u64]| -> Vec<u64> {
             let mut pace = Pace::new(Duration::from_secs(5));
-            took.iter().map(|millis| pace.after(Duration::from_millis(*millis)).as_secs()).collect()
+            took.iter()
+                .map(|millis| pace.after(Duration::from_millis(*millis)).as_secs())
+                .collect()
         };
-        assert_eq!(seconds(&[0, 50, 51, 80, 15_000, 60, 60, 60]), [5, 5, 10, 20, 40, 60, 60, 60]);
+        assert_eq!(
+            seconds(&[0, 50, 51, 80, 15_000, 60, 60, 60]),
+            [5, 5, 10, 20, 40, 60, 60, 60]
+        );
         assert_eq!(seconds(&[60, 60, 50, 60]), [10, 20, 5, 10]);
         let mut rare = Pace::new(Duration::from_mins(2));
         assert_eq!(rare.after(Duration::from_secs(1)), Duration::from_mins(2));

@@ -1,15 +1,17 @@
-//! What is known before anything is attributed.
+//! Figures as they are read, before anything is attributed.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use divvy_claims::{ClaimRef, PodRef};
-use divvy_model::{DeviceName, GpuError, GpuErrorCode, GpuMemory, GpuProcess, HoldKind, MigDevice, MigUuid};
+use divvy_model::{
+    Alternative, DeviceName, GpuError, GpuErrorCode, GpuMemory, GpuProcess, MigDevice, MigUuid,
+};
 
 /// A figure, or why it is not known.
 pub type Figure<T> = Result<T, Unknown>;
 
-/// Why a figure is not known.
+/// Reason why a figure is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unknown {
     /// It was not read yet.
@@ -20,7 +22,8 @@ pub enum Unknown {
     Failed,
     /// The driver lists a process without its memory.
     MemoryOfProcess,
-    /// A pod has several claims on the GPU, or several pods one partition: what is whose cannot be found out.
+    /// A pod has several claims on the GPU, or several pods one partition: what is whose cannot be
+    /// found out.
     Together,
     /// The record of the claim names no pod.
     NoPods,
@@ -45,26 +48,26 @@ impl fmt::Display for Unknown {
 impl From<&GpuError> for Unknown {
     fn from(error: &GpuError) -> Self {
         match error.code {
-            GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND | GpuErrorCode::NO_PERMISSION => {
-                Self::NotSupported
-            }
+            GpuErrorCode::NOT_SUPPORTED
+            | GpuErrorCode::FUNCTION_NOT_FOUND
+            | GpuErrorCode::NO_PERMISSION => Self::NotSupported,
             _ => Self::Failed,
         }
     }
 }
 
-/// What was read of a GPU. Shares of time are from 0 to 1.
+/// Figures of a GPU. Shares of time are from 0 to 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuReading {
     /// Counts the readings of processes and memory.
     pub number: u64,
     pub processes: Figure<Vec<GpuProcess>>,
     pub memory: Figure<GpuMemory>,
-    /// Whether anything computed.
+    /// Share of the time in which anything computed.
     pub busy: Figure<f64>,
     /// Use of the multiprocessors.
     pub sm: Figure<f64>,
-    /// What each process has computed; one that is missing has not.
+    /// Share of the time in which each process computed; a process that is missing has not.
     pub computed: Figure<BTreeMap<u32, f64>>,
     /// Partitions: by the UUIDs of their MIG devices, because a later one may have the same number.
     pub parts: BTreeMap<MigUuid, PartReading>,
@@ -84,7 +87,7 @@ impl Default for GpuReading {
     }
 }
 
-/// What was read of a partition.
+/// Figures of a partition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartReading {
     pub memory: Figure<GpuMemory>,
@@ -93,11 +96,14 @@ pub struct PartReading {
 
 impl Default for PartReading {
     fn default() -> Self {
-        Self { memory: Err(Unknown::NotRead), sm: Err(Unknown::NotRead) }
+        Self {
+            memory: Err(Unknown::NotRead),
+            sm: Err(Unknown::NotRead),
+        }
     }
 }
 
-/// What a share was granted.
+/// Amounts that a share was granted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Granted {
     /// Bytes.
@@ -111,7 +117,7 @@ pub struct Granted {
 pub struct Holding {
     pub claim: ClaimRef,
     pub device: DeviceName,
-    pub kind: HoldKind,
+    pub kind: Alternative,
     pub pods: Vec<PodRef>,
     /// The partition that was made for it.
     pub part: Option<MigDevice>,

@@ -1,12 +1,13 @@
-//! What processes have computed, from the driver's samples.
+//! Utilisation by processes, from the driver's samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::ProcessSample;
 
-/// The share of the GPU (0 to 1) that each of the `listed` processes has used since `since`, and the time of the newest
-/// sample. Processes that have used nothing are left out. The driver also writes values above 100, processes that are gone,
-/// and samples that it was not asked for: these do not count.
+/// Returns the share of the GPU (0 to 1) that each of the `listed` processes has used since
+/// `since`, and the time of the newest sample. Processes that have used nothing are left out. The
+/// driver also writes values above 100, processes that are gone, and samples that it was not asked
+/// for: these do not count.
 pub fn computed(
     samples: &[ProcessSample],
     since: u64,
@@ -18,12 +19,16 @@ pub fn computed(
         if sample.at <= since || sample.percent > 100 || !listed.contains(&sample.pid) {
             continue;
         }
+        // Only after the checks: a sample that does not count must not hide later ones by its time.
         newest = newest.max(Some(sample.at));
         let (sum, count) = sums.entry(sample.pid).or_default();
         (*sum, *count) = (*sum + sample.percent, *count + 1);
     }
     let mean = |(sum, count): (u32, u32)| f64::from(sum) / f64::from(count.max(1)) / 100.0;
-    (sums.into_iter().map(|(pid, of)| (pid, mean(of))).collect(), newest)
+    (
+        sums.into_iter().map(|(pid, of)| (pid, mean(of))).collect(),
+        newest,
+    )
 }
 
 #[cfg(test)]

@@ -1,26 +1,28 @@
-//! Claims that use more memory than they were granted, and claims that are idle: what has become so, and is over.
+//! Claims that use more memory than they were granted, and claims that are idle: what has become
+//! so, and is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{ClaimRef, PodRef};
-use divvy_model::{ClaimUid, DeviceName, GpuUuid, HoldKind};
+use divvy_model::{ClaimUid, DeviceName, GpuUuid};
 
 use crate::attribute::{DeviceUsage, GpuUsage};
 use crate::due::{Due, Harm, UsagePolicy};
 use crate::groups::Group;
 use crate::reading::{Figure, Unknown};
 
-/// So many readings in a row count: one may be of a moment in which a claim changed.
+/// Readings in a row that count: a single one may be of a moment in which a claim changed.
 const READINGS: u32 = 2;
 
-/// How far above its grant a claim may be. The contexts of its processes count as used, and are some hundred MiB each.
+/// Returns the bytes by which a claim may be above its grant. The contexts of its processes count
+/// as used, and are some hundred MiB each.
 pub fn margin(granted: u64) -> u64 {
     const LEAST: u64 = 256 << 20;
     (granted / 20).max(LEAST)
 }
 
-/// What has changed.
+/// A change of a claim's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// A share is over its grant, or no longer.
@@ -42,15 +44,19 @@ pub enum Change {
         reclaim: Option<Duration>,
     },
     /// The pods of a claim are to be evicted, because of its use of a device, or no longer.
-    Due { claim: ClaimRef, device: DeviceName, due: Option<Due> },
+    Due {
+        claim: ClaimRef,
+        device: DeviceName,
+        due: Option<Due>,
+    },
 }
 
-/// What is so now.
+/// State of all claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdicts {
-    /// Whether shares are over their grants, by claim and device.
+    /// Shares by claim and device, `true` for those over their grants.
     pub over: BTreeMap<(ClaimUid, DeviceName), bool>,
-    /// How long claims have been idle; nothing of a claim is left out where that is not known.
+    /// Time for which claims have been idle; claims of which that is not known are left out.
     pub idle: BTreeMap<ClaimUid, Duration>,
 }
 
@@ -81,26 +87,28 @@ impl Held {
         self.pods.extend(device.holders.iter().cloned());
         self.quiet = all_quiet(self.quiet, device.quiet);
         self.after = self.after.max(after);
-        let reclaim = policy.reclaim.filter(|_| device.kind != HoldKind::Admin);
+        let reclaim = policy.reclaim.filter(|_| device.kind.sharing.holds());
+        // All devices must allow it, and the longest grace counts: evicting a pod takes all of its
+        // devices away.
         self.reclaim = self.reclaim.zip(reclaim).map(|(one, other)| one.max(other));
     }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Share {
-    /// As reported.
+    /// The reported state.
     over: bool,
-    /// So many readings in a row say otherwise.
+    /// Number of readings in a row that say otherwise.
     against: u32,
     /// The last reading.
     number: u64,
-    /// Whether it said anything.
+    /// The last reading said something of it.
     known: bool,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Claim {
-    /// Since when nothing of it computes.
+    /// Time since when nothing of it computes.
     quiet: Option<Duration>,
     /// The pods that had it then.
     pods: BTreeSet<PodRef>,
@@ -120,8 +128,8 @@ impl Watch {
         }
     }
 
-    /// Learns what is used on all GPUs, and what is said of them; `now` is any time that only grows. Claims that are not
-    /// there any more are forgotten.
+    /// Learns what is used on all GPUs, and what is said of them; `now` is any time that only
+    /// grows. Claims that are not there any more are forgotten.
     pub fn step(
         &mut self,
         gpus: &BTreeMap<GpuUuid, GpuUsage>,
@@ -129,25 +137,48 @@ impl Watch {
         now: Duration,
     ) -> Vec<Change> {
         let policy = |gpu: &GpuUuid| policies.get(gpu).copied().unwrap_or_default();
+        // Phase 1: the claims that are there now, with everything that each holds.
         let there = self.there(gpus, policy);
+        // Phase 2: memory of shares against their grants.
         let mut changes = self.learn_shares(gpus);
+        // Phase 3: time without use, for each claim as a whole. A claim that went and came back
+        // starts anew.
         self.claims.retain(|uid, _| there.contains_key(uid));
         for (uid, held) in &there {
             let state = self.claims.entry(uid.clone()).or_default();
             let before = state.idle;
+            // Pods before figures: with a new pod the time without use begins anew, from this
+            // reading.
             state.come(&held.pods);
             state.learn(held.after, held.quiet, now);
             if state.idle != before {
                 let (claim, idle) = (held.claim.clone(), state.idle);
-                changes.push(Change::Idle { claim, idle, after: held.after, reclaim: held.reclaim });
+                changes.push(Change::Idle {
+                    claim,
+                    idle,
+                    after: held.after,
+                    reclaim: held.reclaim,
+                });
             }
         }
+        // Phase 4: pods to be evicted. It looks at the states that were learnt above, so it comes
+        // last.
         let due = self.due_now(gpus, policy, &there, now);
-        let gone = self.due.keys().filter(|key| !due.contains_key(key) && there.contains_key(&key.0.uid));
+        // A claim that is gone needs no report that it is no longer due.
+        let gone = self
+            .due
+            .keys()
+            .filter(|key| !due.contains_key(key) && there.contains_key(&key.0.uid));
         let gone = gone.map(|key| (key, None));
-        let news = due.iter().filter(|(key, why)| self.due.get(key) != Some(why));
+        let news = due
+            .iter()
+            .filter(|(key, why)| self.due.get(key) != Some(why));
         for ((claim, device), due) in gone.chain(news.map(|(key, why)| (key, Some(*why)))) {
-            changes.push(Change::Due { claim: claim.clone(), device: device.clone(), due });
+            changes.push(Change::Due {
+                claim: claim.clone(),
+                device: device.clone(),
+                due,
+            });
         }
         self.due = due;
         changes
@@ -159,23 +190,30 @@ impl Watch {
         policy: impl Fn(&GpuUuid) -> UsagePolicy,
     ) -> BTreeMap<ClaimUid, Held> {
         let mut there = BTreeMap::<ClaimUid, Held>::new();
-        for (uuid, device) in gpus.iter().flat_map(|(uuid, gpu)| gpu.devices.iter().map(move |d| (uuid, d))) {
+        for (uuid, device) in gpus
+            .iter()
+            .flat_map(|(uuid, gpu)| gpu.devices.iter().map(move |d| (uuid, d)))
+        {
             let policy = policy(uuid);
             let after = policy.idle_after.unwrap_or(self.idle_after);
-            let held = there.entry(device.claim.uid.clone()).or_insert_with(|| Held {
-                claim: device.claim.clone(),
-                devices: Vec::new(),
-                pods: BTreeSet::new(),
-                quiet: Ok(true),
-                after,
-                reclaim: Some(Duration::ZERO),
-            });
+            let held = there
+                .entry(device.claim.uid.clone())
+                .or_insert_with(|| Held {
+                    claim: device.claim.clone(),
+                    devices: Vec::new(),
+                    pods: BTreeSet::new(),
+                    quiet: Ok(true),
+                    after,
+                    // Neutral: `add` takes the longest grace, and drops it for good at a device
+                    // that has none.
+                    reclaim: Some(Duration::ZERO),
+                });
             held.add(device, after, policy);
         }
         there
     }
 
-    /// Whose pods are to go: of overuse, if of both.
+    /// Returns the claims whose pods are to go: because of overuse, if of both.
     fn due_now(
         &mut self,
         gpus: &BTreeMap<GpuUuid, GpuUsage>,
@@ -185,21 +223,36 @@ impl Watch {
     ) -> BTreeMap<(ClaimRef, DeviceName), Due> {
         let mut due = BTreeMap::new();
         for held in there.values() {
-            let state = self.claims.get(&held.claim.uid).filter(|state| state.idle && state.known);
-            let quiet = state.and_then(|state| state.quiet).map(|since| now.saturating_sub(since));
-            if quiet.zip(held.reclaim).is_some_and(|(quiet, grace)| quiet >= held.after + grace) {
+            let state = self
+                .claims
+                .get(&held.claim.uid)
+                .filter(|state| state.idle && state.known);
+            let quiet = state
+                .and_then(|state| state.quiet)
+                .map(|since| now.saturating_sub(since));
+            if quiet
+                .zip(held.reclaim)
+                .is_some_and(|(quiet, grace)| quiet >= held.after + grace)
+            {
                 due.extend(
-                    held.devices.iter().map(|device| ((held.claim.clone(), device.clone()), Due::Idle)),
+                    held.devices
+                        .iter()
+                        .map(|device| ((held.claim.clone(), device.clone()), Due::Idle)),
                 );
             }
         }
+        // Built anew in each step: a GPU whose policy no longer evicts loses its memory of harm.
         let mut harms = BTreeMap::new();
         for (uuid, gpu) in gpus.iter().filter(|(uuid, _)| policy(uuid).evict) {
             let over = |claim: &ClaimRef, device: &DeviceName| {
-                self.shares.get(&(claim.uid.clone(), device.clone())).is_some_and(|share| share.over)
+                self.shares
+                    .get(&(claim.uid.clone(), device.clone()))
+                    .is_some_and(|share| share.over)
             };
-            let Some(harm) = Harm::after(self.harms.remove(uuid), gpu, over, now) else { continue };
-            due.extend(harm.due(gpu, now).iter().map(|share| (share.clone(), Due::Overuse)));
+            let Some(harm) = Harm::after(self.harms.remove(uuid), gpu, over, now) else {
+                continue;
+            };
+            due.extend(harm.due().iter().map(|share| (share.clone(), Due::Overuse)));
             harms.insert(uuid.clone(), harm);
         }
         self.harms = harms;
@@ -232,29 +285,40 @@ impl Watch {
 
     /// A share was reported as over its grant before this began.
     pub fn was_over(&mut self, claim: &ClaimUid, device: &DeviceName) {
-        self.shares.entry((claim.clone(), device.clone())).or_default().over = true;
+        self.shares
+            .entry((claim.clone(), device.clone()))
+            .or_default()
+            .over = true;
     }
 
     /// A claim was reported as idle before this began.
     pub fn was_idle(&mut self, claim: &ClaimUid) {
-        let new = Claim { idle: true, ..Claim::default() };
+        let new = Claim {
+            idle: true,
+            ..Claim::default()
+        };
         self.claims.insert(claim.clone(), new);
     }
 
-    /// What is so after the last step.
+    /// Returns the state after the last step.
     pub fn verdicts(&self, now: Duration) -> Verdicts {
         let over = self.shares.iter().filter(|(_, share)| share.known);
         let idle = self.claims.iter().filter(|(_, claim)| claim.known);
-        let for_so_long =
-            |claim: &Claim| claim.quiet.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let for_so_long = |claim: &Claim| {
+            claim
+                .quiet
+                .map_or(Duration::ZERO, |since| now.saturating_sub(since))
+        };
         Verdicts {
             over: over.map(|(key, share)| (key.clone(), share.over)).collect(),
-            idle: idle.map(|(uid, claim)| (uid.clone(), for_so_long(claim))).collect(),
+            idle: idle
+                .map(|(uid, claim)| (uid.clone(), for_so_long(claim)))
+                .collect(),
         }
     }
 }
 
-/// A device in use decides, whatever is not known of others.
+/// Combines two devices: one in use decides, whatever is not known of the other.
 fn all_quiet(one: Figure<bool>, other: Figure<bool>) -> Figure<bool> {
     match (one, other) {
         (Ok(false), _) | (_, Ok(false)) => Ok(false),
@@ -264,20 +328,27 @@ fn all_quiet(one: Figure<bool>, other: Figure<bool>) -> Figure<bool> {
 }
 
 impl Share {
-    /// The new verdict with what was used and granted, if it is another.
+    /// Returns the new state with the bytes used and granted, if it is another.
     fn learn(&mut self, number: u64, group: &Group) -> Option<(bool, u64, u64)> {
+        // The same reading again is no second witness.
         if number == self.number {
             return None;
         }
         self.number = number;
         let (used, granted): (Result<u64, Unknown>, _) = (group.used, group.granted);
         self.known = used.is_ok() && granted.is_ok();
+        // A gap in the readings starts the count again, and leaves the reported state as it is.
         let (Ok(used), Ok(granted)) = (used, granted) else {
             self.against = 0;
             return None;
         };
         let over = used > granted.saturating_add(margin(granted));
-        self.against = if over == self.over { 0 } else { self.against + 1 };
+        self.against = if over == self.over {
+            0
+        } else {
+            self.against + 1
+        };
+        // A single reading may catch a short peak: report only what lasts.
         if self.against < READINGS {
             return None;
         }
@@ -287,7 +358,8 @@ impl Share {
 }
 
 impl Claim {
-    /// These pods have it now. A pod that was not there before has all of the time, not what the others left of it.
+    /// Learns the pods that have it now. A pod that was not there before has all of the time, not
+    /// what the others left of it.
     fn come(&mut self, pods: &BTreeSet<PodRef>) {
         if !pods.is_subset(&self.pods) {
             self.quiet = None;
@@ -303,7 +375,7 @@ impl Claim {
                 self.idle |= now.saturating_sub(since) >= after;
             }
             Ok(false) => (self.quiet, self.idle) = (None, false),
-            // What was not seen may have been use; what was reported stays until use is seen.
+            // There may have been use that was not seen; a report stays until use is seen.
             Err(_) => self.quiet = None,
         }
     }

@@ -1,8 +1,8 @@
 //! Consumable capacity: how much of a device's capacities a request consumes.
 //!
-//! A request names an amount or none; the device's request policy rounds it up or fills it in. Everything is
-//! computed in billionths, exactly; where the scheduler counts whole or thousandth units, amounts are rounded to
-//! those first, as it does.
+//! A request names an amount or none; the device's request policy rounds it up or fills it in.
+//! Everything is computed in billionths, exactly; where the scheduler counts whole or thousandth
+//! units, amounts are rounded to those first, as it does.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ use divvy_model::{Format, Quantity};
 const ONE: i128 = 1_000_000_000;
 const MILLI: i128 = 1_000_000;
 
-/// What a request consumes of one capacity of a device.
+/// Demand of a request for one capacity of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Demand<'a> {
     pub(crate) capacity: &'a str,
     pub(crate) amount: Quantity,
-    /// What the device has of it.
+    /// Amount that the device has.
     pub(crate) total: Quantity,
 }
 
@@ -37,14 +37,14 @@ pub(crate) enum Unfit<'a> {
     Short(Demand<'a>),
 }
 
-/// What makes an amount impossible to compute: the capacity, and what is wrong.
+/// Reason why an amount cannot be computed: the capacity, and its fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Incomputable {
     pub(crate) capacity: String,
     pub(crate) problem: String,
 }
 
-/// What the request consumes of every capacity of the device, in the order of their names.
+/// Computes what the request consumes of every capacity of the device, in the order of their names.
 pub(crate) fn demands<'a>(
     wanted: Option<&'a CapacityRequirements>,
     device: &'a Device,
@@ -53,29 +53,44 @@ pub(crate) fn demands<'a>(
     static NONE: BTreeMap<String, DeviceCapacity> = BTreeMap::new();
     let capacities = device.capacity.as_ref().unwrap_or(&NONE);
     let wanted = wanted.and_then(|w| w.requests.as_ref());
-    if let Some(missing) =
-        wanted.into_iter().flat_map(|w| w.keys()).find(|name| !capacities.contains_key(*name))
+    if let Some(missing) = wanted
+        .into_iter()
+        .flat_map(|w| w.keys())
+        .find(|name| !capacities.contains_key(*name))
     {
         return Ok(Err(Unfit::Missing(missing)));
     }
     // First all amounts: one that cannot be computed is an error, whatever the others are.
     let mut demands = Vec::with_capacity(capacities.len());
     for (name, capacity) in capacities {
-        let error = |problem: String| Incomputable { capacity: name.clone(), problem };
+        let error = |problem: String| Incomputable {
+            capacity: name.clone(),
+            problem,
+        };
         let total = read(&capacity.value).map_err(error)?;
-        let asked = wanted.and_then(|w| w.get(name)).map(read).transpose().map_err(error)?;
-        let amount = amount(asked, &total, capacity.request_policy.as_ref(), fractions).map_err(error)?;
+        let asked = wanted
+            .and_then(|w| w.get(name))
+            .map(read)
+            .transpose()
+            .map_err(error)?;
+        let amount =
+            amount(asked, &total, capacity.request_policy.as_ref(), fractions).map_err(error)?;
         if amount.signum() < 0 {
             return Err(error(format!("{amount} is negative")));
         }
-        demands.push(Demand { capacity: name, amount, total });
+        demands.push(Demand {
+            capacity: name,
+            amount,
+            total,
+        });
     }
     for (demand, capacity) in demands.iter().zip(capacities.values()) {
         let policy = capacity.request_policy.as_ref();
         let name = demand.capacity;
-        if breaks(&demand.amount, policy, fractions)
-            .map_err(|p| Incomputable { capacity: name.to_owned(), problem: p })?
-        {
+        if breaks(&demand.amount, policy, fractions).map_err(|p| Incomputable {
+            capacity: name.to_owned(),
+            problem: p,
+        })? {
             return Ok(Err(Unfit::Policy(name, demand.amount)));
         }
         if demand.amount > demand.total {
@@ -90,7 +105,9 @@ fn read(raw: &Raw) -> Result<Quantity, String> {
         // A value that was left out is zero.
         return Ok(Quantity::from_units(0, Format::DecimalSi));
     }
-    raw.0.parse().map_err(|e: divvy_model::QuantityError| e.to_string())
+    raw.0
+        .parse()
+        .map_err(|e: divvy_model::QuantityError| e.to_string())
 }
 
 /// The amount after the policy has filled it in or rounded it up.
@@ -104,7 +121,9 @@ fn amount(
         let default = policy.and_then(|p| p.default.as_ref());
         return default.map_or_else(|| Ok(*total), read);
     };
-    let Some(policy) = policy else { return Ok(asked) };
+    let Some(policy) = policy else {
+        return Ok(asked);
+    };
     if let Some(range) = &policy.valid_range {
         return Range::read(range, fractions)?.round_up(asked);
     }
@@ -117,13 +136,15 @@ fn amount(
     Ok(asked)
 }
 
-/// Whether the amount is one that the policy does not allow.
+/// Says whether the amount is one that the policy does not allow.
 fn breaks(
     amount: &Quantity,
     policy: Option<&CapacityRequestPolicy>,
     fractions: bool,
 ) -> Result<bool, String> {
-    let Some(policy) = policy else { return Ok(false) };
+    let Some(policy) = policy else {
+        return Ok(false);
+    };
     if let Some(default) = &policy.default
         && read(default)? == *amount
     {
@@ -132,7 +153,9 @@ fn breaks(
     if let Some(range) = &policy.valid_range {
         return Ok(!Range::read(range, fractions)?.allows(amount));
     }
-    let Some(values) = policy.valid_values.as_ref().filter(|v| !v.is_empty()) else { return Ok(false) };
+    let Some(values) = policy.valid_values.as_ref().filter(|v| !v.is_empty()) else {
+        return Ok(false);
+    };
     for value in values {
         if read(value)? == *amount {
             return Ok(false);
@@ -155,26 +178,42 @@ impl Range {
         let min = read(&range.min)?;
         let max = range.max.as_ref().map(read).transpose()?;
         let step = range.step.as_ref().map(read).transpose()?;
-        let in_millis = |q: &Quantity| q.nanos() % MILLI == 0 && i64::try_from(q.nanos() / MILLI).is_ok();
+        let in_millis =
+            |q: &Quantity| q.nanos() % MILLI == 0 && i64::try_from(q.nanos() / MILLI).is_ok();
         let thousandths = fractions
-            && [Some(&min), max.as_ref(), step.as_ref()].into_iter().flatten().all(in_millis)
+            && [Some(&min), max.as_ref(), step.as_ref()]
+                .into_iter()
+                .flatten()
+                .all(in_millis)
             && step.as_ref().is_none_or(|s| s.nanos() >= MILLI);
         let unit = if thousandths { MILLI } else { ONE };
         let step = match step {
             None => None,
             Some(step) if step.signum() > 0 => Some((in_units(&step, unit), step.format())),
-            Some(step) => return Err(format!("the step {step} of its valid range is not positive")),
+            Some(step) => {
+                return Err(format!(
+                    "the step {step} of its valid range is not positive"
+                ));
+            }
         };
-        Ok(Self { min, max, step, unit })
+        Ok(Self {
+            min,
+            max,
+            step,
+            unit,
+        })
     }
 
     fn round_up(&self, asked: Quantity) -> Result<Quantity, String> {
         if asked < self.min {
             return Ok(self.min);
         }
-        let Some((step, format)) = self.step else { return Ok(asked) };
-        let beyond =
-            |q: &Quantity| format!("the request {q} is not representable in the steps of its valid range");
+        let Some((step, format)) = self.step else {
+            return Ok(asked);
+        };
+        let beyond = |q: &Quantity| {
+            format!("the request {q} is not representable in the steps of its valid range")
+        };
         if self.unit == MILLI && asked.nanos() % MILLI != 0 {
             return Err(beyond(&asked));
         }
@@ -182,8 +221,11 @@ impl Range {
         let over = wanted - min;
         let steps = over / step + i128::from(over % step > 0);
         let rounded = steps.checked_mul(step).and_then(|s| s.checked_add(min));
-        let rounded = rounded.filter(|r| i64::try_from(*r).is_ok() && i64::try_from(wanted).is_ok());
-        let nanos = rounded.and_then(|r| r.checked_mul(self.unit)).ok_or_else(|| beyond(&asked))?;
+        let rounded =
+            rounded.filter(|r| i64::try_from(*r).is_ok() && i64::try_from(wanted).is_ok());
+        let nanos = rounded
+            .and_then(|r| r.checked_mul(self.unit))
+            .ok_or_else(|| beyond(&asked))?;
         Ok(Quantity::from_nanos(nanos, format))
     }
 
@@ -191,7 +233,9 @@ impl Range {
         if self.max.as_ref().is_some_and(|max| amount > max) {
             return false;
         }
-        let Some((step, _)) = self.step else { return true };
+        let Some((step, _)) = self.step else {
+            return true;
+        };
         if self.unit == MILLI && amount.nanos() % MILLI != 0 {
             return false;
         }
@@ -202,7 +246,11 @@ impl Range {
 /// The amount in units, rounded away from zero as Kubernetes does.
 fn in_units(quantity: &Quantity, unit: i128) -> i128 {
     let (whole, rest) = (quantity.nanos() / unit, quantity.nanos() % unit);
-    if rest == 0 { whole } else { whole + rest.signum() }
+    if rest == 0 {
+        whole
+    } else {
+        whole + rest.signum()
+    }
 }
 
 #[cfg(test)]

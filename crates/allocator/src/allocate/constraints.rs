@@ -2,18 +2,18 @@
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceConstraint};
 
-/// A value of an attribute. What has another type is another value.
+/// A value of an attribute. A value of another type is another value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Value<'a> {
     Int(i64),
     Bool(bool),
     Text(&'a str),
     Version(&'a str),
-    /// Of a type that cannot be compared: equal to nothing, not even to itself.
+    /// A value of a type that cannot be compared: equal to nothing, not even to itself.
     Unknown,
 }
 
-/// What must hold.
+/// Rule that must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Match,
@@ -32,22 +32,33 @@ pub(crate) struct Constraint<'a> {
 impl<'a> Constraint<'a> {
     /// `None` for a constraint of a kind that is not known.
     pub(crate) fn new(constraint: &'a DeviceConstraint) -> Option<Self> {
-        let (kind, attribute) = match (&constraint.match_attribute, &constraint.distinct_attribute) {
+        let (kind, attribute) = match (&constraint.match_attribute, &constraint.distinct_attribute)
+        {
             (Some(attribute), _) => (Kind::Match, attribute),
             (None, Some(attribute)) => (Kind::Distinct, attribute),
             (None, None) => return None,
         };
-        Some(Self { kind, attribute, requests: constraint.requests.as_deref().unwrap_or_default() })
+        Some(Self {
+            kind,
+            attribute,
+            requests: constraint.requests.as_deref().unwrap_or_default(),
+        })
     }
 
-    /// Whether it is about a request, by its name or by that of its parent.
+    /// Says whether it is about a request, by its name or by that of its parent.
     pub(crate) fn covers(&self, request: &str) -> bool {
         let parent = request.split('/').next().unwrap_or_default();
         self.requests.is_empty() || self.requests.iter().any(|r| r == request || r == parent)
     }
 
-    /// The values that a device has, sorted; `None` when it lacks the attribute, or in `lists` has none to compare.
-    pub(crate) fn values(&self, driver: &str, device: &'a Device, lists: bool) -> Option<Vec<Value<'a>>> {
+    /// The values that a device has, sorted; `None` when it lacks the attribute, or in `lists` has
+    /// none to compare.
+    pub(crate) fn values(
+        &self,
+        driver: &str,
+        device: &'a Device,
+        lists: bool,
+    ) -> Option<Vec<Value<'a>>> {
         let attributes = device.attributes.as_ref()?;
         let bare = || {
             let (domain, id) = self.attribute.split_once('/')?;
@@ -64,12 +75,12 @@ impl<'a> Constraint<'a> {
             DeviceAttribute { bools: Some(v), .. } if !v.is_empty() => {
                 v.iter().map(|v| Value::Bool(*v)).collect()
             }
-            DeviceAttribute { strings: Some(v), .. } if !v.is_empty() => {
-                v.iter().map(|v| Value::Text(v)).collect()
-            }
-            DeviceAttribute { versions: Some(v), .. } if !v.is_empty() => {
-                v.iter().map(|v| Value::Version(v)).collect()
-            }
+            DeviceAttribute {
+                strings: Some(v), ..
+            } if !v.is_empty() => v.iter().map(|v| Value::Text(v)).collect(),
+            DeviceAttribute {
+                versions: Some(v), ..
+            } if !v.is_empty() => v.iter().map(|v| Value::Version(v)).collect(),
             _ => vec![scalar(attribute)?],
         };
         values.sort_unstable();
@@ -80,30 +91,41 @@ impl<'a> Constraint<'a> {
 
 fn scalar(attribute: &DeviceAttribute) -> Option<Value<'_>> {
     match attribute {
-        DeviceAttribute { string: Some(v), .. } => Some(Value::Text(v)),
+        DeviceAttribute {
+            string: Some(v), ..
+        } => Some(Value::Text(v)),
         DeviceAttribute { int: Some(v), .. } => Some(Value::Int(*v)),
         DeviceAttribute { bool: Some(v), .. } => Some(Value::Bool(*v)),
-        DeviceAttribute { version: Some(v), .. } => Some(Value::Version(v)),
+        DeviceAttribute {
+            version: Some(v), ..
+        } => Some(Value::Version(v)),
         _ => None,
     }
 }
 
-/// What two sorted lists of values have in common.
+/// Returns the values that two sorted lists have in common.
 fn common<'a>(a: &[Value<'a>], b: &[Value<'a>]) -> Vec<Value<'a>> {
-    a.iter().filter(|v| **v != Value::Unknown && b.binary_search(v).is_ok()).copied().collect()
+    a.iter()
+        .filter(|v| **v != Value::Unknown && b.binary_search(v).is_ok())
+        .copied()
+        .collect()
 }
 
-/// The devices that were picked under a constraint: for a match what all picks so far have in common, one entry a
-/// pick; else the picks' own values.
+/// The devices that were picked under a constraint: for a match what all picks so far have in
+/// common, one entry a pick; else the picks' own values.
 #[derive(Debug, Default)]
 pub(crate) struct State<'a>(Vec<Vec<Value<'a>>>);
 
 impl<'a> State<'a> {
-    /// What would be added for a device with these values; `None` when it must not join those that are there.
+    /// Returns what would be added for a device with these values; `None` when it must not join
+    /// those that
+    /// are there.
     pub(crate) fn after(&self, kind: Kind, values: &[Value<'a>]) -> Option<Vec<Value<'a>>> {
         match kind {
             Kind::Match => {
-                let Some(last) = self.0.last() else { return Some(values.to_vec()) };
+                let Some(last) = self.0.last() else {
+                    return Some(values.to_vec());
+                };
                 let common = common(last, values);
                 (!common.is_empty()).then_some(common)
             }

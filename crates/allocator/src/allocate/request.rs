@@ -1,4 +1,5 @@
-//! Requests, checked and ready to be searched for: classes resolved, selectors compiled, devices listed.
+//! Requests, checked and ready to be searched for: classes resolved, selectors compiled, devices
+//! listed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub(crate) struct Choice<'a> {
     pub(crate) alternatives: Vec<Request<'a>>,
 }
 
-/// One exact request, or one subrequest.
+/// An exact request, or a subrequest.
 pub(crate) struct Request<'a> {
     /// Its number among all requests of the call.
     pub(crate) id: usize,
@@ -55,11 +56,11 @@ pub(crate) struct Request<'a> {
     pub(crate) mode: Mode,
     pub(crate) admin: bool,
     pub(crate) tolerations: Option<&'a Vec<DeviceToleration>>,
-    /// What it wants of the device's capacities; none where it says nothing.
+    /// Capacities that it wants of the device; none where it says nothing.
     pub(crate) capacity: Option<&'a CapacityRequirements>,
 }
 
-/// How many devices.
+/// Number of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Exact(usize),
@@ -98,9 +99,9 @@ pub(crate) struct Candidate<'a> {
     pub(crate) device: &'a Device,
     /// The number of its pool on the node.
     pub(crate) home: usize,
-    /// What it consumes of its pool's counters.
+    /// Counters of its pool that it consumes.
     pub(crate) charges: Option<&'a [Charge]>,
-    /// Whether several claims can have a share of it.
+    /// Permission for several claims to have a share of it.
     pub(crate) shared: bool,
 }
 
@@ -145,11 +146,15 @@ impl<'a> Prepared<'a> {
             let claim = prepared.claim(allocator, index, claim)?;
             prepared.claims.push(claim);
         }
-        prepared.candidates.reserve(pools.iter().map(|p| p.devices.len()).sum());
+        prepared
+            .candidates
+            .reserve(pools.iter().map(|p| p.devices.len()).sum());
         for (home, pool) in pools.iter().enumerate() {
             let state = match &pool.problem {
                 None => {
-                    prepared.candidates.extend(candidates(home, pool, allocator.features()));
+                    prepared
+                        .candidates
+                        .extend(candidates(home, pool, allocator.features()));
                     continue;
                 }
                 Some(PoolProblem::Incomplete { .. }) => "being updated".to_owned(),
@@ -166,23 +171,43 @@ impl<'a> Prepared<'a> {
         index: usize,
         claim: &'a ResourceClaim,
     ) -> Result<Claim<'a>, AllocError> {
-        static NO_DEVICES: DeviceClaim = DeviceClaim { config: None, constraints: None, requests: None };
-        let spec = claim.spec.as_ref().and_then(|s| s.devices.as_ref()).unwrap_or(&NO_DEVICES);
+        static NO_DEVICES: DeviceClaim = DeviceClaim {
+            config: None,
+            constraints: None,
+            requests: None,
+        };
+        let spec = claim
+            .spec
+            .as_ref()
+            .and_then(|s| s.devices.as_ref())
+            .unwrap_or(&NO_DEVICES);
         let mut requests = Vec::new();
         for request in spec.requests.iter().flatten() {
             requests.push(self.request(allocator, (index, claim), request)?);
         }
         // Each request at its smallest: if even that is too much, no search can help.
-        let wanted = requests.iter().map(|r: &Choice<'_>| r.fewest()).fold(0, usize::saturating_add);
+        let wanted = requests
+            .iter()
+            .map(|r: &Choice<'_>| r.fewest())
+            .fold(0, usize::saturating_add);
         if wanted > MAX_RESULTS {
-            return Err(AllocError::TooManyDevices { claim: Holder::of(claim), wanted });
+            return Err(AllocError::TooManyDevices {
+                claim: Holder::of(claim),
+                wanted,
+            });
         }
         let constraints = spec.constraints.iter().flatten().map(|c| {
             let problem = "empty constraint (unsupported constraint type?)";
-            Constraint::new(c).ok_or_else(|| AllocError::of(claim, "spec.devices.constraints", problem))
+            Constraint::new(c)
+                .ok_or_else(|| AllocError::of(claim, "spec.devices.constraints", problem))
         });
         let constraints = constraints.collect::<Result<_, _>>()?;
-        Ok(Claim { object: claim, spec, requests, constraints })
+        Ok(Claim {
+            object: claim,
+            spec,
+            requests,
+            constraints,
+        })
     }
 
     fn request(
@@ -193,7 +218,12 @@ impl<'a> Prepared<'a> {
     ) -> Result<Choice<'a>, AllocError> {
         if let Some(exact) = &request.exactly {
             if exact.admin_access.is_some() && !self.features.admin_access {
-                return Err(AllocError::gate(claim, &request.name, "adminAccess", "DRAAdminAccess"));
+                return Err(AllocError::gate(
+                    claim,
+                    &request.name,
+                    "adminAccess",
+                    "DRAAdminAccess",
+                ));
             }
             let fields = Fields {
                 class: &exact.device_class_name,
@@ -206,7 +236,10 @@ impl<'a> Prepared<'a> {
                 derived: exact.derived_attributes.as_ref(),
             };
             let only = self.exact(allocator, (index, claim), request.name.clone(), &fields)?;
-            return Ok(Choice { prioritized: false, alternatives: vec![only] });
+            return Ok(Choice {
+                prioritized: false,
+                alternatives: vec![only],
+            });
         }
         let subrequests = request.first_available.as_deref().unwrap_or_default();
         if subrequests.is_empty() {
@@ -214,7 +247,12 @@ impl<'a> Prepared<'a> {
             return Err(AllocError::of(claim, &request.name, problem));
         }
         if !self.features.prioritized_list {
-            return Err(AllocError::gate(claim, &request.name, "firstAvailable", "DRAPrioritizedList"));
+            return Err(AllocError::gate(
+                claim,
+                &request.name,
+                "firstAvailable",
+                "DRAPrioritizedList",
+            ));
         }
         let mut alternatives = Vec::with_capacity(subrequests.len());
         for sub in subrequests {
@@ -231,7 +269,10 @@ impl<'a> Prepared<'a> {
             let name = format!("{}/{}", request.name, sub.name);
             alternatives.push(self.exact(allocator, (index, claim), name, &fields)?);
         }
-        Ok(Choice { prioritized: true, alternatives })
+        Ok(Choice {
+            prioritized: true,
+            alternatives,
+        })
     }
 
     fn exact(
@@ -243,17 +284,23 @@ impl<'a> Prepared<'a> {
     ) -> Result<Request<'a>, AllocError> {
         let malformed = |problem: String| AllocError::of(claim, &name, problem);
         if fields.class.is_empty() {
-            return Err(malformed("deviceClassName is empty (unsupported request type?)".to_owned()));
+            return Err(malformed(
+                "deviceClassName is empty (unsupported request type?)".to_owned(),
+            ));
         }
-        let class = self.inputs.classes.iter().find(|c| c.metadata.name.as_deref() == Some(fields.class));
-        let class = class.ok_or_else(|| {
-            let name = fields.class;
-            malformed(format!(
-                "device class {name:?} does not exist; `kubectl get deviceclasses` lists those that do"
-            ))
+        let class = self
+            .inputs
+            .classes
+            .iter()
+            .find(|c| c.metadata.name.as_deref() == Some(fields.class));
+        let class = class.ok_or_else(|| AllocError::NoClass {
+            claim: Holder::of(claim),
+            request: name.clone(),
+            class: fields.class.to_owned(),
         })?;
         let mode = match fields.mode {
-            // The API server fills in the defaults, also for a count of 0; a file that was never sent to one has none.
+            // The API server fills in the defaults, also for a count of 0; a file that was never
+            // sent to one has none.
             None | Some("" | "ExactCount") => {
                 let count = fields.count.filter(|count| *count != 0).unwrap_or(1);
                 let count = usize::try_from(count).ok();
@@ -262,9 +309,16 @@ impl<'a> Prepared<'a> {
             Some("All") => Mode::All,
             Some(other) => return Err(malformed(format!("unsupported allocationMode {other:?}"))),
         };
-        let capacity = fields.capacity.filter(|c| c.requests.as_ref().is_some_and(|r| !r.is_empty()));
+        let capacity = fields
+            .capacity
+            .filter(|c| c.requests.as_ref().is_some_and(|r| !r.is_empty()));
         if capacity.is_some() && !self.features.consumable_capacity {
-            return Err(AllocError::gate(claim, &name, "capacity", "DRAConsumableCapacity"));
+            return Err(AllocError::gate(
+                claim,
+                &name,
+                "capacity",
+                "DRAConsumableCapacity",
+            ));
         }
         if fields.derived.is_some_and(|d| !d.is_empty()) {
             return Err(AllocError::Unsupported {
@@ -274,10 +328,15 @@ impl<'a> Prepared<'a> {
         }
         let class_name = class.metadata.name.as_deref().unwrap_or_default();
         let mut selectors = Vec::new();
-        let of_class = class.spec.iter().flat_map(|s| s.selectors.iter().flatten()).enumerate();
+        let of_class = class
+            .spec
+            .iter()
+            .flat_map(|s| s.selectors.iter().flatten())
+            .enumerate();
         let of_request = fields.selectors.into_iter().flatten().enumerate();
         let all = of_class.map(|s| (Origin::Class(class_name), s));
-        for (origin, (number, selector)) in all.chain(of_request.map(|s| (Origin::Claim(claim), s))) {
+        for (origin, (number, selector)) in all.chain(of_request.map(|s| (Origin::Claim(claim), s)))
+        {
             let Some(cel) = &selector.cel else {
                 return Err(malformed(format!(
                     "{origin}: selector #{number}: CEL expression empty (unsupported selector type?)"
@@ -285,7 +344,12 @@ impl<'a> Prepared<'a> {
             };
             let program = allocator.program(&cel.expression);
             let expression = cel.expression.as_str();
-            selectors.push(Selector { origin, index: number, expression, program });
+            selectors.push(Selector {
+                origin,
+                index: number,
+                expression,
+                program,
+            });
         }
         let id = self.requests;
         self.requests += 1;
@@ -328,6 +392,7 @@ fn candidates<'a>(
         device: of_pool.device,
         home,
         charges: of_pool.charges.as_deref(),
-        shared: features.consumable_capacity && of_pool.device.allow_multiple_allocations == Some(true),
+        shared: features.consumable_capacity
+            && of_pool.device.allow_multiple_allocations == Some(true),
     })
 }

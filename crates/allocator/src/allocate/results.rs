@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult, DeviceRequestAllocationResult,
+    AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult,
+    DeviceRequestAllocationResult,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
@@ -21,8 +22,14 @@ pub(super) fn assemble(
     prepared: &Prepared<'_>,
     search: &Search<'_, '_>,
 ) -> Result<Vec<AllocationResult>, AllocError> {
-    let claims = prepared.claims.iter().zip(&search.picks).zip(&search.chosen);
-    claims.map(|((claim, picks), chosen)| of_claim(prepared, claim, picks, chosen)).collect()
+    let claims = prepared
+        .claims
+        .iter()
+        .zip(&search.picks)
+        .zip(&search.chosen);
+    claims
+        .map(|((claim, picks), chosen)| of_claim(prepared, claim, picks, chosen))
+        .collect()
 }
 
 fn of_claim(
@@ -36,12 +43,17 @@ fn of_claim(
     for pick in picks {
         let choice = claim.requests.get(pick.request);
         let request = choice.and_then(|c| c.alternatives.get(pick.alternative));
-        if let (Some(request), Some(candidate)) = (request, prepared.candidates.get(pick.candidate)) {
+        if let (Some(request), Some(candidate)) = (request, prepared.candidates.get(pick.candidate))
+        {
             let mut result = result(prepared.features, request, candidate);
             if candidate.shared {
                 let number = results.len();
-                let share =
-                    Share { claim: claim.object, request: &request.name, device: candidate.id(), number };
+                let share = Share {
+                    claim: claim.object,
+                    request: &request.name,
+                    device: candidate.id(),
+                    number,
+                };
                 result.share_id = Some(shares::id(prepared.inputs.allocated, share));
                 result.consumed_capacity = consumed(prepared.features, request, candidate);
             }
@@ -78,22 +90,32 @@ fn result(
         admin_access: request.admin.then_some(true),
         tolerations: request.tolerations.filter(|t| !t.is_empty()).cloned(),
         binding_conditions: device.binding_conditions.clone().filter(|_| binding),
-        binding_failure_conditions: device.binding_failure_conditions.clone().filter(|_| binding),
+        binding_failure_conditions: device
+            .binding_failure_conditions
+            .clone()
+            .filter(|_| binding),
         ..DeviceRequestAllocationResult::default()
     }
 }
 
-/// What a share consumes of every capacity that the device has.
+/// Computes what a share consumes of every capacity that the device has.
 fn consumed(
     features: Features,
     request: &Request<'_>,
     candidate: &Candidate<'_>,
 ) -> Option<BTreeMap<String, Raw>> {
     // The search has computed the same: a device that is not fit is not picked.
-    let demands =
-        capacity::demands(request.capacity, candidate.device, features.fractional_capacity).ok()?.ok()?;
-    let amounts: BTreeMap<String, Raw> =
-        demands.into_iter().map(|d| (d.capacity.to_owned(), Raw(d.amount.to_string()))).collect();
+    let demands = capacity::demands(
+        request.capacity,
+        candidate.device,
+        features.fractional_capacity,
+    )
+    .ok()?
+    .ok()?;
+    let amounts: BTreeMap<String, Raw> = demands
+        .into_iter()
+        .map(|d| (d.capacity.to_owned(), Raw(d.amount.to_string())))
+        .collect();
     (!amounts.is_empty()).then_some(amounts)
 }
 
@@ -113,7 +135,9 @@ fn configs(claim: &Claim<'_>, chosen: &[usize]) -> Vec<DeviceAllocationConfigura
             continue;
         }
         // A class that several requests use counts once, for all of them.
-        let users = requests.iter().filter(|r| r.class.metadata.name == class.metadata.name);
+        let users = requests
+            .iter()
+            .filter(|r| r.class.metadata.name == class.metadata.name);
         let users: Vec<String> = users.map(|r| r.name.clone()).collect();
         for config in class.spec.iter().flat_map(|s| s.config.iter().flatten()) {
             configs.push(DeviceAllocationConfiguration {
@@ -136,7 +160,8 @@ fn configs(claim: &Claim<'_>, chosen: &[usize]) -> Vec<DeviceAllocationConfigura
     configs
 }
 
-/// Whether a list of request names means the request: by its full name, or by that of its parent.
+/// Says whether a list of request names means the request: by its full name, or by that of its
+/// parent.
 fn covers(named: &[String], request: &Request<'_>) -> bool {
     let parent = request.name.split('/').next().unwrap_or_default();
     named.iter().any(|n| *n == request.name || n == parent)
@@ -144,10 +169,15 @@ fn covers(named: &[String], request: &Request<'_>) -> bool {
 
 /// Names that cover every request say no more than no names.
 fn scope(named: Vec<String>, requests: &[&Request<'_>]) -> Option<Vec<String>> {
-    if requests.iter().all(|r| covers(&named, r)) { None } else { some_unless_empty(named) }
+    if requests.iter().all(|r| covers(&named, r)) {
+        None
+    } else {
+        some_unless_empty(named)
+    }
 }
 
-/// Where the claim can be used: one node, what the devices' selectors have in common, or everywhere.
+/// Where the claim can be used: one node, what the devices' selectors have in common, or
+/// everywhere.
 fn node_selector(
     prepared: &Prepared<'_>,
     candidates: &[&Candidate<'_>],
@@ -168,8 +198,13 @@ fn node_selector(
                 operator: "In".to_owned(),
                 values: Some(vec![node.to_owned()]),
             };
-            let term = NodeSelectorTerm { match_fields: Some(vec![only]), match_expressions: None };
-            return Ok(Some(NodeSelector { node_selector_terms: vec![term] }));
+            let term = NodeSelectorTerm {
+                match_fields: Some(vec![only]),
+                match_expressions: None,
+            };
+            return Ok(Some(NodeSelector {
+                node_selector_terms: vec![term],
+            }));
         }
         let Some(selector) = selector else { continue };
         let [term] = selector.node_selector_terms.as_slice() else {
@@ -178,20 +213,31 @@ fn node_selector(
                 terms: selector.node_selector_terms.len(),
             });
         };
-        merge(&mut merged.match_expressions, term.match_expressions.as_ref());
+        merge(
+            &mut merged.match_expressions,
+            term.match_expressions.as_ref(),
+        );
         merge(&mut merged.match_fields, term.match_fields.as_ref());
     }
     let somewhere = merged.match_expressions.is_some() || merged.match_fields.is_some();
-    Ok(somewhere.then(|| NodeSelector { node_selector_terms: vec![merged] }))
+    Ok(somewhere.then(|| NodeSelector {
+        node_selector_terms: vec![merged],
+    }))
 }
 
 /// Adds requirements that are not there yet; the order of values does not matter.
-fn merge(into: &mut Option<Vec<NodeSelectorRequirement>>, from: Option<&Vec<NodeSelectorRequirement>>) {
+fn merge(
+    into: &mut Option<Vec<NodeSelectorRequirement>>,
+    from: Option<&Vec<NodeSelectorRequirement>>,
+) {
     for requirement in from.into_iter().flatten() {
-        let values =
-            |r: &NodeSelectorRequirement| r.values.iter().flatten().cloned().collect::<BTreeSet<_>>();
+        let values = |r: &NodeSelectorRequirement| {
+            r.values.iter().flatten().cloned().collect::<BTreeSet<_>>()
+        };
         let same = |r: &NodeSelectorRequirement| {
-            r.key == requirement.key && r.operator == requirement.operator && values(r) == values(requirement)
+            r.key == requirement.key
+                && r.operator == requirement.operator
+                && values(r) == values(requirement)
         };
         let list = into.get_or_insert_default();
         if !list.iter().any(same) {

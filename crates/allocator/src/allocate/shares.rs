@@ -13,13 +13,18 @@ pub(super) struct Share<'a> {
     pub(super) request: &'a str,
     /// The device that is shared.
     pub(super) device: DeviceId,
-    /// Which device of the claim's allocation it is, from 0.
+    /// Place of the device in the claim's allocation, from 0.
     pub(super) number: usize,
 }
 
-/// The id of a share: the same question has the same answer, unless an existing share of the device has that.
+/// The id of a share: the same question has the same answer, unless an existing share of the device
+/// has that.
 pub(super) fn id(allocated: &AllocatedState, mut share: Share<'_>) -> String {
-    let DeviceId { driver, pool, device } = &share.device;
+    let DeviceId {
+        driver,
+        pool,
+        device,
+    } = &share.device;
     let uses = allocated.uses(driver, pool, device);
     let mut id = derived(&share);
     while uses.is_some_and(|uses| uses.has_share(&id)) {
@@ -48,9 +53,18 @@ fn derived(share: &Share<'_>) -> String {
     ];
     // No name has a zero byte: parts cannot run into each other.
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-    let hash = bytes.fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
+    let hash = bytes.fold(OFFSET, |hash, byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(PRIME)
+    });
     let version = hash & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62);
     let hex = format!("{version:032x}");
     let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
-    format!("{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+    format!(
+        "{}-{}-{}-{}-{}",
+        part(0, 8),
+        part(8, 12),
+        part(12, 16),
+        part(16, 20),
+        part(20, 32)
+    )
 }

@@ -1,7 +1,9 @@
-//! The allocator against the case titles of the upstream allocator (own fixtures, compact expectations).
+//! The allocator against the case titles of the upstream allocator (own fixtures, compact
+//! expectations).
 //!
-//! A case is a [`World`]; [`World::try_it`] renders the outcome as a text: for each claim its results as
-//! `request=device` with the pool where it matters and `{what is consumed}`, then `@` where it can be used.
+//! A case is a [`World`]; [`World::try_it`] renders the outcome as a text: for each claim its
+//! results as `request=device` with the pool where it matters and `{what is consumed}`, then `@`
+//! where it can be used.
 
 mod all_devices;
 mod constraints;
@@ -20,9 +22,9 @@ mod tainted;
 use k8s_openapi::api::core::v1::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
     CELDeviceSelector, Device, DeviceAttribute, DeviceClaim, DeviceClaimConfiguration, DeviceClass,
-    DeviceClassConfiguration, DeviceClassSpec, DeviceRequest, DeviceSelector, DeviceSubRequest, DeviceTaint,
-    DeviceToleration, ExactDeviceRequest, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
-    ResourcePool, ResourceSlice, ResourceSliceSpec,
+    DeviceClassConfiguration, DeviceClassSpec, DeviceRequest, DeviceSelector, DeviceSubRequest,
+    DeviceTaint, DeviceToleration, ExactDeviceRequest, OpaqueDeviceConfiguration, ResourceClaim,
+    ResourceClaimSpec, ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 
@@ -34,7 +36,7 @@ const DRIVER_B: &str = "driver-b";
 const CLASS_A: &str = "class-a";
 const CLASS_B: &str = "class-b";
 
-/// What a case starts from: node-1, and a class for each of two drivers.
+/// Objects that a case starts from: node-1, and a class for each of two drivers.
 struct World {
     slices: Vec<ResourceSlice>,
     classes: Vec<DeviceClass>,
@@ -50,7 +52,14 @@ impl World {
         node.metadata.name = Some("node-1".to_owned());
         node.metadata.labels = Some([("zone".to_owned(), "a".to_owned())].into());
         let classes = vec![class(CLASS_A, DRIVER_A), class(CLASS_B, DRIVER_B)];
-        Self { slices, classes, held: Vec::new(), claims, node, features: Features::ALL }
+        Self {
+            slices,
+            classes,
+            held: Vec::new(),
+            claims,
+            node,
+            features: Features::ALL,
+        }
     }
 
     /// Devices of `driver-a/pool-1` that another claim holds.
@@ -67,8 +76,12 @@ impl World {
     fn outcome(&self) -> Result<Outcome, AllocError> {
         let slices = Slices::new(&self.slices);
         let allocated = AllocatedState::from_claims(&self.held);
-        let inputs =
-            Inputs { slices: &slices, classes: &self.classes, allocated: &allocated, node: &self.node };
+        let inputs = Inputs {
+            slices: &slices,
+            classes: &self.classes,
+            allocated: &allocated,
+            node: &self.node,
+        };
         let claims: Vec<&ResourceClaim> = self.claims.iter().collect();
         Allocator::new(self.features).allocate(&inputs, &claims)
     }
@@ -99,7 +112,7 @@ impl World {
         text
     }
 
-    /// What the pod of these claims gets, and keeps.
+    /// Allocates to the pod of these claims, which keeps it.
     fn place(&mut self, claims: Vec<ResourceClaim>) -> String {
         self.claims = claims;
         self.then(Vec::new())
@@ -107,23 +120,31 @@ impl World {
 
     /// The claim ends.
     fn release(&mut self, name: &str) {
-        self.held.retain(|c| c.metadata.name.as_deref() != Some(name));
+        self.held
+            .retain(|c| c.metadata.name.as_deref() != Some(name));
     }
 
     fn try_it(&self) -> String {
         match self.outcome() {
             Err(error) => format!("error: {error}"),
             Ok(Outcome::DoesNotFit(_)) => "does not fit".to_owned(),
-            Ok(Outcome::Fits(allocated)) => {
-                allocated.results.iter().map(rendered).collect::<Vec<_>>().join(" | ")
-            }
+            Ok(Outcome::Fits(allocated)) => allocated
+                .results
+                .iter()
+                .map(rendered)
+                .collect::<Vec<_>>()
+                .join(" | "),
         }
     }
 }
 
-/// `req-0=device-1 req-1=device-2(admin) @node-1`; devices outside of driver-a/pool-1 with both names.
+/// `req-0=device-1 req-1=device-2(admin) @node-1`; devices outside of driver-a/pool-1 with both
+/// names.
 fn rendered(result: &AllocationResult) -> String {
-    let devices = result.devices.iter().flat_map(|d| d.results.iter().flatten());
+    let devices = result
+        .devices
+        .iter()
+        .flat_map(|d| d.results.iter().flatten());
     let mut words: Vec<String> = devices
         .map(|r| {
             let place = if (r.driver.as_str(), r.pool.as_str()) == (DRIVER_A, "pool-1") {
@@ -131,15 +152,42 @@ fn rendered(result: &AllocationResult) -> String {
             } else {
                 format!("{}/{}/", r.driver, r.pool)
             };
-            let admin = if r.admin_access == Some(true) { "(admin)" } else { "" };
-            format!("{}={place}{}{admin}{}", r.request, r.device, fixtures::amounts(r))
+            let admin = if r.admin_access == Some(true) {
+                "(admin)"
+            } else {
+                ""
+            };
+            format!(
+                "{}={place}{}{admin}{}",
+                r.request,
+                r.device,
+                fixtures::amounts(r)
+            )
         })
         .collect();
-    for term in result.node_selector.iter().flat_map(|s| &s.node_selector_terms) {
-        let all = term.match_fields.iter().chain(&term.match_expressions).flatten();
+    for term in result
+        .node_selector
+        .iter()
+        .flat_map(|s| &s.node_selector_terms)
+    {
+        let all = term
+            .match_fields
+            .iter()
+            .chain(&term.match_expressions)
+            .flatten();
         let all = all.map(|r| {
-            let values = r.values.iter().flatten().cloned().collect::<Vec<_>>().join(",");
-            if r.key == "metadata.name" { values } else { format!("{} {} {values}", r.key, r.operator) }
+            let values = r
+                .values
+                .iter()
+                .flatten()
+                .cloned()
+                .collect::<Vec<_>>()
+                .join(",");
+            if r.key == "metadata.name" {
+                values
+            } else {
+                format!("{} {} {values}", r.key, r.operator)
+            }
         });
         words.push(format!("@{}", all.collect::<Vec<_>>().join("&")));
     }
@@ -147,7 +195,11 @@ fn rendered(result: &AllocationResult) -> String {
 }
 
 fn selector(expression: &str) -> DeviceSelector {
-    DeviceSelector { cel: Some(CELDeviceSelector { expression: expression.to_owned() }) }
+    DeviceSelector {
+        cel: Some(CELDeviceSelector {
+            expression: expression.to_owned(),
+        }),
+    }
 }
 
 fn class(name: &str, driver: &str) -> DeviceClass {
@@ -167,17 +219,35 @@ fn opaque(driver: &str, value: &str) -> OpaqueDeviceConfiguration {
     }
 }
 
-/// A device with an attribute `index` (its last character) and `big` (true for names that begin with "big").
+/// A device with an attribute `index` (its last character) and `big` (true for names that begin
+/// with "big").
 fn device(name: &str) -> Device {
-    let index = name.chars().last().and_then(|c| c.to_digit(10)).map(i64::from);
+    let index = name
+        .chars()
+        .last()
+        .and_then(|c| c.to_digit(10))
+        .map(i64::from);
     let attributes = [
-        ("index".to_owned(), DeviceAttribute { int: index, ..DeviceAttribute::default() }),
+        (
+            "index".to_owned(),
+            DeviceAttribute {
+                int: index,
+                ..DeviceAttribute::default()
+            },
+        ),
         (
             "big".to_owned(),
-            DeviceAttribute { bool: Some(name.starts_with("big")), ..DeviceAttribute::default() },
+            DeviceAttribute {
+                bool: Some(name.starts_with("big")),
+                ..DeviceAttribute::default()
+            },
         ),
     ];
-    Device { name: name.to_owned(), attributes: Some(attributes.into()), ..Device::default() }
+    Device {
+        name: name.to_owned(),
+        attributes: Some(attributes.into()),
+        ..Device::default()
+    }
 }
 
 fn tainted(name: &str, taints: &[(&str, &str)]) -> Device {
@@ -187,7 +257,10 @@ fn tainted(name: &str, taints: &[(&str, &str)]) -> Device {
         effect: (*effect).to_owned(),
         time_added: None,
     };
-    Device { taints: Some(taints.iter().map(taint).collect()), ..device(name) }
+    Device {
+        taints: Some(taints.iter().map(taint).collect()),
+        ..device(name)
+    }
 }
 
 fn toleration(key: &str, operator: &str, value: &str) -> DeviceToleration {
@@ -210,7 +283,11 @@ fn slice_of(devices: Vec<Device>) -> ResourceSlice {
     slice.spec = ResourceSliceSpec {
         driver: DRIVER_A.to_owned(),
         node_name: Some("node-1".to_owned()),
-        pool: ResourcePool { name: "pool-1".to_owned(), generation: 1, resource_slice_count: 1 },
+        pool: ResourcePool {
+            name: "pool-1".to_owned(),
+            generation: 1,
+            resource_slice_count: 1,
+        },
         devices: Some(devices),
         ..ResourceSliceSpec::default()
     };
@@ -256,8 +333,13 @@ fn zone(value: &str) -> NodeSelector {
         operator: "In".to_owned(),
         values: Some(vec![value.to_owned()]),
     };
-    let term = NodeSelectorTerm { match_expressions: Some(vec![requirement]), match_fields: None };
-    NodeSelector { node_selector_terms: vec![term] }
+    let term = NodeSelectorTerm {
+        match_expressions: Some(vec![requirement]),
+        match_fields: None,
+    };
+    NodeSelector {
+        node_selector_terms: vec![term],
+    }
 }
 
 fn in_zone(slice: ResourceSlice, value: &str) -> ResourceSlice {
@@ -271,16 +353,23 @@ fn claim(name: &str, requests: Vec<DeviceRequest>) -> ResourceClaim {
     let mut claim = ResourceClaim::default();
     claim.metadata.name = Some(name.to_owned());
     claim.metadata.namespace = Some("default".to_owned());
-    let devices = DeviceClaim { requests: Some(requests), ..DeviceClaim::default() };
-    claim.spec = Some(ResourceClaimSpec { devices: Some(devices) });
+    let devices = DeviceClaim {
+        requests: Some(requests),
+        ..DeviceClaim::default()
+    };
+    claim.spec = Some(ResourceClaimSpec {
+        devices: Some(devices),
+    });
     claim
 }
 
 fn configured(mut claim: ResourceClaim, configs: &[(&[&str], &str)]) -> ResourceClaim {
-    let configs = configs.iter().map(|(requests, value)| DeviceClaimConfiguration {
-        requests: Some(requests.iter().map(|r| (*r).to_owned()).collect()),
-        opaque: Some(opaque(DRIVER_A, value)),
-    });
+    let configs = configs
+        .iter()
+        .map(|(requests, value)| DeviceClaimConfiguration {
+            requests: Some(requests.iter().map(|r| (*r).to_owned()).collect()),
+            opaque: Some(opaque(DRIVER_A, value)),
+        });
     if let Some(devices) = claim.spec.as_mut().and_then(|s| s.devices.as_mut()) {
         devices.config = Some(configs.collect());
     }
@@ -296,10 +385,16 @@ fn all_of(name: &str, class: &str) -> DeviceRequest {
 }
 
 fn exact(name: &str, class: &str, change: impl FnOnce(&mut ExactDeviceRequest)) -> DeviceRequest {
-    let mut exact =
-        ExactDeviceRequest { device_class_name: class.to_owned(), ..ExactDeviceRequest::default() };
+    let mut exact = ExactDeviceRequest {
+        device_class_name: class.to_owned(),
+        ..ExactDeviceRequest::default()
+    };
     change(&mut exact);
-    DeviceRequest { name: name.to_owned(), exactly: Some(exact), first_available: None }
+    DeviceRequest {
+        name: name.to_owned(),
+        exactly: Some(exact),
+        first_available: None,
+    }
 }
 
 fn selecting(name: &str, class: &str, count: i64, expression: &str) -> DeviceRequest {
@@ -310,7 +405,11 @@ fn selecting(name: &str, class: &str, count: i64, expression: &str) -> DeviceReq
 }
 
 fn first_of(name: &str, subrequests: Vec<DeviceSubRequest>) -> DeviceRequest {
-    DeviceRequest { name: name.to_owned(), exactly: None, first_available: Some(subrequests) }
+    DeviceRequest {
+        name: name.to_owned(),
+        exactly: None,
+        first_available: Some(subrequests),
+    }
 }
 
 fn sub(name: &str, class: &str, count: i64) -> DeviceSubRequest {
@@ -335,10 +434,18 @@ fn holding(name: &str, devices: &[&str], admin: bool) -> ResourceClaim {
         admin_access: admin.then_some(true),
         ..DeviceRequestAllocationResult::default()
     });
-    let devices = DeviceAllocationResult { results: Some(results.collect()), config: None };
-    let allocation = AllocationResult { devices: Some(devices), ..AllocationResult::default() };
+    let devices = DeviceAllocationResult {
+        results: Some(results.collect()),
+        config: None,
+    };
+    let allocation = AllocationResult {
+        devices: Some(devices),
+        ..AllocationResult::default()
+    };
     let mut claim = claim(name, Vec::new());
-    claim.status =
-        Some(ResourceClaimStatus { allocation: Some(allocation), ..ResourceClaimStatus::default() });
+    claim.status = Some(ResourceClaimStatus {
+        allocation: Some(allocation),
+        ..ResourceClaimStatus::default()
+    });
     claim
 }

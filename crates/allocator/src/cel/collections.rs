@@ -24,9 +24,27 @@ pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
     ] {
         env.add_member_overload(name, &format!("list_{name}"), LIST_TYPE, vec![], function)?;
     }
-    env.add_member_overload("indexOf", "list_indexOf", LIST_TYPE, vec![DYN_TYPE], index_of)?;
-    env.add_member_overload("lastIndexOf", "list_lastIndexOf", LIST_TYPE, vec![DYN_TYPE], last_index_of)?;
-    env.add_member_overload("includes", "dyn_includes", DYN_TYPE, vec![DYN_TYPE], includes)?;
+    env.add_member_overload(
+        "indexOf",
+        "list_indexOf",
+        LIST_TYPE,
+        vec![DYN_TYPE],
+        index_of,
+    )?;
+    env.add_member_overload(
+        "lastIndexOf",
+        "list_lastIndexOf",
+        LIST_TYPE,
+        vec![DYN_TYPE],
+        last_index_of,
+    )?;
+    env.add_member_overload(
+        "includes",
+        "dyn_includes",
+        DYN_TYPE,
+        vec![DYN_TYPE],
+        includes,
+    )?;
     for (name, function) in [
         ("sets.contains", set_contains as Function),
         ("sets.equivalent", set_equivalent),
@@ -34,7 +52,7 @@ pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
     ] {
         env.add_overload(name, name, vec![LIST_TYPE, LIST_TYPE], function)?;
     }
-    // What the comprehension macros expand to; `@` cannot be written in an expression.
+    // The comprehension macros expand to these; `@` cannot be written in an expression.
     env.add_overload("@reverse", "@reverse", vec![LIST_TYPE], reverse)?;
     env.add_overload("@pairs", "list_pairs", vec![LIST_TYPE], pairs)?;
     env.add_overload("@pairs", "map_pairs", vec![MAP_TYPE], pairs)?;
@@ -48,7 +66,8 @@ pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
 pub(super) fn take<'b, 'v, const N: usize>(
     args: Vec<CowVal<'b, 'v>>,
 ) -> Result<[CowVal<'b, 'v>; N], ExecutionError> {
-    args.try_into().map_err(|args: Vec<_>| ExecutionError::invalid_argument_count(N, args.len()))
+    args.try_into()
+        .map_err(|args: Vec<_>| ExecutionError::invalid_argument_count(N, args.len()))
 }
 
 pub(super) fn list_of<'b, 'v>(items: Vec<Box<dyn Val + 'v>>) -> CowVal<'b, 'v> {
@@ -57,7 +76,9 @@ pub(super) fn list_of<'b, 'v>(items: Vec<Box<dyn Val + 'v>>) -> CowVal<'b, 'v> {
 
 /// The elements of a list, or the keys of a map.
 fn items<'v>(list: &(dyn Val + 'v)) -> Result<Vec<Box<dyn Val + 'v>>, ExecutionError> {
-    let iterable = list.as_iterable().ok_or_else(|| failed("list", "no such overload"))?;
+    let iterable = list
+        .as_iterable()
+        .ok_or_else(|| failed("list", "no such overload"))?;
     let mut iter = iterable.iter();
     let mut all = Vec::new();
     while let Some(item) = iter.next() {
@@ -66,14 +87,16 @@ fn items<'v>(list: &(dyn Val + 'v)) -> Result<Vec<Box<dyn Val + 'v>>, ExecutionE
     Ok(all)
 }
 
-/// Of lists only: cel-go's later version for strings is not in Kubernetes.
+/// Reverses lists only: cel-go's later version for strings is not in Kubernetes.
 fn reverse<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [list] = take(args)?;
     Ok(list_of(items(list.as_ref())?.into_iter().rev().collect()))
 }
 
 fn compare(a: &dyn Val, b: &dyn Val) -> Result<Ordering, ExecutionError> {
-    let comparer = a.as_comparer().ok_or_else(|| failed("list", "no such overload"))?;
+    let comparer = a
+        .as_comparer()
+        .ok_or_else(|| failed("list", "no such overload"))?;
     comparer.compare(b)
 }
 
@@ -90,9 +113,13 @@ fn is_sorted<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
 fn sum<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [list] = take(args)?;
     let mut all = items(list.as_ref())?.into_iter();
-    let Some(mut total) = all.next() else { return Ok(CowVal::owned(CelInt::from(0))) };
+    let Some(mut total) = all.next() else {
+        return Ok(CowVal::owned(CelInt::from(0)));
+    };
     for item in all {
-        let adder = total.as_adder().ok_or_else(|| failed("sum", "no such overload"))?;
+        let adder = total
+            .as_adder()
+            .ok_or_else(|| failed("sum", "no such overload"))?;
         total = adder.add(item.as_ref())?.into_owned();
     }
     Ok(CowVal::Owned(total))
@@ -101,7 +128,9 @@ fn sum<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
 fn extreme<'b, 'v>(args: Vec<CowVal<'b, 'v>>, name: &str, wanted: Ordering) -> Outcome<'b, 'v> {
     let [list] = take(args)?;
     let mut all = items(list.as_ref())?.into_iter();
-    let mut best = all.next().ok_or_else(|| failed(name, format!("{name} called on empty list")))?;
+    let mut best = all
+        .next()
+        .ok_or_else(|| failed(name, format!("{name} called on empty list")))?;
     for item in all {
         if compare(item.as_ref(), best.as_ref())? == wanted {
             best = item;
@@ -139,13 +168,17 @@ fn position(index: Option<usize>) -> CelInt {
 fn index_of<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [list, wanted] = take(args)?;
     let all = items(list.as_ref())?;
-    Ok(CowVal::owned(position(all.iter().position(|item| item.equals(wanted.as_ref())))))
+    Ok(CowVal::owned(position(
+        all.iter().position(|item| item.equals(wanted.as_ref())),
+    )))
 }
 
 fn last_index_of<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [list, wanted] = take(args)?;
     let all = items(list.as_ref())?;
-    Ok(CowVal::owned(position(all.iter().rposition(|item| item.equals(wanted.as_ref())))))
+    Ok(CowVal::owned(position(
+        all.iter().rposition(|item| item.equals(wanted.as_ref())),
+    )))
 }
 
 /// A list includes its elements, any other value includes itself.
@@ -166,7 +199,9 @@ fn includes<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
 }
 
 fn contains_all(list: &[Box<dyn Val + '_>], wanted: &[Box<dyn Val + '_>]) -> bool {
-    wanted.iter().all(|w| list.iter().any(|item| item.equals(w.as_ref())))
+    wanted
+        .iter()
+        .all(|w| list.iter().any(|item| item.equals(w.as_ref())))
 }
 
 fn set_contains<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
@@ -178,13 +213,17 @@ fn set_contains<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
 fn set_equivalent<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [a, b] = take(args)?;
     let (a, b) = (items(a.as_ref())?, items(b.as_ref())?);
-    Ok(CowVal::owned(CelBool::from(contains_all(&a, &b) && contains_all(&b, &a))))
+    Ok(CowVal::owned(CelBool::from(
+        contains_all(&a, &b) && contains_all(&b, &a),
+    )))
 }
 
 fn set_intersects<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [a, b] = take(args)?;
     let (a, b) = (items(a.as_ref())?, items(b.as_ref())?);
-    let common = b.iter().any(|w| a.iter().any(|item| item.equals(w.as_ref())));
+    let common = b
+        .iter()
+        .any(|w| a.iter().any(|item| item.equals(w.as_ref())));
     Ok(CowVal::owned(CelBool::from(common)))
 }
 
@@ -200,7 +239,9 @@ fn pairs<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
             let index = i64::try_from(index).unwrap_or(i64::MAX);
             vec![Box::new(CelInt::from(index)), item]
         } else {
-            let indexer = range.as_indexer().ok_or_else(|| failed("map", "no such overload"))?;
+            let indexer = range
+                .as_indexer()
+                .ok_or_else(|| failed("map", "no such overload"))?;
             let value = indexer.get(item.as_ref())?.into_owned();
             vec![item, value]
         };
@@ -212,7 +253,8 @@ fn pairs<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
 fn element<'b, 'v>(args: Vec<CowVal<'b, 'v>>, index: usize) -> Outcome<'b, 'v> {
     let [pair] = take(args)?;
     let item = items(pair.as_ref())?.into_iter().nth(index);
-    item.map(CowVal::Owned).ok_or_else(|| failed("pair", "index out of bounds"))
+    item.map(CowVal::Owned)
+        .ok_or_else(|| failed("pair", "index out of bounds"))
 }
 
 fn pair_key<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
@@ -223,7 +265,10 @@ fn pair_value<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     element(args, 1)
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "the signature of every CEL function")]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the signature of every CEL function"
+)]
 fn pair<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     Ok(list_of(args.into_iter().map(CowVal::into_owned).collect()))
 }
@@ -241,13 +286,15 @@ fn to_map<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     Ok(CowVal::owned(CelMap::from(map)))
 }
 
-/// One map out of a list of maps; a repeated key is an error.
+/// Merges a list of maps; a repeated key is an error.
 fn merge<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [list] = take(args)?;
     let mut map = HashMap::new();
     for entries in items(list.as_ref())? {
         for key in items(entries.as_ref())? {
-            let indexer = entries.as_indexer().ok_or_else(|| failed("map", "no such overload"))?;
+            let indexer = entries
+                .as_indexer()
+                .ok_or_else(|| failed("map", "no such overload"))?;
             let value = indexer.get(key.as_ref())?.into_owned();
             insert(&mut map, CowVal::Owned(key), value)?;
         }

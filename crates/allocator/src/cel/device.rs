@@ -1,7 +1,7 @@
 //! `device` as a CEL value: a view over the API object that looks things up when asked.
 //!
-//! Nothing is copied or converted before an expression reads it; a selector that reads two attributes of a
-//! device with thirty pays for two.
+//! Nothing is copied or converted before an expression reads it; a selector that reads two
+//! attributes of a device with thirty pays for two.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -26,19 +26,32 @@ static DEVICE: Type = Type::new_unspecified_type("kubernetes.DRADevice");
 pub(super) struct DeviceView<'a> {
     driver: &'a str,
     device: &'a Device,
-    /// Whether devices that several claims can have are known as such.
+    /// Knowledge of devices that several claims can have.
     shares: bool,
 }
 
 impl<'a> DeviceView<'a> {
     pub(super) fn new(driver: &'a str, device: &'a Device, shares: bool) -> Self {
-        Self { driver, device, shares }
+        Self {
+            driver,
+            device,
+            shares,
+        }
     }
 }
 
-/// Whether an attribute has no value that is known.
+/// Says whether an attribute has no value that is known.
 pub(super) fn is_empty(attribute: &DeviceAttribute) -> bool {
-    let DeviceAttribute { bool, bools, int, ints, string, strings, version, versions } = attribute;
+    let DeviceAttribute {
+        bool,
+        bools,
+        int,
+        ints,
+        string,
+        strings,
+        version,
+        versions,
+    } = attribute;
     string.is_none()
         && int.is_none()
         && bool.is_none()
@@ -89,16 +102,26 @@ impl Indexer for DeviceView<'_> {
     where
         Self: 'v,
     {
-        let view = MapView { device: *self, keys: OnceLock::new(), level: Level::Domains(Kind::Attribute) };
+        let view = MapView {
+            device: *self,
+            keys: OnceLock::new(),
+            level: Level::Domains(Kind::Attribute),
+        };
         match text(field)? {
             "driver" => Ok(CowVal::owned(CelString::from(self.driver))),
             "attributes" => Ok(CowVal::owned(view)),
-            "capacity" => Ok(CowVal::owned(MapView { level: Level::Domains(Kind::Capacity), ..view })),
+            "capacity" => Ok(CowVal::owned(MapView {
+                level: Level::Domains(Kind::Capacity),
+                ..view
+            })),
             "allowMultipleAllocations" => {
                 let shared = self.shares && self.device.allow_multiple_allocations == Some(true);
                 Ok(CowVal::owned(CelBool::from(shared)))
             }
-            other => Err(ExecutionError::function_error("device", format!("undefined field '{other}'"))),
+            other => Err(ExecutionError::function_error(
+                "device",
+                format!("undefined field '{other}'"),
+            )),
         }
     }
 
@@ -110,14 +133,15 @@ impl Indexer for DeviceView<'_> {
     }
 }
 
-/// Which of the two maps of a device.
+/// Name of one of the two maps of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Attribute,
     Capacity,
 }
 
-/// How deep in the map: the domains, or the ids of one domain. `None` is a domain the device lacks: empty.
+/// Depth in the map: the domains, or the ids of one domain. `None` is a domain the device lacks:
+/// empty.
 #[derive(Clone, Copy)]
 enum Level<'a> {
     Domains(Kind),
@@ -137,8 +161,20 @@ impl<'a> MapView<'a> {
     fn names(&self, kind: Kind) -> Box<dyn Iterator<Item = &'a str> + 'a> {
         let device = self.device.device;
         match kind {
-            Kind::Attribute => Box::new(device.attributes.iter().flatten().map(|(name, _)| name.as_str())),
-            Kind::Capacity => Box::new(device.capacity.iter().flatten().map(|(name, _)| name.as_str())),
+            Kind::Attribute => Box::new(
+                device
+                    .attributes
+                    .iter()
+                    .flatten()
+                    .map(|(name, _)| name.as_str()),
+            ),
+            Kind::Capacity => Box::new(
+                device
+                    .capacity
+                    .iter()
+                    .flatten()
+                    .map(|(name, _)| name.as_str()),
+            ),
         }
     }
 
@@ -153,7 +189,9 @@ impl<'a> MapView<'a> {
                 Level::Domains(kind) => self.names(kind).map(|n| self.split(n).0).collect(),
                 Level::Ids(kind, Some(domain)) => {
                     let all = self.names(kind).map(|n| self.split(n));
-                    all.filter(|(d, _)| *d == domain).map(|(_, id)| id).collect()
+                    all.filter(|(d, _)| *d == domain)
+                        .map(|(_, id)| id)
+                        .collect()
                 }
                 Level::Ids(_, None) => BTreeSet::new(),
             };
@@ -163,7 +201,9 @@ impl<'a> MapView<'a> {
 
     /// The device's own spelling of a domain, which outlives the expression's.
     fn domain(&self, kind: Kind, wanted: &str) -> Option<&'a str> {
-        self.names(kind).map(|name| self.split(name).0).find(|domain| *domain == wanted)
+        self.names(kind)
+            .map(|name| self.split(name).0)
+            .find(|domain| *domain == wanted)
     }
 
     /// The value behind an id of a domain, if the device has it.
@@ -186,12 +226,16 @@ impl<'a> MapView<'a> {
         match kind {
             Kind::Attribute => {
                 let map = device.attributes.as_ref()?;
-                let found = bare.and_then(|id| map.get(id)).or_else(|| map.get(&qualified()))?;
+                let found = bare
+                    .and_then(|id| map.get(id))
+                    .or_else(|| map.get(&qualified()))?;
                 Some(attribute(found, id))
             }
             Kind::Capacity => {
                 let map = device.capacity.as_ref()?;
-                let found = bare.and_then(|id| map.get(id)).or_else(|| map.get(&qualified()))?;
+                let found = bare
+                    .and_then(|id| map.get(id))
+                    .or_else(|| map.get(&qualified()))?;
                 let amount = found.value.0.parse::<Quantity>();
                 let amount = amount.map(|q| Box::new(CelQuantity(q)) as Box<dyn Val + 'v>);
                 Some(amount.map_err(|e| ExecutionError::function_error("capacity", e)))
@@ -205,8 +249,10 @@ fn list<'a: 'v, 'v, T, V: Val + 'v>(
     items: &'a [T],
     value: impl Fn(&'a T) -> Result<V, ExecutionError>,
 ) -> Result<Box<dyn Val + 'v>, ExecutionError> {
-    let items: Result<Vec<Box<dyn Val + 'v>>, ExecutionError> =
-        items.iter().map(|item| Ok(Box::new(value(item)?) as Box<dyn Val + 'v>)).collect();
+    let items: Result<Vec<Box<dyn Val + 'v>>, ExecutionError> = items
+        .iter()
+        .map(|item| Ok(Box::new(value(item)?) as Box<dyn Val + 'v>))
+        .collect();
     Ok(Box::new(CelList::from(items?)))
 }
 
@@ -216,24 +262,35 @@ fn attribute<'a: 'v, 'v>(
     id: &str,
 ) -> Result<Box<dyn Val + 'v>, ExecutionError> {
     let version = |text: &str| -> Result<Semver, ExecutionError> {
-        text.parse().map_err(|e| ExecutionError::function_error("attributes", format!("parse semver: {e}")))
+        text.parse()
+            .map_err(|e| ExecutionError::function_error("attributes", format!("parse semver: {e}")))
     };
     match attribute {
         DeviceAttribute { int: Some(v), .. } => Ok(Box::new(CelInt::from(*v))),
         DeviceAttribute { bool: Some(v), .. } => Ok(Box::new(CelBool::from(*v))),
-        DeviceAttribute { string: Some(v), .. } => Ok(Box::new(CelString::from(v.as_str()))),
-        DeviceAttribute { version: Some(v), .. } => Ok(Box::new(version(v)?)),
+        DeviceAttribute {
+            string: Some(v), ..
+        } => Ok(Box::new(CelString::from(v.as_str()))),
+        DeviceAttribute {
+            version: Some(v), ..
+        } => Ok(Box::new(version(v)?)),
         DeviceAttribute { ints: Some(v), .. } => list(v, |i| Ok(CelInt::from(*i))),
         DeviceAttribute { bools: Some(v), .. } => list(v, |b| Ok(CelBool::from(*b))),
-        DeviceAttribute { strings: Some(v), .. } => list(v, |s| Ok(CelString::from(s.as_str()))),
-        DeviceAttribute { versions: Some(v), .. } => list(v, |s| version(s)),
+        DeviceAttribute {
+            strings: Some(v), ..
+        } => list(v, |s| Ok(CelString::from(s.as_str()))),
+        DeviceAttribute {
+            versions: Some(v), ..
+        } => list(v, |s| version(s)),
         _ => Err(no_such_key(id)),
     }
 }
 
 impl fmt::Debug for MapView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.keys().iter().map(CelString::inner)).finish()
+        f.debug_list()
+            .entries(self.keys().iter().map(CelString::inner))
+            .finish()
     }
 }
 
@@ -247,7 +304,9 @@ impl Val for MapView<'_> {
     }
 
     fn equals(&self, other: &dyn Val) -> bool {
-        let (Some(sizer), Some(indexer)) = (other.as_sizer(), other.as_indexer()) else { return false };
+        let (Some(sizer), Some(indexer)) = (other.as_sizer(), other.as_indexer()) else {
+            return false;
+        };
         let same = |key: &CelString<'_>| match (self.get(key), indexer.get(key)) {
             (Ok(own), Ok(other)) => own.equals(other.as_ref()),
             _ => false,
@@ -281,7 +340,11 @@ impl Val for MapView<'_> {
     where
         Self: 'v,
     {
-        Box::new(MapView { device: self.device, level: self.level, keys: OnceLock::new() })
+        Box::new(MapView {
+            device: self.device,
+            level: self.level,
+            keys: OnceLock::new(),
+        })
     }
 }
 
@@ -299,7 +362,9 @@ impl Indexer for MapView<'_> {
             })),
             Level::Ids(kind, domain) => {
                 let value = domain.and_then(|domain| self.value(kind, domain, key));
-                value.unwrap_or_else(|| Err(no_such_key(key))).map(CowVal::Owned)
+                value
+                    .unwrap_or_else(|| Err(no_such_key(key)))
+                    .map(CowVal::Owned)
             }
         }
     }
@@ -308,7 +373,11 @@ impl Indexer for MapView<'_> {
     where
         Self: 'v,
     {
-        let view = MapView { device: self.device, level: self.level, keys: OnceLock::new() };
+        let view = MapView {
+            device: self.device,
+            level: self.level,
+            keys: OnceLock::new(),
+        };
         let value = view.get(key)?;
         Ok(value.into_owned())
     }
@@ -320,7 +389,9 @@ impl Container for MapView<'_> {
         Ok(match self.level {
             // Indexing an unknown domain works, but the map does not claim to have it.
             Level::Domains(kind) => self.domain(kind, key).is_some(),
-            Level::Ids(kind, domain) => domain.is_some_and(|domain| self.value(kind, domain, key).is_some()),
+            Level::Ids(kind, domain) => {
+                domain.is_some_and(|domain| self.value(kind, domain, key).is_some())
+            }
         })
     }
 }
@@ -349,10 +420,12 @@ impl Iterable for MapView<'_> {
 }
 
 fn text<'b>(key: &'b (dyn Val + '_)) -> Result<&'b str, ExecutionError> {
-    key.downcast_ref::<CelString>().map(CelString::inner).ok_or_else(|| ExecutionError::UnexpectedType {
-        got: key.get_type().name().to_owned(),
-        want: "string".to_owned(),
-    })
+    key.downcast_ref::<CelString>()
+        .map(CelString::inner)
+        .ok_or_else(|| ExecutionError::UnexpectedType {
+            got: key.get_type().name().to_owned(),
+            want: "string".to_owned(),
+        })
 }
 
 fn no_such_key(key: &str) -> ExecutionError {

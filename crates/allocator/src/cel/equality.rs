@@ -1,8 +1,9 @@
 //! Equality of versions and quantities with other types.
 //!
-//! To the interpreter values of different types are just not equal. Kubernetes' own types answer `no such overload`
-//! to `==` instead, which fails the whole pod: `driverVersion == "580.95.5"` is such a mistake. cel-go's `!=` turns
-//! that error into true. All comparisons therefore become calls of stricter functions.
+//! To the interpreter values of different types are just not equal. Kubernetes' own types answer
+//! `no such overload` to `==` instead, which fails the whole pod: `driverVersion == "580.95.5"` is
+//! such a mistake. cel-go's `!=` turns that error into true. All comparisons therefore become calls
+//! of stricter functions.
 
 use cel::common::ast::{CallExpr, operators};
 use cel::common::types::{CelBool, DYN_TYPE, NULL_TYPE};
@@ -27,16 +28,23 @@ pub(super) fn extension(env: &mut Env) -> Result<(), DeclarationError> {
 fn equal<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [left, right] = take(args)?;
     let (of_left, of_right) = (left.get_type(), right.get_type());
-    if of_left != of_right && *of_right != NULL_TYPE && (*of_left == QUANTITY || *of_left == SEMVER) {
+    if of_left != of_right && *of_right != NULL_TYPE && (*of_left == QUANTITY || *of_left == SEMVER)
+    {
         let types = vec![of_left.name().to_owned(), of_right.name().to_owned()];
         return Err(ExecutionError::no_such_overload(operators::EQUALS, types));
     }
-    Ok(CowVal::owned(CelBool::from(are_equal(left.as_ref(), right.as_ref()))))
+    Ok(CowVal::owned(CelBool::from(are_equal(
+        left.as_ref(),
+        right.as_ref(),
+    ))))
 }
 
 fn not_equal<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [left, right] = take(args)?;
-    Ok(CowVal::owned(CelBool::from(!are_equal(left.as_ref(), right.as_ref()))))
+    Ok(CowVal::owned(CelBool::from(!are_equal(
+        left.as_ref(),
+        right.as_ref(),
+    ))))
 }
 
 /// In both directions: a map literal does not know the maps of a device.

@@ -1,4 +1,5 @@
-//! The functions that Kubernetes adds to CEL and that the interpreter does not bring: quantity, semver and regex.
+//! The functions that Kubernetes adds to CEL and that the interpreter does not bring: quantity,
+//! semver and regex.
 
 use std::cmp::Ordering;
 
@@ -13,7 +14,7 @@ use divvy_model::{Format, Quantity};
 
 use crate::Semver;
 
-/// What a function of the environment gives.
+/// Result of a function of the environment.
 pub(super) type Outcome<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
 
 /// Declares everything of this module.
@@ -24,7 +25,13 @@ pub(super) fn extension(env: &mut Env) -> Result<(), DeclarationError> {
     add_member_overload!(env, fn matches: (CelString, CelString) -> Result<CelBool>)?;
     add_overload!(env, fn matches: (CelString, CelString) -> Result<CelBool>)?;
     add_member_overload!(env, fn find: (CelString, CelString) -> Result<CelString>)?;
-    env.add_member_overload("findAll", "find_all", STRING_TYPE, vec![STRING_TYPE], find_all)
+    env.add_member_overload(
+        "findAll",
+        "find_all",
+        STRING_TYPE,
+        vec![STRING_TYPE],
+        find_all,
+    )
 }
 
 /// The error of a function.
@@ -33,7 +40,9 @@ pub(super) fn failed(function: &str, error: impl std::fmt::Display) -> Execution
 }
 
 fn int(value: u64, function: &str) -> Result<CelInt, ExecutionError> {
-    i64::try_from(value).map(CelInt::from).map_err(|_| failed(function, "integer overflow"))
+    i64::try_from(value)
+        .map(CelInt::from)
+        .map_err(|_| failed(function, "integer overflow"))
 }
 
 fn ordering(order: Ordering) -> CelInt {
@@ -61,7 +70,10 @@ fn quantities(env: &mut Env) -> Result<(), DeclarationError> {
 }
 
 fn quantity(text: &CelString<'_>) -> Result<CelQuantity, ExecutionError> {
-    text.inner().parse().map(CelQuantity).map_err(|e| failed("quantity", e))
+    text.inner()
+        .parse()
+        .map(CelQuantity)
+        .map_err(|e| failed("quantity", e))
 }
 
 fn is_quantity(text: &CelString<'_>) -> CelBool {
@@ -77,7 +89,10 @@ fn is_integer(this: &CelQuantity) -> CelBool {
 }
 
 fn as_integer(this: &CelQuantity) -> Result<CelInt, ExecutionError> {
-    let value = this.0.to_i64().ok_or_else(|| failed("asInteger", "cannot convert value to integer"))?;
+    let value = this
+        .0
+        .to_i64()
+        .ok_or_else(|| failed("asInteger", "cannot convert value to integer"))?;
     Ok(CelInt::from(value))
 }
 
@@ -98,19 +113,31 @@ fn q_compare(this: &CelQuantity, other: &CelQuantity) -> CelInt {
 }
 
 fn q_add(this: &CelQuantity, other: &CelQuantity) -> Result<CelQuantity, ExecutionError> {
-    this.0.checked_add(&other.0).map(CelQuantity).ok_or_else(|| failed("add", "quantity out of range"))
+    this.0
+        .checked_add(&other.0)
+        .map(CelQuantity)
+        .ok_or_else(|| failed("add", "quantity out of range"))
 }
 
 fn q_sub(this: &CelQuantity, other: &CelQuantity) -> Result<CelQuantity, ExecutionError> {
-    this.0.checked_sub(&other.0).map(CelQuantity).ok_or_else(|| failed("sub", "quantity out of range"))
+    this.0
+        .checked_sub(&other.0)
+        .map(CelQuantity)
+        .ok_or_else(|| failed("sub", "quantity out of range"))
 }
 
 fn q_add_int(this: &CelQuantity, other: &CelInt) -> Result<CelQuantity, ExecutionError> {
-    q_add(this, &CelQuantity(Quantity::from_units(*other.inner(), Format::DecimalSi)))
+    q_add(
+        this,
+        &CelQuantity(Quantity::from_units(*other.inner(), Format::DecimalSi)),
+    )
 }
 
 fn q_sub_int(this: &CelQuantity, other: &CelInt) -> Result<CelQuantity, ExecutionError> {
-    q_sub(this, &CelQuantity(Quantity::from_units(*other.inner(), Format::DecimalSi)))
+    q_sub(
+        this,
+        &CelQuantity(Quantity::from_units(*other.inner(), Format::DecimalSi)),
+    )
 }
 
 // --- semver ---
@@ -130,7 +157,11 @@ fn versions(env: &mut Env) -> Result<(), DeclarationError> {
 }
 
 fn read_version(text: &str, lenient: bool) -> Result<Semver, crate::SemverError> {
-    if lenient { Semver::parse_lenient(text) } else { text.parse() }
+    if lenient {
+        Semver::parse_lenient(text)
+    } else {
+        text.parse()
+    }
 }
 
 fn semver(text: &CelString<'_>) -> Result<Semver, ExecutionError> {
@@ -180,19 +211,33 @@ fn matches(this: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelBool, Exe
     Ok(CelBool::from(regex.is_match(this.inner())))
 }
 
-fn find(this: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelString<'static>, ExecutionError> {
+fn find(
+    this: &CelString<'_>,
+    pattern: &CelString<'_>,
+) -> Result<CelString<'static>, ExecutionError> {
     let regex = regexes::compiled(pattern.inner()).map_err(|e| failed("find", e))?;
-    let found = regex.find(this.inner()).map(|m| m.as_str()).unwrap_or_default();
+    let found = regex
+        .find(this.inner())
+        .map(|m| m.as_str())
+        .unwrap_or_default();
     Ok(CelString::from(found.to_owned()))
 }
 
 fn find_all<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     let [this, pattern] = take(args)?;
-    let (Some(text), Some(pattern)) = (this.downcast_ref::<CelString>(), pattern.downcast_ref::<CelString>())
-    else {
+    let (Some(text), Some(pattern)) = (
+        this.downcast_ref::<CelString>(),
+        pattern.downcast_ref::<CelString>(),
+    ) else {
         return Err(failed("findAll", "no such overload"));
     };
     let regex = regexes::compiled(pattern.inner()).map_err(|e| failed("findAll", e))?;
-    let found = regex.find_iter(text.inner()).map(|m| CelString::from(m.as_str().to_owned()));
-    Ok(list_of(found.map(|text| Box::new(text) as Box<dyn Val + 'v>).collect()))
+    let found = regex
+        .find_iter(text.inner())
+        .map(|m| CelString::from(m.as_str().to_owned()));
+    Ok(list_of(
+        found
+            .map(|text| Box::new(text) as Box<dyn Val + 'v>)
+            .collect(),
+    ))
 }

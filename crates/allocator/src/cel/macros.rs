@@ -1,9 +1,11 @@
 //! `cel.bind`, the two-variable comprehensions and what is lazy in cel-go, expanded while parsing.
 //!
-//! The interpreter ignores a comprehension's second variable, so `r.all(k, v, p)` becomes a one-variable
-//! comprehension over the pairs of `r` with `k` and `v` bound inside.
+//! The interpreter ignores a comprehension's second variable, so `r.all(k, v, p)` becomes a
+//! one-variable comprehension over the pairs of `r` with `k` and `v` bound inside.
 
-use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue, operators};
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue, operators,
+};
 use cel::parser::{Macro, MacroExprHelper, ParseError};
 use cel::{DeclarationError, Env};
 
@@ -19,12 +21,16 @@ type Expansion = Result<Option<IdedExpr>, ParseError>;
 /// Declares the macros.
 pub(super) fn extension(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_macro(Macro::receiver("bind", 3, cel_bind))?;
-    env.add_macro(Macro::receiver("or", 1, |helper, target, args| Ok(default(helper, target, args, false))))?;
+    env.add_macro(Macro::receiver("or", 1, |helper, target, args| {
+        Ok(default(helper, target, args, false))
+    }))?;
     env.add_macro(Macro::receiver("orValue", 1, |helper, target, args| {
         Ok(default(helper, target, args, true))
     }))?;
     env.add_macro(Macro::receiver("reverse", 0, |helper, target, _| {
-        Ok(target.take().map(|list| call(helper, "@reverse", vec![list])))
+        Ok(target
+            .take()
+            .map(|list| call(helper, "@reverse", vec![list])))
     }))?;
     for name in ["all", "exists", "existsOne", "exists_one"] {
         env.add_macro(Macro::receiver(name, 3, move |helper, target, args| {
@@ -33,16 +39,22 @@ pub(super) fn extension(env: &mut Env) -> Result<(), DeclarationError> {
     }
     for name in ["transformList", "transformMap", "transformMapEntry"] {
         for arguments in [3, 4] {
-            env.add_macro(Macro::receiver(name, arguments, move |helper, target, args| {
-                transform(helper, target, args, name)
-            }))?;
+            env.add_macro(Macro::receiver(
+                name,
+                arguments,
+                move |helper, target, args| transform(helper, target, args, name),
+            ))?;
         }
     }
     Ok(())
 }
 
 fn call(helper: &mut MacroExprHelper<'_>, name: &str, args: Vec<IdedExpr>) -> IdedExpr {
-    helper.next_expr(Expr::Call(CallExpr { func_name: name.to_owned(), target: None, args }))
+    helper.next_expr(Expr::Call(CallExpr {
+        func_name: name.to_owned(),
+        target: None,
+        args,
+    }))
 }
 
 fn ident(helper: &mut MacroExprHelper<'_>, name: &str) -> IdedExpr {
@@ -61,8 +73,14 @@ fn list(helper: &mut MacroExprHelper<'_>, elements: Vec<IdedExpr>) -> IdedExpr {
     helper.next_expr(Expr::List(ListExpr::new(elements)))
 }
 
-/// `body` with `name` bound to `init`: a comprehension over nothing whose accumulator is the variable.
-fn bind(helper: &mut MacroExprHelper<'_>, name: String, init: IdedExpr, body: IdedExpr) -> IdedExpr {
+/// `body` with `name` bound to `init`: a comprehension over nothing whose accumulator is the
+/// variable.
+fn bind(
+    helper: &mut MacroExprHelper<'_>,
+    name: String,
+    init: IdedExpr,
+    body: IdedExpr,
+) -> IdedExpr {
     let comprehension = ComprehensionExpr {
         iter_range: list(helper, Vec::new()),
         iter_var: "#unused".to_owned(),
@@ -96,13 +114,17 @@ fn cel_bind(
         return Ok(None);
     };
     let Expr::Ident(variable) = name.expr else {
-        return Err(helper.new_error(name.id, "cel.bind() variable names must be simple identifiers"));
+        return Err(helper.new_error(
+            name.id,
+            "cel.bind() variable names must be simple identifiers",
+        ));
     };
     *target = None;
     Ok(Some(bind(helper, variable, init, body)))
 }
 
-/// `optional.or(other)` and `optional.orValue(other)`: `other` is only evaluated where the optional is empty.
+/// `optional.or(other)` and `optional.orValue(other)`: `other` is only evaluated where the optional
+/// is empty.
 fn default(
     helper: &mut MacroExprHelper<'_>,
     target: &mut Option<IdedExpr>,
@@ -112,11 +134,19 @@ fn default(
     let (target, other) = (target.take()?, args.pop()?);
     let mut method = |name: &str| {
         let optional = Box::new(ident(helper, OPTIONAL));
-        let call = CallExpr { func_name: name.to_owned(), target: Some(optional), args: Vec::new() };
+        let call = CallExpr {
+            func_name: name.to_owned(),
+            target: Some(optional),
+            args: Vec::new(),
+        };
         helper.next_expr(Expr::Call(call))
     };
     let has = method("hasValue");
-    let own = if value { method("value") } else { ident(helper, OPTIONAL) };
+    let own = if value {
+        method("value")
+    } else {
+        ident(helper, OPTIONAL)
+    };
     let body = call(helper, operators::CONDITIONAL, vec![has, own, other]);
     Some(bind(helper, OPTIONAL.to_owned(), target, body))
 }
@@ -140,7 +170,11 @@ impl Loop {
         if key == value {
             return Err(helper.new_error(value_id, format!("duplicate variable name: {key}")));
         }
-        Ok(Self { range: call(helper, "@pairs", vec![range]), key, value })
+        Ok(Self {
+            range: call(helper, "@pairs", vec![range]),
+            key,
+            value,
+        })
     }
 
     /// `body` with both variables bound to the current pair.
@@ -183,7 +217,9 @@ fn predicate(
     let (Some(body), Some(value), Some(key)) = (args.pop(), args.pop(), args.pop()) else {
         return Ok(None);
     };
-    let Some(range) = target.take() else { return Ok(None) };
+    let Some(range) = target.take() else {
+        return Ok(None);
+    };
     let pairs = Loop::new(helper, range, [key, value])?;
     let body = pairs.scoped(helper, body);
     let accumulator = ident(helper, RESULT);
@@ -221,7 +257,9 @@ fn transform(
     args: &mut Vec<IdedExpr>,
     name: &str,
 ) -> Expansion {
-    let Some(body) = args.pop() else { return Ok(None) };
+    let Some(body) = args.pop() else {
+        return Ok(None);
+    };
     let filter = if args.len() == 3 { args.pop() } else { None };
     let (Some(value), Some(key), Some(range)) = (args.pop(), args.pop(), target.take()) else {
         return Ok(None);
@@ -245,7 +283,11 @@ fn transform(
         }
         None => step,
     };
-    let (init, condition, result) = (list(helper, Vec::new()), boolean(helper, true), ident(helper, RESULT));
+    let (init, condition, result) = (
+        list(helper, Vec::new()),
+        boolean(helper, true),
+        ident(helper, RESULT),
+    );
     let all = pairs.fold(helper, init, condition, step, result);
     Ok(Some(match name {
         "transformMap" => call(helper, "@toMap", vec![all]),

@@ -1,22 +1,31 @@
-//! What happens to an expression between the parser and the interpreter.
+//! Steps between the parser and the interpreter of an expression.
 //!
-//! The API server type-checks selectors before it stores them; a cluster's claims and classes have passed that. Here
-//! only those of its refusals are repeated that an evaluation would turn into an answer: comparisons and literals of
-//! types that are known not to match.
+//! The API server type-checks selectors before it stores them; a cluster's claims and classes have
+//! passed that. Here only those of its refusals are repeated that an evaluation would turn into an
+//! answer: comparisons and literals of types that are known not to match.
 
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue, operators};
 
 use super::macros::OPTIONAL;
 use super::{CelError, equality};
 
-/// How deeply an expression may nest: brackets count for [`BRACKET`], operators for one. The stack of any thread has
-/// room for that; selectors that people write stay far below.
+/// Deepest nesting of an expression: brackets count for [`BRACKET`], operators for one. The stack
+/// of any thread has room for that; selectors that people write stay far below.
 const MAX_DEPTH: usize = 200;
 const BRACKET: usize = 8;
 
 /// Functions and namespaces of Kubernetes' CEL that this evaluator does not have.
-const OFFLINE: [&str; 9] =
-    ["cidr", "duration", "format", "ip", "isCIDR", "isIP", "isURL", "timestamp", "url"];
+const OFFLINE: [&str; 9] = [
+    "cidr",
+    "duration",
+    "format",
+    "ip",
+    "isCIDR",
+    "isIP",
+    "isURL",
+    "timestamp",
+    "url",
+];
 
 const DEVICE: &str = "kubernetes.DRADevice";
 const DYN: &str = "dyn";
@@ -28,10 +37,12 @@ const QUANTITY: &str = "kubernetes.Quantity";
 const SEMVER: &str = "kubernetes.Semver";
 
 /// Types of which no value equals one of another.
-const SCALARS: [&str; 8] = ["bool", "bytes", "double", "int", "string", "uint", QUANTITY, SEMVER];
+const SCALARS: [&str; 8] = [
+    "bool", "bytes", "double", "int", "string", "uint", QUANTITY, SEMVER,
+];
 
-/// Refuses an expression that might overflow the stack of the parser or the interpreter. Text in strings counts as if
-/// it were code: that is simple, and errs on the safe side.
+/// Refuses an expression that might overflow the stack of the parser or the interpreter. Text in
+/// strings counts as if it were code: that is simple, and errs on the safe side.
 pub(super) fn check_depth(expression: &str) -> Result<(), CelError> {
     let (mut open, mut chain, mut conditionals) = (0_usize, 0_usize, 0_usize);
     for c in expression.chars() {
@@ -61,7 +72,11 @@ pub(super) fn prepare(expr: &mut IdedExpr) -> Result<(), CelError> {
         Expr::Call(call) => check_call(call)?,
         Expr::List(list) if list.optional_indices.is_empty() => homogeneous(list.elements.iter())?,
         Expr::Map(map) => {
-            let entries = || map.entries.iter().filter_map(|entry| entry_parts(&entry.expr));
+            let entries = || {
+                map.entries
+                    .iter()
+                    .filter_map(|entry| entry_parts(&entry.expr))
+            };
             homogeneous(entries().map(|(key, _)| key))?;
             homogeneous(entries().map(|(_, value)| value))?;
         }
@@ -96,7 +111,16 @@ fn check_call(call: &CallExpr) -> Result<(), CelError> {
     }
     let (left, right) = match (call.func_name.as_str(), call.args.as_slice()) {
         (operators::EQUALS | operators::NOT_EQUALS, [left, right]) => (left, right),
-        (operators::IN, [left, IdedExpr { expr: Expr::List(list), .. }]) => match list.elements.first() {
+        (
+            operators::IN,
+            [
+                left,
+                IdedExpr {
+                    expr: Expr::List(list),
+                    ..
+                },
+            ],
+        ) => match list.elements.first() {
             Some(first) => (left, first),
             None => return Ok(()),
         },
@@ -114,18 +138,24 @@ fn check_call(call: &CallExpr) -> Result<(), CelError> {
     }
 }
 
-/// Whether a comparison of two different types is refused; Kubernetes' own types may be compared with null.
+/// Says whether a comparison of two different types is refused; Kubernetes' own types may be
+/// compared
+/// with null.
 fn are_incomparable(left: &str, right: &str) -> bool {
     let is_null = |ty: &str| ty == "null";
     let is_own = |ty: &str| [QUANTITY, SEMVER].contains(&ty);
-    let both = [left, right].iter().all(|ty| SCALARS.contains(ty) || is_null(ty));
+    let both = [left, right]
+        .iter()
+        .all(|ty| SCALARS.contains(ty) || is_null(ty));
     both && !(is_null(left) && is_own(right)) && !(is_own(left) && is_null(right))
 }
 
 /// Refuses a list or map whose elements are known to have different types.
 fn homogeneous<'e>(elements: impl Iterator<Item = &'e IdedExpr>) -> Result<(), CelError> {
     let mut types = elements.filter_map(static_type);
-    let Some(first) = types.next() else { return Ok(()) };
+    let Some(first) = types.next() else {
+        return Ok(());
+    };
     match types.find(|ty| *ty != first) {
         None => Ok(()),
         Some(other) => {
@@ -134,7 +164,9 @@ fn homogeneous<'e>(elements: impl Iterator<Item = &'e IdedExpr>) -> Result<(), C
             } else {
                 ""
             };
-            Err(CelError::Compile(format!("expected type '{first}' but found '{other}'{hint}")))
+            Err(CelError::Compile(format!(
+                "expected type '{first}' but found '{other}'{hint}"
+            )))
         }
     }
 }
@@ -188,16 +220,17 @@ fn static_type(expr: &IdedExpr) -> Option<&'static str> {
             ("quantity", _) => Some(QUANTITY),
             ("semver", _) => Some(SEMVER),
             ("string" | "lowerAscii" | "upperAscii" | "trim", _) => Some("string"),
-            ("int" | "size" | "compareTo" | "sign" | "asInteger" | "major" | "minor" | "patch", _) => {
-                Some("int")
-            }
+            (
+                "int" | "size" | "compareTo" | "sign" | "asInteger" | "major" | "minor" | "patch",
+                _,
+            ) => Some("int"),
             _ => None,
         },
         _ => None,
     }
 }
 
-/// What a map holds.
+/// Content of a map.
 fn element(ty: &str) -> Option<&'static str> {
     match ty {
         ATTRIBUTES => Some(ATTRIBUTES_OF_DOMAIN),
@@ -217,16 +250,30 @@ fn entry_parts(entry: &EntryExpr) -> Option<(&IdedExpr, &IdedExpr)> {
 
 fn children(expr: &mut Expr) -> Vec<&mut IdedExpr> {
     match expr {
-        Expr::Call(call) => call.target.iter_mut().map(Box::as_mut).chain(&mut call.args).collect(),
+        Expr::Call(call) => call
+            .target
+            .iter_mut()
+            .map(Box::as_mut)
+            .chain(&mut call.args)
+            .collect(),
         Expr::Comprehension(c) => {
-            vec![&mut c.iter_range, &mut c.accu_init, &mut c.loop_cond, &mut c.loop_step, &mut c.result]
+            vec![
+                &mut c.iter_range,
+                &mut c.accu_init,
+                &mut c.loop_cond,
+                &mut c.loop_step,
+                &mut c.result,
+            ]
         }
         Expr::List(list) => list.elements.iter_mut().collect(),
         Expr::Map(map) => {
-            let entries = map.entries.iter_mut().filter_map(|entry| match &mut entry.expr {
-                EntryExpr::MapEntry(entry) => Some([&mut entry.key, &mut entry.value]),
-                EntryExpr::StructField(_) => None,
-            });
+            let entries = map
+                .entries
+                .iter_mut()
+                .filter_map(|entry| match &mut entry.expr {
+                    EntryExpr::MapEntry(entry) => Some([&mut entry.key, &mut entry.value]),
+                    EntryExpr::StructField(_) => None,
+                });
             entries.flatten().collect()
         }
         Expr::Select(select) => vec![&mut select.operand],

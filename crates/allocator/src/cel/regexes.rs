@@ -10,8 +10,8 @@ use regex::Regex;
 const CACHED: usize = 128;
 
 thread_local! {
-    /// Compiling costs 25 times a selector's evaluation. Shared, never cloned: a clone of a `Regex` starts with an
-    /// empty scratch space, which costs five evaluations.
+    /// Compiling costs 25 times a selector's evaluation. Shared, never cloned: a clone of a `Regex`
+    /// starts with an empty scratch space, which costs five evaluations.
     static CACHE: RefCell<BTreeMap<String, Rc<Regex>>> = const { RefCell::new(BTreeMap::new()) };
 }
 

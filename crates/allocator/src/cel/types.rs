@@ -30,7 +30,9 @@ macro_rules! opaque_value {
             }
 
             fn equals(&self, other: &dyn Val) -> bool {
-                other.downcast_ref::<$rust>().is_some_and(|other| self == other)
+                other
+                    .downcast_ref::<$rust>()
+                    .is_some_and(|other| self == other)
             }
 
             fn clone_as_boxed<'v>(&self) -> Box<dyn Val + 'v> {

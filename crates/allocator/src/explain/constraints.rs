@@ -10,32 +10,44 @@ use crate::allocated::Holder;
 const NAMED: usize = 4;
 
 /// The constraints that no choice among the devices that can be had would satisfy, with the reason.
-pub(super) fn unsatisfied<'a>(prepared: &Prepared<'a>, search: &mut Search<'_, 'a>) -> Vec<ConstraintReason> {
+pub(super) fn unsatisfied<'a>(
+    prepared: &Prepared<'a>,
+    search: &mut Search<'_, 'a>,
+) -> Vec<ConstraintReason> {
     let mut reasons = Vec::new();
     for claim in &prepared.claims {
         for constraint in &claim.constraints {
-            let Some(available) = available(prepared, search, claim, constraint) else { continue };
+            let Some(available) = available(prepared, search, claim, constraint) else {
+                continue;
+            };
             let problem = match constraint.kind {
                 Kind::Match => no_common_value(&available),
                 Kind::Distinct => too_few_values(&available),
             };
             if let Some(problem) = problem {
                 let constraint = constraint.to_string();
-                reasons.push(ConstraintReason { claim: Holder::of(claim.object), constraint, problem });
+                reasons.push(ConstraintReason {
+                    claim: Holder::of(claim.object),
+                    constraint,
+                    problem,
+                });
             }
         }
     }
     reasons
 }
 
-/// A request under a constraint: how many devices it wants, and how many it could have of each value.
+/// A request under a constraint: how many devices it wants, and how many it could have of each
+/// value.
 struct Available {
     request: String,
     wanted: usize,
     of_value: BTreeMap<String, usize>,
 }
 
-/// What each request could have, were it alone; `None` where a request has alternatives: any one could do.
+/// Counts what each request could have, were it alone; `None` where a request has alternatives: any
+/// one
+/// could do.
 fn available<'a>(
     prepared: &Prepared<'a>,
     search: &mut Search<'_, 'a>,
@@ -44,8 +56,11 @@ fn available<'a>(
 ) -> Option<Vec<Available>> {
     let mut all = Vec::new();
     for choice in &claim.requests {
-        let covered: Vec<&Request<'a>> =
-            choice.alternatives.iter().filter(|r| constraint.covers(&r.name)).collect();
+        let covered: Vec<&Request<'a>> = choice
+            .alternatives
+            .iter()
+            .filter(|r| constraint.covers(&r.name))
+            .collect();
         let [request] = covered.as_slice() else {
             if covered.is_empty() {
                 continue;
@@ -68,7 +83,11 @@ fn available<'a>(
             Mode::Exact(count) => count,
             Mode::All => search.wanted(request),
         };
-        all.push(Available { request: request.name.clone(), wanted, of_value });
+        all.push(Available {
+            request: request.name.clone(),
+            wanted,
+            of_value,
+        });
     }
     Some(all)
 }
@@ -87,14 +106,26 @@ fn no_common_value(available: &[Available]) -> Option<String> {
     let values: BTreeSet<&String> = available.iter().flat_map(|a| a.of_value.keys()).collect();
     let mut short = Vec::new();
     for value in &values {
-        let lacking = available.iter().find(|a| a.of_value.get(*value).copied().unwrap_or(0) < a.wanted)?;
+        let lacking = available
+            .iter()
+            .find(|a| a.of_value.get(*value).copied().unwrap_or(0) < a.wanted)?;
         let has = lacking.of_value.get(*value).copied().unwrap_or(0);
-        short.push(format!("{value} has {has} of {} for request {:?}", lacking.wanted, lacking.request));
+        short.push(format!(
+            "{value} has {has} of {} for request {:?}",
+            lacking.wanted, lacking.request
+        ));
     }
     let more = short.len().saturating_sub(NAMED);
     short.truncate(NAMED);
-    let more = if more == 0 { String::new() } else { format!("; and {more} more values") };
-    Some(format!("no value has free devices for all its requests: {}{more}", short.join("; ")))
+    let more = if more == 0 {
+        String::new()
+    } else {
+        format!("; and {more} more values")
+    };
+    Some(format!(
+        "no value has free devices for all its requests: {}{more}",
+        short.join("; ")
+    ))
 }
 
 /// For a distinction: fewer values than devices.

@@ -20,11 +20,16 @@ impl fmt::Display for Explanation {
             } else {
                 "each device is available alone, but not so many together".to_owned()
             };
-            write!(f, "node {}: {what}", self.node)?;
+            write!(f, "node {}: {what}{}", self.node, self.counted())?;
             for request in &self.requests {
                 write!(f, "\n{}", request.headline())?;
             }
-            for ConstraintReason { claim, constraint, problem } in &self.constraints {
+            for ConstraintReason {
+                claim,
+                constraint,
+                problem,
+            } in &self.constraints
+            {
                 write!(f, "\n  constraint {constraint} of claim {claim}: {problem}")?;
             }
         } else {
@@ -47,7 +52,7 @@ impl fmt::Display for Explanation {
 }
 
 impl RequestReason {
-    /// Who wants how much and can have how much.
+    /// Names the claim, the number that it wants and the number that it can have.
     fn headline(&self) -> String {
         let total = self.available + self.refused.len();
         let wanted = match self.wanted {
@@ -55,7 +60,13 @@ impl RequestReason {
             Some(count) => format!("{count} devices"),
             None => "all devices".to_owned(),
         };
-        let Self { claim, request, class, available, .. } = self;
+        let Self {
+            claim,
+            request,
+            class,
+            available,
+            ..
+        } = self;
         format!(
             "claim {claim}, request {request:?} needs {wanted} of class {class}, {available} of {total} available"
         )
@@ -63,46 +74,100 @@ impl RequestReason {
 }
 
 impl Explanation {
-    /// What the reader can do, where the reasons say it.
-    fn hint(&self) -> Option<String> {
+    /// Returns `: 9 devices are wanted, 8 at most can be had` where that is all there is to say of
+    /// requests that compete.
+    pub fn counted(&self) -> String {
+        match self.too_few.filter(|_| !self.limited) {
+            Some((wanted, most)) => {
+                format!(": {wanted} devices are wanted, {most} at most can be had")
+            }
+            None => String::new(),
+        }
+    }
+
+    /// Returns the class that selects no device of the node at all, where that is the reason.
+    pub fn class_without_devices(&self) -> Option<&str> {
+        let request = self.requests.first().filter(|_| !self.competing)?;
+        let class = format!("class {}", request.class);
+        let is_class = |device: &DeviceReason| matches!(&device.reason, Reason::SelectorFalse { origin, .. } if *origin == class);
+        let none = !request.refused.is_empty() && request.refused.iter().all(is_class);
+        none.then_some(request.class.as_str())
+    }
+
+    /// Returns advice to the reader, where the reasons contain it.
+    pub fn hint(&self) -> Option<String> {
         if self.devices == 0 && !self.unusable_pools.is_empty() {
             return Some("wait for the driver to finish publishing, then try again".to_owned());
         }
         if self.devices == 0 {
             let elsewhere = match self.other_nodes.as_slice() {
-                [] => "no driver publishes devices on any node: check that the plugin is running".to_owned(),
-                nodes => format!("devices are published for {}", named(nodes.iter().map(String::as_str))),
+                [] => "no driver publishes devices on any node: check that the plugin is running"
+                    .to_owned(),
+                nodes => format!(
+                    "devices are published for {}",
+                    named(nodes.iter().map(String::as_str))
+                ),
             };
-            return Some(format!("no driver publishes devices for node {}; {elsewhere}", self.node));
+            return Some(format!(
+                "no driver publishes devices for node {}; {elsewhere}",
+                self.node
+            ));
         }
-        let reasons = || self.requests.iter().flat_map(|r| &r.refused).map(|d| &d.reason);
+        let reasons = || {
+            self.requests
+                .iter()
+                .flat_map(|r| &r.refused)
+                .map(|d| &d.reason)
+        };
         if self.competing {
             return None;
         }
-        let beyond =
-            self.requests.iter().find_map(|r| Some((r, r.wanted?, r.selected()))).filter(
-                |(_, wanted, selected)| self.requests.len() == 1 && *selected > 0 && selected < wanted,
-            );
+        let beyond = self
+            .requests
+            .iter()
+            .find_map(|r| Some((r, r.wanted?, r.selected())))
+            .filter(|(_, wanted, selected)| {
+                self.requests.len() == 1 && *selected > 0 && selected < wanted
+            });
         if let Some((_, wanted, selected)) = beyond {
-            let has = if selected == 1 { "1 device".to_owned() } else { format!("{selected} devices") };
+            let has = if selected == 1 {
+                "1 device".to_owned()
+            } else {
+                format!("{selected} devices")
+            };
             return Some(format!(
                 "node {} has {has} that the class and claim select, in use or not, but {wanted} are requested: request fewer (spec.devices.requests count), or use a larger node",
                 self.node
             ));
         }
+        if let Some(class) = self.class_without_devices() {
+            return Some(format!(
+                "class {class} selects no device of this node: compare the attributes of the devices with the class, or use a node that has such devices"
+            ));
+        }
         if reasons().all(|r| matches!(r, Reason::SelectorFalse { .. })) {
             return Some("no device on this node matches the class and the claim's selectors; compare the attributes of the devices with the expressions".to_owned());
         }
-        let mut holders: Vec<String> = reasons().flat_map(Reason::holders).map(ToString::to_string).collect();
+        let mut holders: Vec<String> = reasons()
+            .flat_map(Reason::holders)
+            .map(ToString::to_string)
+            .collect();
         let mut seen = BTreeSet::new();
         holders.retain(|holder| seen.insert(holder.clone()));
         if !holders.is_empty() {
             let who = named(holders.iter().map(String::as_str));
-            return Some(format!("devices become free when the pods that use {who} end"));
+            return Some(format!(
+                "devices become free when the pods that use {who} end"
+            ));
         }
-        if let Some(Reason::CapacityExceeded { capacity, .. } | Reason::NoSuchCapacity { capacity }) =
-            reasons().find(|r| matches!(r, Reason::CapacityExceeded { .. } | Reason::NoSuchCapacity { .. }))
-        {
+        if let Some(
+            Reason::CapacityExceeded { capacity, .. } | Reason::NoSuchCapacity { capacity, .. },
+        ) = reasons().find(|r| {
+            matches!(
+                r,
+                Reason::CapacityExceeded { .. } | Reason::NoSuchCapacity { .. }
+            )
+        }) {
             return Some(format!(
                 "change {capacity:?} in the request's capacity.requests to a value that the devices offer (kubectl get resourceslices -o yaml)"
             ));
@@ -116,10 +181,13 @@ impl Explanation {
 }
 
 impl RequestReason {
-    /// How many devices the class and claim select, held or not.
+    /// Counts the devices that the class and claim select, held or not.
     fn selected(&self) -> usize {
         let not = |r: &&DeviceReason| {
-            matches!(r.reason, Reason::SelectorFalse { .. } | Reason::NotOnNode | Reason::FeatureOff)
+            matches!(
+                r.reason,
+                Reason::SelectorFalse { .. } | Reason::NotOnNode | Reason::FeatureOff
+            )
         };
         self.available + self.refused.len() - self.refused.iter().filter(not).count()
     }
@@ -138,16 +206,22 @@ impl Reason {
     }
 }
 
-/// Devices with the same reason in one line. What others hold comes first: that may change. What the class and claim
-/// do not want comes last, and by name only where there is nothing else to say.
+/// Returns devices with the same reason in one line. Devices that others hold come first: that may
+/// change. Devices that the class and claim do not want come last, and by name only where there is
+/// nothing else to say.
 fn lines(refused: &[DeviceReason]) -> Vec<String> {
     let mut by_reason: BTreeMap<&Reason, Vec<&str>> = BTreeMap::new();
     let mut by_set: BTreeMap<&str, Vec<(&Reason, &str)>> = BTreeMap::new();
     let mut in_use = Vec::new();
     for DeviceReason { device, reason } in refused {
         match reason {
-            Reason::InUse { by } => in_use.push(format!("{} by claim {}", device.device, claims(by))),
-            Reason::CounterShort { set, .. } => by_set.entry(set).or_default().push((reason, &device.device)),
+            Reason::InUse { by } => {
+                in_use.push(format!("{} by claim {}", device.device, claims(by)));
+            }
+            Reason::CounterShort { set, .. } => by_set
+                .entry(set)
+                .or_default()
+                .push((reason, &device.device)),
             _ => by_reason.entry(reason).or_default().push(&device.device),
         }
     }
@@ -156,28 +230,58 @@ fn lines(refused: &[DeviceReason]) -> Vec<String> {
         let users = named(in_use.iter().map(String::as_str));
         lines.push(format!("{} in use: {users}", count(in_use.len())));
     }
-    let (unwanted, others): (Vec<_>, Vec<_>) =
-        by_reason.into_iter().partition(|(reason, _)| matches!(reason, Reason::SelectorFalse { .. }));
+    let (unwanted, others): (Vec<_>, Vec<_>) = by_reason
+        .into_iter()
+        .partition(|(reason, _)| matches!(reason, Reason::SelectorFalse { .. }));
     for (reason, devices) in others {
-        lines.push(format!("{}: {}", many(devices.len(), reason), named(devices.into_iter())));
+        lines.push(format!(
+            "{}: {}",
+            many(devices.len(), reason),
+            named(devices.into_iter())
+        ));
     }
     let alone = lines.is_empty();
     for (reason, devices) in unwanted {
-        let names = if alone { format!(": {}", named(devices.iter().copied())) } else { String::new() };
+        let names = if alone {
+            format!(": {}", named(devices.iter().copied()))
+        } else {
+            String::new()
+        };
         lines.push(format!("{}{names}", many(devices.len(), reason)));
     }
     lines
 }
 
-/// Devices short of counters: a line for each of the first sets, which is one a GPU, and one for the rest.
+/// Devices short of counters: a line for each of the first sets, which is one a GPU, and one for
+/// the rest.
 fn counters(by_set: &BTreeMap<&str, Vec<(&Reason, &str)>>) -> Vec<String> {
     let mut lines = Vec::new();
     for (set, devices) in by_set.iter().take(NAMED) {
-        let Some((Reason::CounterShort { counter, wanted, left, by, .. }, first)) = devices.first() else {
+        let Some((
+            Reason::CounterShort {
+                counter,
+                wanted,
+                left,
+                by,
+                ..
+            },
+            first,
+        )) = devices.first()
+        else {
             continue;
         };
-        let names = named(devices.iter().map(|(_, name)| *name).collect::<Vec<_>>().into_iter());
-        let holders = if by.is_empty() { String::new() } else { format!(", held by claim {}", claims(by)) };
+        let names = named(
+            devices
+                .iter()
+                .map(|(_, name)| *name)
+                .collect::<Vec<_>>()
+                .into_iter(),
+        );
+        let holders = if by.is_empty() {
+            String::new()
+        } else {
+            format!(", held by claim {}", claims(by))
+        };
         lines.push(format!(
             "{} blocked by devices in use (counter set {set}: {first} needs {counter} {wanted}, left {left}{holders}): {names}",
             count(devices.len())
@@ -196,31 +300,72 @@ fn counters(by_set: &BTreeMap<&str, Vec<(&Reason, &str)>>) -> Vec<String> {
 }
 
 fn claims(by: &[Holder]) -> String {
-    named(by.iter().map(ToString::to_string).collect::<Vec<_>>().iter().map(String::as_str))
+    named(
+        by.iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .iter()
+            .map(String::as_str),
+    )
 }
 
 fn count(devices: usize) -> String {
-    if devices == 1 { "1 device is".to_owned() } else { format!("{devices} devices are") }
+    if devices == 1 {
+        "1 device is".to_owned()
+    } else {
+        format!("{devices} devices are")
+    }
 }
 
 fn many(devices: usize, reason: &Reason) -> String {
     let count = count(devices);
     match reason {
-        Reason::SelectorFalse { origin, index, expression } => {
-            format!("{count} not selected by {origin}, selector #{index} `{}`", one_line(expression))
+        Reason::SelectorFalse {
+            origin,
+            index,
+            expression,
+        } => {
+            format!(
+                "{count} not selected by {origin}, selector #{index} `{}`",
+                one_line(expression)
+            )
         }
         Reason::InUse { .. } => format!("{count} in use"),
-        Reason::CounterShort { set, .. } => format!("{count} blocked by devices in use (counter set {set})"),
-        Reason::PoolOverdrawn { set, counter, left, by } => format!(
+        Reason::CounterShort { set, .. } => {
+            format!("{count} blocked by devices in use (counter set {set})")
+        }
+        Reason::PoolOverdrawn {
+            set,
+            counter,
+            left,
+            by,
+        } => format!(
             "{count} blocked: claims hold more of counter {counter} of counter set {set} than exists (left {left}, held by claim {})",
             claims(by)
         ),
-        Reason::NoSuchCapacity { capacity } => format!("{count} without capacity {capacity:?}"),
-        Reason::CapacityExceeded { capacity, wanted, most } => {
-            let most = most.as_ref().map_or_else(String::new, |most| format!(", at most {most}"));
+        Reason::NoSuchCapacity { capacity, has } => {
+            let has = match has.as_slice() {
+                [] => String::new(),
+                has => format!(" (there is {})", has.join(", ")),
+            };
+            format!("{count} without capacity {capacity:?}{has}")
+        }
+        Reason::CapacityExceeded {
+            capacity,
+            wanted,
+            most,
+        } => {
+            let most = most
+                .as_ref()
+                .map_or_else(String::new, |most| format!(", at most {most}"));
             format!("{count} unable to grant {capacity} {wanted} to one request{most}")
         }
-        Reason::CapacityShort { capacity, wanted, left, by } => format!(
+        Reason::CapacityShort {
+            capacity,
+            wanted,
+            left,
+            by,
+        } => format!(
             "{count} short of {capacity} ({wanted} requested, {left} left, shared by claim {})",
             claims(by)
         ),
@@ -245,5 +390,9 @@ pub(crate) fn one_line(expression: &str) -> String {
 fn named<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
     let total = names.len();
     let text = names.take(NAMED).collect::<Vec<_>>().join(", ");
-    if total > NAMED { format!("{text} and {} more", total - NAMED) } else { text }
+    if total > NAMED {
+        format!("{text} and {} more", total - NAMED)
+    } else {
+        text
+    }
 }

@@ -15,7 +15,11 @@ pub(super) fn of_verdict(request: &Request<'_>, verdict: Verdict) -> Option<Reas
             let selector = request.selectors.get(place)?;
             let origin = selector.origin.to_string();
             let expression = selector.expression.to_owned();
-            Some(Reason::SelectorFalse { origin, index: selector.index, expression })
+            Some(Reason::SelectorFalse {
+                origin,
+                index: selector.index,
+                expression,
+            })
         }
         Verdict::NotOnNode => Some(Reason::NotOnNode),
         Verdict::FeatureOff => Some(Reason::FeatureOff),
@@ -65,28 +69,61 @@ pub(super) fn of_refusal(
                     left: text(left),
                     by,
                 },
-                Short::Overdrawn { .. } => Reason::PoolOverdrawn { set, counter: name, left: text(left), by },
+                Short::Overdrawn { .. } => Reason::PoolOverdrawn {
+                    set,
+                    counter: name,
+                    left: text(left),
+                    by,
+                },
             })
         }
         Refusal::Tainted(taint) => {
-            let value = taint.value.as_deref().map(|v| format!("={v}")).unwrap_or_default();
-            Some(Reason::Tainted { taint: format!("{}{value}:{}", taint.key, taint.effect) })
+            let value = taint
+                .value
+                .as_deref()
+                .map(|v| format!("={v}"))
+                .unwrap_or_default();
+            Some(Reason::Tainted {
+                taint: format!("{}{value}:{}", taint.key, taint.effect),
+            })
         }
         Refusal::Constraint(number) => {
-            let constraint = prepared.claims.get(request.claim)?.constraints.get(*number)?;
-            Some(Reason::NoSuchAttribute { constraint: constraint.to_string() })
+            let constraint = prepared
+                .claims
+                .get(request.claim)?
+                .constraints
+                .get(*number)?;
+            Some(Reason::NoSuchAttribute {
+                constraint: constraint.to_string(),
+            })
         }
     }
 }
 
 fn of_unfit(candidate: &Candidate<'_>, unfit: &Unfit<'_>) -> Reason {
     match unfit {
-        Unfit::Missing(name) => Reason::NoSuchCapacity { capacity: (*name).to_owned() },
+        Unfit::Missing(name) => Reason::NoSuchCapacity {
+            capacity: (*name).to_owned(),
+            has: candidate
+                .device
+                .capacity
+                .iter()
+                .flat_map(|all| all.keys().cloned())
+                .collect(),
+        },
         Unfit::Policy(name, amount) => {
-            let capacity = candidate.device.capacity.as_ref().and_then(|c| c.get(*name));
+            let capacity = candidate
+                .device
+                .capacity
+                .as_ref()
+                .and_then(|c| c.get(*name));
             let policy = capacity.and_then(|c| c.request_policy.as_ref());
-            let range = policy.and_then(|p| p.valid_range.as_ref()).and_then(|r| r.max.as_ref());
-            let values = policy.and_then(|p| p.valid_values.as_ref()).and_then(|v| v.last());
+            let range = policy
+                .and_then(|p| p.valid_range.as_ref())
+                .and_then(|r| r.max.as_ref());
+            let values = policy
+                .and_then(|p| p.valid_values.as_ref())
+                .and_then(|v| v.last());
             Reason::CapacityExceeded {
                 capacity: (*name).to_owned(),
                 wanted: amount.to_string(),
@@ -104,6 +141,10 @@ fn of_unfit(candidate: &Candidate<'_>, unfit: &Unfit<'_>) -> Reason {
 /// An amount of a counter: memory is large and a multiple of 1024, slices are few.
 fn text(nanos: i128) -> String {
     let units = nanos / 1_000_000_000;
-    let format = if units != 0 && units % 1024 == 0 { Format::BinarySi } else { Format::DecimalSi };
+    let format = if units != 0 && units % 1024 == 0 {
+        Format::BinarySi
+    } else {
+        Format::DecimalSi
+    };
     Quantity::from_nanos(nanos, format).to_string()
 }

@@ -13,15 +13,17 @@ use crate::features::Features;
 pub(crate) struct Pool<'a> {
     pub(crate) driver: &'a str,
     pub(crate) name: &'a str,
-    /// The devices of slices that are for this node, or for it in part, in the order in which they are tried.
+    /// The devices of slices that are for this node, or for it in part, in the order in which they
+    /// are tried.
     pub(crate) devices: Vec<PoolDevice<'a>>,
     /// The counters that devices draw on; charges name them by their place.
     pub(crate) counters: Vec<Counter<'a>>,
-    /// All devices that consume counters, by name; those of other nodes, which draw on the same, are among them.
+    /// All devices that consume counters, by name; those of other nodes, which draw on the same,
+    /// are among them.
     pub(crate) consumers: Vec<(&'a str, Charges)>,
     /// Why it must not be used now, if so.
     pub(crate) problem: Option<PoolProblem>,
-    /// Whether a device of it has to be attached first.
+    /// Need to attach a device of it first.
     pub(super) waits: bool,
 }
 
@@ -30,7 +32,7 @@ pub(crate) struct Pool<'a> {
 pub(crate) struct PoolDevice<'a> {
     pub(crate) slice: &'a ResourceSlice,
     pub(crate) device: &'a Device,
-    /// What it consumes of the pool's counters.
+    /// Counters of the pool that it consumes.
     pub(crate) charges: Option<Charges>,
 }
 
@@ -44,7 +46,8 @@ pub(crate) enum PoolProblem {
 }
 
 impl<'a> Pool<'a> {
-    /// The pool from its slices that are for the node; `None` when a newer generation is only elsewhere.
+    /// The pool from its slices that are for the node; `None` when a newer generation is only
+    /// elsewhere.
     pub(super) fn build(
         driver: &'a str,
         name: &'a str,
@@ -53,20 +56,30 @@ impl<'a> Pool<'a> {
         features: Features,
     ) -> Option<Self> {
         let generation = relevant.iter().map(|s| s.spec.pool.generation).max()?;
-        let mut slices: Vec<&ResourceSlice> =
-            relevant.into_iter().filter(|s| s.spec.pool.generation == generation).collect();
+        let mut slices: Vec<&ResourceSlice> = relevant
+            .into_iter()
+            .filter(|s| s.spec.pool.generation == generation)
+            .collect();
         let wanted = slices.first()?.spec.pool.resource_slice_count;
         let complete = |seen: usize| i64::try_from(seen) == Ok(wanted);
         let mut problem = None;
         let mut others = Vec::new();
         if !complete(slices.len()) {
-            if everywhere.iter().any(|s| s.spec.pool.generation > generation) {
+            if everywhere
+                .iter()
+                .any(|s| s.spec.pool.generation > generation)
+            {
                 return None;
             }
             let here: BTreeSet<*const ResourceSlice> =
                 slices.iter().map(|s| std::ptr::from_ref(*s)).collect();
-            let same = everywhere.iter().copied().filter(|s| s.spec.pool.generation == generation);
-            others = same.filter(|s| !here.contains(&std::ptr::from_ref(*s))).collect();
+            let same = everywhere
+                .iter()
+                .copied()
+                .filter(|s| s.spec.pool.generation == generation);
+            others = same
+                .filter(|s| !here.contains(&std::ptr::from_ref(*s)))
+                .collect();
             let seen = slices.len() + others.len();
             if !complete(seen) {
                 problem = Some(PoolProblem::Incomplete { seen, wanted });
@@ -88,17 +101,25 @@ impl<'a> Pool<'a> {
             waits: false,
         };
         for slice in slices {
-            pool.devices.extend(devices(&slice.spec).map(|device| PoolDevice {
-                slice,
-                device,
-                charges: None,
-            }));
+            pool.devices
+                .extend(devices(&slice.spec).map(|device| PoolDevice {
+                    slice,
+                    device,
+                    charges: None,
+                }));
         }
-        pool.waits =
-            pool.devices.iter().any(|d| d.device.binding_conditions.as_ref().is_some_and(|c| !c.is_empty()));
+        pool.waits = pool.devices.iter().any(|d| {
+            d.device
+                .binding_conditions
+                .as_ref()
+                .is_some_and(|c| !c.is_empty())
+        });
         if pool.problem.is_none() {
             let elsewhere = elsewhere.into_iter().flat_map(|s| devices(&s.spec));
-            pool.problem = pool.check(&counters, elsewhere, features).err().map(PoolProblem::Invalid);
+            pool.problem = pool
+                .check(&counters, elsewhere, features)
+                .err()
+                .map(PoolProblem::Invalid);
         }
         Some(pool)
     }
@@ -110,7 +131,11 @@ impl<'a> Pool<'a> {
         elsewhere: impl Iterator<Item = &'a Device>,
         features: Features,
     ) -> Result<(), String> {
-        let mut names: Vec<&str> = self.devices.iter().map(|d| d.device.name.as_str()).collect();
+        let mut names: Vec<&str> = self
+            .devices
+            .iter()
+            .map(|d| d.device.name.as_str())
+            .collect();
         names.sort_unstable();
         if let Some(name) = names.windows(2).find_map(|pair| match pair {
             [a, b] if a == b => Some(*a),
@@ -119,27 +144,41 @@ impl<'a> Pool<'a> {
             return Err(format!("duplicate device name {name}"));
         }
         if !features.partitionable_devices {
-            // Counters mean nothing then; a device that consumes some is not usable, the others are.
+            // Counters mean nothing then; a device that consumes some is not usable, the others
+            // are.
             return Ok(());
         }
         let table = Table::read(counters)?;
-        for PoolDevice { device, charges, .. } in &mut self.devices {
+        for PoolDevice {
+            device, charges, ..
+        } in &mut self.devices
+        {
             *charges = table.charges(device)?;
-            self.consumers.extend(charges.clone().map(|charges| (device.name.as_str(), charges)));
+            self.consumers.extend(
+                charges
+                    .clone()
+                    .map(|charges| (device.name.as_str(), charges)),
+            );
         }
         for device in elsewhere {
-            self.consumers.extend(table.charges(device)?.map(|charges| (device.name.as_str(), charges)));
+            self.consumers.extend(
+                table
+                    .charges(device)?
+                    .map(|charges| (device.name.as_str(), charges)),
+            );
         }
         self.consumers.sort_by_key(|(name, _)| *name);
         self.counters = table.counters;
         Ok(())
     }
 
-    /// What the devices of a name consume; two can have the same, on different nodes.
+    /// Returns what the devices of a name consume; two can have the same, on different nodes.
     pub(crate) fn consumed_by(&self, device: &str) -> impl Iterator<Item = &Charges> {
         let first = self.consumers.partition_point(|(name, _)| *name < device);
         let rest = self.consumers.get(first..).unwrap_or_default();
-        rest.iter().take_while(move |(name, _)| *name == device).map(|(_, charges)| charges)
+        rest.iter()
+            .take_while(move |(name, _)| *name == device)
+            .map(|(_, charges)| charges)
     }
 
     /// `driver/pool`, for messages.
@@ -147,7 +186,7 @@ impl<'a> Pool<'a> {
         format!("{}/{}", self.driver, self.name)
     }
 
-    /// What is wrong with the pool, if it is invalid.
+    /// Returns the fault of the pool, if it is invalid.
     pub(crate) fn invalid(&self) -> Option<&str> {
         match &self.problem {
             Some(PoolProblem::Invalid(problem)) => Some(problem),

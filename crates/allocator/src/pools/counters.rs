@@ -1,6 +1,7 @@
 //! The counters of a pool, numbered, and what its devices consume of them.
 //!
-//! Names and amounts are read once, when the slices are indexed: a search only adds and compares numbers.
+//! Names and amounts are read once, when the slices are indexed: a search only adds and compares
+//! numbers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use divvy_model::Quantity;
 pub(crate) struct Counter<'a> {
     pub(crate) set: &'a str,
     pub(crate) name: &'a str,
-    /// What there is of it, in billionths.
+    /// Amount that there is of it, in billionths.
     pub(crate) declared: i128,
 }
 
-/// What a device consumes of a counter of its pool.
+/// Amount of a counter of its pool that a device consumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Charge {
     /// The counter's number in the pool.
@@ -28,7 +29,7 @@ pub(crate) struct Charge {
     pub(crate) amount: i128,
 }
 
-/// What a device consumes, each counter once, in order.
+/// Computes what a device consumes, each counter once, in order.
 pub(crate) type Charges = Arc<[Charge]>;
 
 /// The counters of a pool and how they are found by name.
@@ -42,13 +43,20 @@ impl<'a> Table<'a> {
     /// The counters that the slices declare, or what is wrong with them.
     pub(super) fn read(slices: &[&'a ResourceSlice]) -> Result<Self, String> {
         let mut table = Self::default();
-        for set in slices.iter().flat_map(|s| s.spec.shared_counters.iter().flatten()) {
+        for set in slices
+            .iter()
+            .flat_map(|s| s.spec.shared_counters.iter().flatten())
+        {
             let mut numbers = BTreeMap::new();
             for (name, counter) in &set.counters {
                 let declared = amount(&counter.value)
                     .map_err(|e| format!("counter {name} of counter set {}: {e}", set.name))?;
                 numbers.insert(name.as_str(), table.counters.len());
-                table.counters.push(Counter { set: &set.name, name, declared });
+                table.counters.push(Counter {
+                    set: &set.name,
+                    name,
+                    declared,
+                });
             }
             if table.numbers.insert(&set.name, numbers).is_some() {
                 return Err(format!("duplicate counter set name {}", set.name));
@@ -57,14 +65,16 @@ impl<'a> Table<'a> {
         Ok(table)
     }
 
-    /// What a device consumes; `None` when it consumes nothing.
+    /// Returns what a device consumes; `None` when it consumes nothing.
     pub(super) fn charges(&self, device: &Device) -> Result<Option<Charges>, String> {
         let mut charges: BTreeMap<usize, i128> = BTreeMap::new();
         let consumptions = device.consumes_counters.as_deref().unwrap_or_default();
         for consumption in consumptions {
             let (device, set) = (&device.name, &consumption.counter_set);
             let Some(numbers) = self.numbers.get(set.as_str()) else {
-                return Err(format!("device {device} references unknown counter set {set}"));
+                return Err(format!(
+                    "device {device} references unknown counter set {set}"
+                ));
             };
             for (name, counter) in &consumption.counters {
                 let Some(number) = numbers.get(name.as_str()) else {
@@ -72,8 +82,8 @@ impl<'a> Table<'a> {
                         "device {device} references unknown counter {name} in counter set {set}"
                     ));
                 };
-                let wanted =
-                    amount(&counter.value).map_err(|e| format!("device {device}, counter {name}: {e}"))?;
+                let wanted = amount(&counter.value)
+                    .map_err(|e| format!("device {device}, counter {name}: {e}"))?;
                 let sum = charges.entry(*number).or_default();
                 *sum = sum.saturating_add(wanted);
             }
@@ -81,14 +91,23 @@ impl<'a> Table<'a> {
         if consumptions.is_empty() {
             return Ok(None);
         }
-        Ok(Some(charges.into_iter().map(|(counter, amount)| Charge { counter, amount }).collect()))
+        Ok(Some(
+            charges
+                .into_iter()
+                .map(|(counter, amount)| Charge { counter, amount })
+                .collect(),
+        ))
     }
 }
 
-/// Whether a device of the slice has compatibility groups, which need the alpha gate `DRADeviceCompatibilityGroups`.
+/// Says whether a device of the slice has compatibility groups, which need the alpha gate
+/// `DRADeviceCompatibilityGroups`.
 pub(super) fn has_groups(slice: &ResourceSlice) -> bool {
-    let consumed = super::devices(&slice.spec).flat_map(|device| device.consumes_counters.iter().flatten());
-    consumed.flat_map(|consumption| &consumption.compatibility_groups).any(|groups| !groups.is_empty())
+    let consumed =
+        super::devices(&slice.spec).flat_map(|device| device.consumes_counters.iter().flatten());
+    consumed
+        .flat_map(|consumption| &consumption.compatibility_groups)
+        .any(|groups| !groups.is_empty())
 }
 
 /// An amount in billionths; most are small whole numbers.

@@ -20,16 +20,31 @@ pub(crate) type Query = BTreeMap<String, String>;
 
 /// The parts of a path; `/version` is an object without a group and version.
 pub(crate) fn target(path: &str) -> Result<Path, ApiError> {
-    let missing = || ApiError::new(404, format!("the server could not find the requested resource: {path}"));
-    let parts: Vec<String> = path.split('/').filter(|p| !p.is_empty()).map(decode).collect();
+    let missing = || {
+        ApiError::new(
+            404,
+            format!("the server could not find the requested resource: {path}"),
+        )
+    };
+    let parts: Vec<String> = path
+        .split('/')
+        .filter(|p| !p.is_empty())
+        .map(decode)
+        .collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let (group, version, rest) = match parts.as_slice() {
-        ["version"] => return Ok(Path { plural: "version".into(), ..Path::default() }),
+        ["version"] => {
+            return Ok(Path {
+                plural: "version".into(),
+                ..Path::default()
+            });
+        }
         ["api", version, rest @ ..] => ("", *version, rest),
         ["apis", group, version, rest @ ..] => (*group, *version, rest),
         _ => return Err(missing()),
     };
-    // A namespace's own status is not distinguished from a resource called "status"; neither is used.
+    // A namespace's own status is not distinguished from a resource called "status"; neither is
+    // used.
     let (namespace, rest) = match rest {
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
         rest => ("", rest),
@@ -37,7 +52,7 @@ pub(crate) fn target(path: &str) -> Result<Path, ApiError> {
     let (plural, name, subresource) = match rest {
         [plural] => (*plural, "", ""),
         [plural, name] => (*plural, *name, ""),
-        // What is behind it is the pod's.
+        // The rest of the path is the pod's.
         ["pods", name, "proxy", ..] => ("pods", *name, "proxy"),
         [plural, name, subresource] => (*plural, *name, *subresource),
         _ => return Err(missing()),
@@ -57,7 +72,10 @@ pub(crate) fn query(raw: &str) -> Query {
         .filter(|pair| !pair.is_empty())
         .map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode(&key.replace('+', " ")), decode(&value.replace('+', " ")))
+            (
+                decode(&key.replace('+', " ")),
+                decode(&value.replace('+', " ")),
+            )
         })
         .collect()
 }
@@ -68,7 +86,10 @@ fn decode(text: &str) -> String {
     let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {
         rest = tail;
-        let escaped = tail.get(..2).filter(|_| byte == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        let escaped = tail
+            .get(..2)
+            .filter(|_| byte == b'%')
+            .and_then(|hex| std::str::from_utf8(hex).ok());
         match escaped.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
             Some(decoded) => {
                 out.push(decoded);
@@ -81,7 +102,11 @@ fn decode(text: &str) -> String {
 }
 
 /// The Kubernetes verb of a request.
-pub(crate) fn verb(method: &http::Method, path: &Path, query: &Query) -> Result<&'static str, ApiError> {
+pub(crate) fn verb(
+    method: &http::Method,
+    path: &Path,
+    query: &Query,
+) -> Result<&'static str, ApiError> {
     let named = !path.name.is_empty();
     let watch = query.get("watch").is_some_and(|v| v == "true" || v == "1");
     match (method.as_str(), named) {
@@ -94,7 +119,10 @@ pub(crate) fn verb(method: &http::Method, path: &Path, query: &Query) -> Result<
         ("PUT", true) => Ok("update"),
         ("PATCH", true) => Ok("patch"),
         ("DELETE", true) => Ok("delete"),
-        (other, _) => Err(ApiError::new(405, format!("method {other} is not allowed here"))),
+        (other, _) => Err(ApiError::new(
+            405,
+            format!("method {other} is not allowed here"),
+        )),
     }
 }
 
@@ -104,7 +132,8 @@ mod tests {
 
     #[test]
     fn a_status_path_is_split_into_its_parts() {
-        let path = target("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c/status").unwrap();
+        let path =
+            target("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c/status").unwrap();
         let expected = Path {
             group: "resource.k8s.io".into(),
             version: "v1".into(),
@@ -120,7 +149,11 @@ mod tests {
     fn a_namespace_itself_is_an_object_without_namespace() {
         let path = target("/api/v1/namespaces/ns").unwrap();
         assert_eq!(
-            (path.plural.as_str(), path.name.as_str(), path.namespace.as_str()),
+            (
+                path.plural.as_str(),
+                path.name.as_str(),
+                path.namespace.as_str()
+            ),
             ("namespaces", "ns", "")
         );
     }

@@ -1,5 +1,6 @@
-//! What the API server refuses of a ResourceClaim with 422, as far as drivers can run into it. ResourceSlices
-//! are checked before they are written (`divvy_offer::validate`), and by the real server in tests/e2e.
+//! Validation of ResourceClaims that the API server refuses with 422, as far as drivers can run
+//! into it. ResourceSlices are checked before they are written (`divvy_offer::validate`), and by
+//! the real server in tests/e2e.
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::Value;
@@ -17,7 +18,10 @@ pub(crate) fn check(name: &str, old: Option<&Value>, new: &Value) -> Result<(), 
         [one] => one.clone(),
         many => format!("[{}]", many.join(", ")),
     };
-    Err(ApiError::new(422, format!("ResourceClaim.resource.k8s.io \"{name}\" is invalid: {list}")))
+    Err(ApiError::new(
+        422,
+        format!("ResourceClaim.resource.k8s.io \"{name}\" is invalid: {list}"),
+    ))
 }
 
 /// Every problem found, worded as the API server does: `path: message`.
@@ -27,12 +31,17 @@ struct Problems(Vec<String>);
 impl Problems {
     fn unless(&mut self, fine: bool, path: impl AsRef<str>, message: impl AsRef<str>) {
         if !fine {
-            self.0.push(format!("{}: {}", path.as_ref(), message.as_ref()));
+            self.0
+                .push(format!("{}: {}", path.as_ref(), message.as_ref()));
         }
     }
 
     fn too_many(&mut self, path: impl AsRef<str>, count: usize, max: usize) {
-        self.unless(count <= max, path, format!("Too many: {count}: must have at most {max} items"));
+        self.unless(
+            count <= max,
+            path,
+            format!("Too many: {count}: must have at most {max} items"),
+        );
     }
 
     fn immutable<T: PartialEq>(&mut self, path: &str, old: &T, new: &T) {
@@ -52,19 +61,36 @@ fn claim(problems: &mut Problems, old: Option<&Value>, new: &Value) {
         }
     }
     let Some(status) = claim.status else { return };
-    let results = status.allocation.and_then(|a| a.devices).and_then(|d| d.results).unwrap_or_default();
+    let results = status
+        .allocation
+        .and_then(|a| a.devices)
+        .and_then(|d| d.results)
+        .unwrap_or_default();
     for (i, device) in status.devices.unwrap_or_default().iter().enumerate() {
         let path = format!("status.devices[{i}]");
         let allocated = results.iter().any(|r| {
             (&r.driver, &r.pool, &r.device, &r.share_id)
-                == (&device.driver, &device.pool, &device.device, &device.share_id)
+                == (
+                    &device.driver,
+                    &device.pool,
+                    &device.device,
+                    &device.share_id,
+                )
         });
-        problems.unless(allocated, &path, "Invalid value: must be an allocated device in the claim");
+        problems.unless(
+            allocated,
+            &path,
+            "Invalid value: must be an allocated device in the claim",
+        );
         let conditions = device.conditions.as_deref().unwrap_or_default();
         problems.too_many(format!("{path}.conditions"), conditions.len(), CONDITIONS);
         for (c, condition) in conditions.iter().enumerate() {
             let path = format!("{path}.conditions[{c}]");
-            problems.unless(!condition.reason.is_empty(), format!("{path}.reason"), "Required value");
+            problems.unless(
+                !condition.reason.is_empty(),
+                format!("{path}.reason"),
+                "Required value",
+            );
             let known = matches!(condition.status.as_str(), "True" | "False" | "Unknown");
             problems.unless(known, format!("{path}.status"), "Unsupported value");
         }

@@ -1,5 +1,5 @@
-//! The driver's own kinds, as a server has them whose definitions of them check nothing but the outer form: what gets
-//! past an old schema gets past this one.
+//! The driver's own kinds, as a server has them whose definitions of them check nothing but the
+//! outer form: what gets past an old schema gets past this one.
 
 use std::borrow::Cow;
 
@@ -73,11 +73,11 @@ macro_rules! custom {
 }
 
 custom!(
-    /// What administrators allow GPUs to become.
+    /// Policy of administrators for GPUs.
     GpuPolicy, "GpuPolicy", "gpupolicies", "kind::<GpuPolicy>"
 );
 custom!(
-    /// What a node says about its GPUs.
+    /// Report of a node about its GPUs.
     GpuNode, "GpuNode", "gpunodes", "kind::<GpuNode>"
 );
 

@@ -1,4 +1,4 @@
-//! What the server changes on write: canonical quantities, defaults, no empty lists.
+//! Changes that the server makes on write: canonical quantities, defaults, no empty lists.
 
 use divvy_model::Quantity;
 use serde_json::{Value, json};
@@ -17,21 +17,35 @@ pub(crate) fn store_form(kind: &str, object: &mut Value, now: &str) -> Result<()
 }
 
 fn slice(object: &mut Value, now: &str) -> Result<(), ApiError> {
-    let Some(spec) = object.get_mut("spec") else { return Ok(()) };
+    let Some(spec) = object.get_mut("spec") else {
+        return Ok(());
+    };
     prune_empty(spec);
     for set in list(spec, "sharedCounters") {
-        each(set.get_mut("counters"), |counter| canonical(counter.get_mut("value")))?;
+        each(set.get_mut("counters"), |counter| {
+            canonical(counter.get_mut("value"))
+        })?;
     }
     for device in list(spec, "devices") {
         each(device.get_mut("capacity"), |capacity| {
             canonical(capacity.get_mut("value"))?;
-            for at in ["default", "validRange/min", "validRange/max", "validRange/step"] {
+            for at in [
+                "default",
+                "validRange/min",
+                "validRange/max",
+                "validRange/step",
+            ] {
                 canonical(capacity.pointer_mut(&format!("/requestPolicy/{at}")))?;
             }
-            each(capacity.pointer_mut("/requestPolicy/validValues"), |value| canonical(Some(value)))
+            each(
+                capacity.pointer_mut("/requestPolicy/validValues"),
+                |value| canonical(Some(value)),
+            )
         })?;
         for use_ in list(device, "consumesCounters") {
-            each(use_.get_mut("counters"), |counter| canonical(counter.get_mut("value")))?;
+            each(use_.get_mut("counters"), |counter| {
+                canonical(counter.get_mut("value"))
+            })?;
         }
         for taint in list(device, "taints") {
             if let Some(taint) = taint.as_object_mut() {
@@ -43,7 +57,9 @@ fn slice(object: &mut Value, now: &str) -> Result<(), ApiError> {
 }
 
 fn claim(spec: Option<&mut Value>) -> Result<(), ApiError> {
-    let Some(devices) = spec.and_then(|spec| spec.get_mut("devices")) else { return Ok(()) };
+    let Some(devices) = spec.and_then(|spec| spec.get_mut("devices")) else {
+        return Ok(());
+    };
     for request in list(devices, "requests") {
         if let Some(exactly) = request.get_mut("exactly") {
             one_request(exactly)?;
@@ -57,16 +73,24 @@ fn claim(spec: Option<&mut Value>) -> Result<(), ApiError> {
 
 fn one_request(request: &mut Value) -> Result<(), ApiError> {
     if let Some(request) = request.as_object_mut() {
-        let mode = request.entry("allocationMode").or_insert_with(|| json!("ExactCount"));
+        let mode = request
+            .entry("allocationMode")
+            .or_insert_with(|| json!("ExactCount"));
         if mode == "ExactCount" {
             request.entry("count").or_insert_with(|| json!(1));
         }
     }
-    each(request.pointer_mut("/capacity/requests"), |value| canonical(Some(value)))
+    each(request.pointer_mut("/capacity/requests"), |value| {
+        canonical(Some(value))
+    })
 }
 
 fn list<'a>(value: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
-    value.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten()
+    value
+        .get_mut(field)
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
 }
 
 /// Runs `change` on every value of a map or list.

@@ -1,4 +1,4 @@
-//! What the fake server answers when it refuses.
+//! Answers of the fake server when it refuses.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ pub struct ApiError {
     pub code: u16,
     /// Machine-readable reason, e.g. `Conflict`.
     pub reason: String,
-    /// What went wrong, naming object and field.
+    /// Message that names object and field.
     pub message: String,
 }
 
@@ -32,11 +32,18 @@ impl ApiError {
             504 => "Timeout",
             _ => "Unknown",
         };
-        Self { code, reason: reason.into(), message: message.into() }
+        Self {
+            code,
+            reason: reason.into(),
+            message: message.into(),
+        }
     }
 
     pub(crate) fn exists(what: &str, name: &str) -> Self {
-        Self { reason: "AlreadyExists".into(), ..Self::new(409, format!("{what} \"{name}\" already exists")) }
+        Self {
+            reason: "AlreadyExists".into(),
+            ..Self::new(409, format!("{what} \"{name}\" already exists"))
+        }
     }
 
     pub(crate) fn not_found(what: &str, name: &str) -> Self {
@@ -50,4 +57,17 @@ impl ApiError {
             "message": self.message, "reason": self.reason, "code": self.code,
         })
     }
+}
+
+/// Returns the `Status` with which the API server refuses an eviction that a PodDisruptionBudget
+/// forbids (`createTooManyRequestsError` in pkg/registry/core/pod/storage/eviction.go).
+pub(crate) fn forbidden_by_budget() -> Value {
+    let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+    let mut status = ApiError::new(429, message).status();
+    let cause = "The disruption budget b needs 1 healthy pods and has 1 currently";
+    let details = json!({"causes": [{"reason": "DisruptionBudget", "message": cause}]});
+    if let Some(fields) = status.as_object_mut() {
+        fields.insert("details".to_owned(), details);
+    }
+    status
 }

@@ -1,14 +1,16 @@
-//! What goes wrong on demand.
+//! Faults on demand.
 
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-/// What happens to a request instead of its normal answer.
+/// Effect on a request instead of its normal answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Refused with this HTTP status; nothing is written.
     Status(u16),
+    /// Refused as an eviction that a PodDisruptionBudget forbids.
+    Budget,
     /// Never answered; nothing is written.
     Hang,
     /// The connection breaks before anything is written.
@@ -39,7 +41,12 @@ pub(crate) struct Faults(Vec<Rule>);
 
 impl Faults {
     pub(crate) fn add(&mut self, verb: &str, resource: &str, left: usize, effect: Effect) {
-        self.0.push(Rule { verb: verb.into(), resource: resource.into(), left, effect });
+        self.0.push(Rule {
+            verb: verb.into(),
+            resource: resource.into(),
+            left,
+            effect,
+        });
     }
 
     pub(crate) fn clear(&mut self) {
@@ -49,8 +56,10 @@ impl Faults {
     /// The effect for one request; uses up one of its rule's turns.
     pub(crate) fn take(&mut self, verb: &str, resource: &str) -> Option<Effect> {
         let hits = |pattern: &str, value: &str| pattern == "*" || pattern == value;
-        let rule =
-            self.0.iter_mut().find(|r| r.left > 0 && hits(&r.verb, verb) && hits(&r.resource, resource))?;
+        let rule = self
+            .0
+            .iter_mut()
+            .find(|r| r.left > 0 && hits(&r.verb, verb) && hits(&r.resource, resource))?;
         rule.left -= 1;
         let effect = rule.effect.clone();
         self.0.retain(|rule| rule.left > 0);

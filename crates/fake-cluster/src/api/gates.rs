@@ -11,14 +11,19 @@ use super::json::set;
 pub enum Gate {
     /// `DRADeviceTaints`: taints of devices.
     DeviceTaints,
-    /// `DRAPartitionableDevices`: shared counters, what devices consume of them, node fields per device.
+    /// `DRAPartitionableDevices`: shared counters, what devices consume of them, node fields per
+    /// device.
     PartitionableDevices,
     /// `DRAConsumableCapacity`: `allowMultipleAllocations` and request policies.
     ConsumableCapacity,
 }
 
 impl Gate {
-    const ALL: [Self; 3] = [Self::DeviceTaints, Self::PartitionableDevices, Self::ConsumableCapacity];
+    const ALL: [Self; 3] = [
+        Self::DeviceTaints,
+        Self::PartitionableDevices,
+        Self::ConsumableCapacity,
+    ];
 
     fn slice_fields(self) -> &'static [&'static str] {
         match self {
@@ -30,7 +35,9 @@ impl Gate {
     fn device_fields(self) -> &'static [&'static str] {
         match self {
             Self::DeviceTaints => &["taints"],
-            Self::PartitionableDevices => &["consumesCounters", "nodeName", "nodeSelector", "allNodes"],
+            Self::PartitionableDevices => {
+                &["consumesCounters", "nodeName", "nodeSelector", "allNodes"]
+            }
             Self::ConsumableCapacity => &["allowMultipleAllocations"],
         }
     }
@@ -38,7 +45,9 @@ impl Gate {
     fn in_use(self, slice: &Value) -> bool {
         let spec = slice.get("spec");
         let has = |value: &Value, fields: &[&str]| fields.iter().any(|f| value.get(f).is_some());
-        let devices = spec.and_then(|s| s.get("devices")).and_then(Value::as_array);
+        let devices = spec
+            .and_then(|s| s.get("devices"))
+            .and_then(Value::as_array);
         spec.is_some_and(|s| has(s, self.slice_fields()))
             || devices.into_iter().flatten().any(|device| {
                 has(device, self.device_fields())
@@ -49,7 +58,11 @@ impl Gate {
 }
 
 fn capacities(device: &Value) -> impl Iterator<Item = &Value> {
-    device.get("capacity").and_then(Value::as_object).into_iter().flat_map(|map| map.values())
+    device
+        .get("capacity")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flat_map(|map| map.values())
 }
 
 /// Drops the fields of the gates that are off, unless the stored slice already uses them.
@@ -61,7 +74,9 @@ pub(crate) fn drop_fields(off: &BTreeSet<Gate>, old: Option<&Value>, slice: &mut
         for field in gate.slice_fields() {
             set(slice, &["spec", field], None);
         }
-        let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
+        let devices = slice
+            .pointer_mut("/spec/devices")
+            .and_then(Value::as_array_mut);
         for device in devices.into_iter().flatten() {
             for field in gate.device_fields() {
                 set(device, &[field], None);
@@ -69,7 +84,9 @@ pub(crate) fn drop_fields(off: &BTreeSet<Gate>, old: Option<&Value>, slice: &mut
             if gate == Gate::ConsumableCapacity
                 && let Some(capacities) = device.get_mut("capacity").and_then(Value::as_object_mut)
             {
-                capacities.values_mut().for_each(|c| set(c, &["requestPolicy"], None));
+                capacities
+                    .values_mut()
+                    .for_each(|c| set(c, &["requestPolicy"], None));
             }
         }
     }

@@ -81,7 +81,9 @@ async fn accept(api: FakeApi, first: TcpListener, address: SocketAddr) {
 
 async fn serve(api: &FakeApi, listener: &TcpListener, connections: &mut JoinSet<()>) {
     loop {
-        let Ok((stream, _)) = listener.accept().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            return;
+        };
         let api = api.clone();
         connections.spawn(async move {
             let answer = |request: hyper::Request<Incoming>| {

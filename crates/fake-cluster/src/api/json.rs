@@ -9,11 +9,15 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 
 /// Sets or (with `None`) removes the value at a path of object keys.
 pub(crate) fn set(value: &mut Value, path: &[&str], new: Option<Value>) {
-    let Some((first, rest)) = path.split_first() else { return };
+    let Some((first, rest)) = path.split_first() else {
+        return;
+    };
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }
-    let Some(map) = value.as_object_mut() else { return };
+    let Some(map) = value.as_object_mut() else {
+        return;
+    };
     match (rest.is_empty(), new) {
         (true, Some(new)) => {
             map.insert((*first).to_owned(), new);
@@ -22,7 +26,11 @@ pub(crate) fn set(value: &mut Value, path: &[&str], new: Option<Value>) {
             map.remove(*first);
         }
         (false, None) if !map.contains_key(*first) => {}
-        (false, new) => set(map.entry((*first).to_owned()).or_insert(Value::Null), rest, new),
+        (false, new) => set(
+            map.entry((*first).to_owned()).or_insert(Value::Null),
+            rest,
+            new,
+        ),
     }
 }
 

@@ -21,21 +21,25 @@ pub(crate) struct Res {
 
 impl Res {
     pub(crate) fn of<K: Object>() -> Self {
-        Self { group: K::group(&()).into_owned(), plural: K::plural(&()).into_owned() }
+        Self {
+            group: K::group(&()).into_owned(),
+            plural: K::plural(&()).into_owned(),
+        }
     }
 }
 
-/// One served resource.
+/// A served resource.
 #[derive(Debug, Clone)]
 pub(crate) struct Kind {
     pub(crate) res: Res,
     pub(crate) version: String,
-    /// As in `kind:`.
+    /// Name in `kind:`.
     pub(crate) name: String,
     pub(crate) namespaced: bool,
     /// Has a status subresource, so that writes to the object leave the status alone.
     pub(crate) status: bool,
-    /// Through the typed form and back: refuses wrong types, drops unknown fields, fills in kind and version.
+    /// Through the typed form and back: refuses wrong types, drops unknown fields, fills in kind
+    /// and version.
     pub(crate) normalize: fn(Value) -> Result<Value, serde_json::Error>,
 }
 
@@ -59,7 +63,7 @@ impl Kind {
         }
     }
 
-    /// As the server names the resource in messages.
+    /// Returns the resource's name in the server's messages.
     pub(crate) fn qualified(&self) -> String {
         if self.res.group.is_empty() {
             self.res.plural.clone()
@@ -69,8 +73,8 @@ impl Kind {
     }
 }
 
-/// What is served from the start: Kubernetes' own, and the driver's definitions as if its chart were installed. Others
-/// are registered by the caller.
+/// Resources that are served from the start: Kubernetes' own, and the driver's definitions as if
+/// its chart were installed. Others are registered by the caller.
 pub(crate) fn builtin() -> Vec<Kind> {
     vec![
         Kind::of::<core::v1::Node>(false, true),

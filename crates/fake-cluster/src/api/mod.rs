@@ -1,8 +1,9 @@
 //! A fake Kubernetes API server, in this process.
 //!
-//! Objects go through the typed form of `k8s-openapi`, so unknown fields vanish and wrong types are refused, as on a
-//! real server; ResourceSlices and ResourceClaims are checked against the API's limits. What it does not do:
-//! authentication, admission, garbage collection by owner, graceful pod deletion, paging, JSON patches.
+//! Objects go through the typed form of `k8s-openapi`, so unknown fields vanish and wrong types are
+//! refused, as on a real server; ResourceSlices and ResourceClaims are checked against the API's
+//! limits. It lacks: authentication, admission, garbage collection by owner, graceful
+//! pod deletion, paging, JSON patches.
 
 mod call;
 mod claim_check;
@@ -43,7 +44,8 @@ use kinds::{Kind, Res};
 use state::{State, now};
 use store::{Key, Preconditions};
 
-/// The server. Clones are handles to the same one; it is also the tower service that [`kube::Client::new`] takes.
+/// The server. Clones are handles to the same one; it is also the tower service that
+/// [`kube::Client::new`] takes.
 #[derive(Debug, Clone, Default)]
 pub struct FakeApi(Arc<Shared>);
 
@@ -56,7 +58,10 @@ struct Shared {
 
 impl Default for Shared {
     fn default() -> Self {
-        Self { state: Mutex::default(), changed: watch_channel::Sender::new(()) }
+        Self {
+            state: Mutex::default(),
+            changed: watch_channel::Sender::new(()),
+        }
     }
 }
 
@@ -72,9 +77,11 @@ impl Shared {
 
 /// A condition did not come true in time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the condition on the fake API server did not hold within {timeout:?}; last requests: {requests}")]
+#[error(
+    "the condition on the fake API server did not hold within {timeout:?}; last requests: {requests}"
+)]
 pub struct WaitTimeout {
-    /// How long was waited.
+    /// Time that was waited.
     pub timeout: Duration,
     /// The last requests that the server saw, newest last.
     pub requests: String,
@@ -86,8 +93,8 @@ impl FakeApi {
         Self::default()
     }
 
-    /// A client that calls the server directly, without a socket. Its default namespace is `default`.
-    /// Must be called in a tokio runtime.
+    /// A client that calls the server directly, without a socket. Its default namespace is
+    /// `default`. Must be called in a tokio runtime.
     pub fn client(&self) -> kube::Client {
         kube::Client::new(self.clone(), "default")
     }
@@ -103,9 +110,16 @@ impl FakeApi {
     /// Deletes the definition of a resource, and with it all its objects: requests for it get 404.
     pub fn unregister<K: Object>(&self) {
         let res = Res::of::<K>();
-        let names: Vec<_> = self.list::<K>().iter().map(|object| object.meta().clone()).collect();
+        let names: Vec<_> = self
+            .list::<K>()
+            .iter()
+            .map(|object| object.meta().clone())
+            .collect();
         for meta in names {
-            let (namespace, name) = (meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default());
+            let (namespace, name) = (
+                meta.namespace.unwrap_or_default(),
+                meta.name.unwrap_or_default(),
+            );
             let _gone = self.delete::<K>(&namespace, &name);
         }
         let mut state = self.0.lock();
@@ -120,7 +134,8 @@ impl FakeApi {
         version.clone_into(&mut self.0.lock().version);
     }
 
-    /// What a pod answers through the server's proxy; `pod` is `NAME:PORT`, the path begins with `/`.
+    /// Sets the answer of a pod through the server's proxy; `pod` is `NAME:PORT`, the path begins
+    /// with `/`.
     pub fn put_behind_proxy(&self, namespace: &str, pod: &str, path: &str, text: &str) {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/proxy{path}");
         self.0.lock().behind_proxy.insert(path, text.to_owned());
@@ -149,8 +164,9 @@ impl FakeApi {
         name: &str,
         change: impl FnOnce(&mut K),
     ) -> Result<K, ApiError> {
-        let mut object =
-            self.get::<K>(namespace, name).ok_or_else(|| ApiError::not_found(&K::plural(&()), name))?;
+        let mut object = self
+            .get::<K>(namespace, name)
+            .ok_or_else(|| ApiError::not_found(&K::plural(&()), name))?;
         change(&mut object);
         self.put(&object)
     }
@@ -158,7 +174,10 @@ impl FakeApi {
     /// Deletes an object, as some stranger would.
     pub fn delete<K: Object>(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
         self.change::<K, _>(namespace, name, |state, kind, key| {
-            state.store.delete(kind, key, &Preconditions::default(), &now()).map(drop)
+            state
+                .store
+                .delete(kind, key, &Preconditions::default(), &now())
+                .map(drop)
         })
     }
 
@@ -171,17 +190,28 @@ impl FakeApi {
         let res = Res::of::<K>();
         let mut state = self.0.lock();
         let kind = state.store.kind(&res).ok_or_else(|| {
-            ApiError::new(404, format!("{} is not served: register it first", K::kind(&())))
+            ApiError::new(
+                404,
+                format!("{} is not served: register it first", K::kind(&())),
+            )
         })?;
-        let namespace = if kind.namespaced && namespace.is_empty() { "default" } else { namespace };
-        let key = Key { res, namespace: namespace.into(), name: name.into() };
+        let namespace = if kind.namespaced && namespace.is_empty() {
+            "default"
+        } else {
+            namespace
+        };
+        let key = Key {
+            res,
+            namespace: namespace.into(),
+            name: name.into(),
+        };
         let result = change(&mut state, &kind, &key);
         drop(state);
         self.0.wake();
         result
     }
 
-    /// One object; the namespace is "" for cluster-scoped types.
+    /// Returns an object; the namespace is "" for cluster-scoped types.
     pub fn get<K: Object>(&self, namespace: &str, name: &str) -> Option<K> {
         View(&self.0.lock()).get(namespace, name)
     }
@@ -197,7 +227,8 @@ impl FakeApi {
         mut condition: impl FnMut(&View<'_>) -> bool,
         timeout: Duration,
     ) -> Result<(), WaitTimeout> {
-        self.wait_for(|view| condition(view).then_some(()), timeout).await
+        self.wait_for(|view| condition(view).then_some(()), timeout)
+            .await
     }
 
     /// Waits until `look` finds something, and returns it.
@@ -214,14 +245,19 @@ impl FakeApi {
         let in_time = tokio::time::timeout(timeout, wait).await;
         match (in_time, found) {
             (Ok(()), Some(found)) => Ok(found),
-            _ => Err(WaitTimeout { timeout, requests: self.last_requests() }),
+            _ => Err(WaitTimeout {
+                timeout,
+                requests: self.last_requests(),
+            }),
         }
     }
 
     fn last_requests(&self) -> String {
         let requests = View(&self.0.lock()).requests();
         let last = requests.iter().rev().take(12).rev();
-        last.map(|s| format!("{} {} {}", s.verb, s.resource, s.name)).collect::<Vec<_>>().join(", ")
+        last.map(|s| format!("{} {} {}", s.verb, s.resource, s.name))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     async fn until(&self, mut condition: impl FnMut(&State) -> bool) {
@@ -240,8 +276,8 @@ impl FakeApi {
 
     // --- requests ---
 
-    /// How many requests arrived with this verb for this resource (`resourceclaims/status` for a subresource);
-    /// `*` stands for any.
+    /// Counts requests that arrived with this verb for this resource (`resourceclaims/status` for a
+    /// subresource); `*` stands for any.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         View(&self.0.lock()).count(verb, resource)
     }
@@ -255,13 +291,20 @@ impl FakeApi {
 
     /// The next `times` requests of this verb and resource (`*` for any) meet a fault.
     pub fn fail_next(&self, times: usize, verb: &str, resource: &str, fault: Fault) {
-        self.0.lock().faults.add(verb, resource, times, Effect::Fault(fault));
+        self.0
+            .lock()
+            .faults
+            .add(verb, resource, times, Effect::Fault(fault));
     }
 
-    /// All requests of this verb and resource wait until the returned guard is dropped, and then go on.
+    /// All requests of this verb and resource wait until the returned guard is dropped, and then go
+    /// on.
     pub fn hold(&self, verb: &str, resource: &str) -> Held {
         let gate = Arc::new(Semaphore::new(0));
-        self.0.lock().faults.add(verb, resource, usize::MAX, Effect::Hold(gate.clone()));
+        self.0
+            .lock()
+            .faults
+            .add(verb, resource, usize::MAX, Effect::Hold(gate.clone()));
         Held(gate)
     }
 
@@ -275,8 +318,8 @@ impl FakeApi {
         self.0.lock().store.gates_off.insert(gate);
     }
 
-    /// Deletes the ResourceSlices of a node, as the kubelet does when it starts (`driver` `None`) or when a driver
-    /// stays away. Returns how many there were.
+    /// Deletes the ResourceSlices of a node, as the kubelet does when it starts (`driver` `None`)
+    /// or when a driver stays away. Returns how many there were.
     pub fn wipe_slices(&self, node: &str, driver: Option<&str>) -> usize {
         let doomed: Vec<ResourceSlice> = self
             .list::<ResourceSlice>()
@@ -285,19 +328,21 @@ impl FakeApi {
             .filter(|slice| driver.is_none_or(|driver| slice.spec.driver == driver))
             .collect();
         let gone = |slice: &&ResourceSlice| {
-            self.delete::<ResourceSlice>("", slice.metadata.name.as_deref().unwrap_or_default()).is_ok()
+            self.delete::<ResourceSlice>("", slice.metadata.name.as_deref().unwrap_or_default())
+                .is_ok()
         };
         doomed.iter().filter(gone).count()
     }
 
-    /// Forgets the history: open watches end with 410, and so do those that resume from an old version.
+    /// Forgets the history: open watches end with 410, and so do those that resume from an old
+    /// version.
     pub fn expire_watches(&self) {
         self.0.lock().store.compact();
         self.0.wake();
     }
 
-    /// The server's watch cache falls behind, as it may: gets and lists with `resourceVersion=0` are answered with what
-    /// there is now, until it keeps up again. All others stay consistent.
+    /// The server's watch cache falls behind, as it may: gets and lists with `resourceVersion=0`
+    /// are answered with what there is now, until it keeps up again. All others stay consistent.
     pub fn freeze_cache(&self, frozen: bool) {
         self.0.lock().store.freeze_cache(frozen);
     }
@@ -308,7 +353,8 @@ impl FakeApi {
         self.0.wake();
     }
 
-    /// Stops the server: connections are refused, open watches and hanging requests break. The objects stay.
+    /// Stops the server: connections are refused, open watches and hanging requests break. The
+    /// objects stay.
     pub fn stop(&self) {
         let mut state = self.0.lock();
         state.running = false;

@@ -31,7 +31,8 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) {
     });
 }
 
-/// Server-side apply: what this owner applied before and no longer applies goes away, the rest is merged.
+/// Server-side apply: what this owner applied before and no longer applies goes away, the rest is
+/// merged.
 pub(crate) fn apply(target: &mut Value, before: Option<&Value>, wanted: &Value) {
     if let Some(before) = before {
         withdraw(target, before, Some(wanted), "");
@@ -45,10 +46,15 @@ pub(crate) fn conflict(theirs: &Value, wanted: &Value, path: &str) -> Option<Str
         (Value::Object(theirs), Value::Object(wanted)) => theirs.iter().find_map(|(key, value)| {
             let at = format!("{path}.{key}");
             // Names and versions of the object itself are not owned fields.
-            if matches!(at.as_str(), ".metadata.name" | ".metadata.namespace" | ".apiVersion" | ".kind") {
+            if matches!(
+                at.as_str(),
+                ".metadata.name" | ".metadata.namespace" | ".apiVersion" | ".kind"
+            ) {
                 return None;
             }
-            wanted.get(key).and_then(|wanted| conflict(value, wanted, &at))
+            wanted
+                .get(key)
+                .and_then(|wanted| conflict(value, wanted, &at))
         }),
         // Lists merged by key are not followed: each owner has entries of its own there.
         (Value::Array(_), Value::Array(_)) if list_keys(path).is_some() => None,
@@ -72,7 +78,10 @@ fn list_keys(path: &str) -> Option<&'static [&'static str]> {
         return Some(DEVICE_STATUS_KEYS);
     }
     let field = path.rsplit('.').next()?;
-    LIST_KEYS.iter().find(|(name, _)| *name == field).map(|(_, keys)| *keys)
+    LIST_KEYS
+        .iter()
+        .find(|(name, _)| *name == field)
+        .map(|(_, keys)| *keys)
 }
 
 fn same_entry(a: &Value, b: &Value, keys: &[&str]) -> bool {
@@ -114,7 +123,11 @@ fn lay_over(target: &mut Value, wanted: &Value, path: &str) {
     match wanted {
         Value::Object(wanted) => with_object(target, |map| {
             for (key, value) in wanted {
-                lay_over(map.entry(key.clone()).or_insert(Value::Null), value, &format!("{path}.{key}"));
+                lay_over(
+                    map.entry(key.clone()).or_insert(Value::Null),
+                    value,
+                    &format!("{path}.{key}"),
+                );
             }
         }),
         Value::Array(wanted) => match (target.as_array_mut(), list_keys(path)) {
@@ -128,7 +141,9 @@ fn lay_over(target: &mut Value, wanted: &Value, path: &str) {
             }
             _ => *target = Value::Array(wanted.clone()),
         },
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => *target = wanted.clone(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            *target = wanted.clone();
+        }
     }
 }
 
@@ -149,19 +164,36 @@ mod tests {
     fn apply_removes_what_its_owner_no_longer_wants_and_keeps_the_rest() {
         let mut object = json!({"spec": {"x": 1, "theirs": true, "devices": [{"name": "a"}]}});
         let before = json!({"spec": {"x": 1, "devices": [{"name": "a"}]}});
-        apply(&mut object, Some(&before), &json!({"spec": {"devices": [{"name": "b"}]}}));
-        assert_eq!(object, json!({"spec": {"theirs": true, "devices": [{"name": "b"}]}}));
+        apply(
+            &mut object,
+            Some(&before),
+            &json!({"spec": {"devices": [{"name": "b"}]}}),
+        );
+        assert_eq!(
+            object,
+            json!({"spec": {"theirs": true, "devices": [{"name": "b"}]}})
+        );
     }
 
     #[test]
     fn claim_device_statuses_of_two_drivers_live_side_by_side() {
-        let entry =
-            |driver: &str, data: u32| json!({"driver": driver, "pool": "p", "device": "d", "data": data});
+        let entry = |driver: &str, data: u32| json!({"driver": driver, "pool": "p", "device": "d", "data": data});
         let mut object = json!({"status": {"devices": [entry("other", 1), entry("ours", 1)]}});
         let before = json!({"status": {"devices": [entry("ours", 1)]}});
-        apply(&mut object, Some(&before), &json!({"status": {"devices": [entry("ours", 2)]}}));
-        assert_eq!(object, json!({"status": {"devices": [entry("other", 1), entry("ours", 2)]}}));
-        apply(&mut object, Some(&json!({"status": {"devices": [entry("ours", 2)]}})), &json!({}));
+        apply(
+            &mut object,
+            Some(&before),
+            &json!({"status": {"devices": [entry("ours", 2)]}}),
+        );
+        assert_eq!(
+            object,
+            json!({"status": {"devices": [entry("other", 1), entry("ours", 2)]}})
+        );
+        apply(
+            &mut object,
+            Some(&json!({"status": {"devices": [entry("ours", 2)]}})),
+            &json!({}),
+        );
         assert_eq!(object, json!({"status": {"devices": [entry("other", 1)]}}));
     }
 
@@ -169,6 +201,9 @@ mod tests {
     fn a_field_of_another_owner_is_a_conflict_only_when_it_changes() {
         let theirs = json!({"metadata": {"name": "n"}, "spec": {"x": 1, "y": 2}});
         assert_eq!(conflict(&theirs, &json!({"spec": {"x": 1}}), ""), None);
-        assert_eq!(conflict(&theirs, &json!({"spec": {"y": 3}}), ""), Some(".spec.y".into()));
+        assert_eq!(
+            conflict(&theirs, &json!({"spec": {"y": 3}}), ""),
+            Some(".spec.y".into())
+        );
     }
 }

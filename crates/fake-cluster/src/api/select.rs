@@ -6,17 +6,24 @@ use super::call::Query;
 use super::error::ApiError;
 use super::json::text;
 
-/// What an object must have. Selectors of sets of labels are refused: none of our programs sends one.
+/// Labels and fields that an object must have. Selectors of sets of labels are refused: none of our
+/// programs sends one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector {
     fields: Vec<(String, bool, String)>,
 }
 
 impl Selector {
-    /// Parses the selector of a request. `minor` is the server's minor version: some field selectors are young.
+    /// Parses the selector of a request. `minor` is the server's minor version: some field
+    /// selectors are young.
     pub(crate) fn parse(plural: &str, query: &Query, minor: u32) -> Result<Self, ApiError> {
         let mut fields = Vec::new();
-        for term in query.get("fieldSelector").map(String::as_str).unwrap_or_default().split(',') {
+        for term in query
+            .get("fieldSelector")
+            .map(String::as_str)
+            .unwrap_or_default()
+            .split(',')
+        {
             if term.is_empty() {
                 continue;
             }
@@ -25,19 +32,35 @@ impl Selector {
             } else if let Some((key, value)) = term.split_once('=') {
                 (key, true, value.strip_prefix('=').unwrap_or(value))
             } else {
-                return Err(ApiError::new(400, format!("invalid field selector term: {term}")));
+                return Err(ApiError::new(
+                    400,
+                    format!("invalid field selector term: {term}"),
+                ));
             };
             if !field_is_indexed(plural, key, minor) {
-                return Err(ApiError::new(400, format!("field label not supported: {key}")));
+                return Err(ApiError::new(
+                    400,
+                    format!("field label not supported: {key}"),
+                ));
             }
-            fields.push((format!("/{}", key.replace('.', "/")), equal, value.to_owned()));
+            fields.push((
+                format!("/{}", key.replace('.', "/")),
+                equal,
+                value.to_owned(),
+            ));
         }
-        let labels = query.get("labelSelector").map(String::as_str).unwrap_or_default();
+        let labels = query
+            .get("labelSelector")
+            .map(String::as_str)
+            .unwrap_or_default();
         for term in labels.split(',').filter(|term| !term.is_empty()) {
-            let equal = term.split_once('=').filter(|(key, _)| !key.contains(['!', ' ', '(']));
+            let equal = term
+                .split_once('=')
+                .filter(|(key, _)| !key.contains(['!', ' ', '(']));
             let Some((key, value)) = equal else {
-                let message =
-                    format!("the fake API server knows only KEY=VALUE as label selectors, not {term}");
+                let message = format!(
+                    "the fake API server knows only KEY=VALUE as label selectors, not {term}"
+                );
                 return Err(ApiError::new(400, message));
             };
             let key = key.replace('~', "~0").replace('/', "~1");
@@ -46,9 +69,11 @@ impl Selector {
         Ok(Self { fields })
     }
 
-    /// Whether the object is selected.
+    /// Returns true if the object is selected.
     pub(crate) fn matches(&self, object: &Value) -> bool {
-        self.fields.iter().all(|(pointer, equal, value)| (text(object, pointer) == value) == *equal)
+        self.fields
+            .iter()
+            .all(|(pointer, equal, value)| (text(object, pointer) == value) == *equal)
     }
 }
 
@@ -57,9 +82,10 @@ fn field_is_indexed(plural: &str, key: &str, minor: u32) -> bool {
         (_, "metadata.name" | "metadata.namespace")
         | ("resourceslices", "spec.nodeName" | "spec.driver")
         | ("pods", "spec.nodeName" | "status.phase" | "spec.schedulerName")
-        | ("events", "involvedObject.name" | "involvedObject.uid" | "reason" | "type" | "regarding.name") => {
-            true
-        }
+        | (
+            "events",
+            "involvedObject.name" | "involvedObject.uid" | "reason" | "type" | "regarding.name",
+        ) => true,
         ("resourceslices", "spec.pool.name") => minor >= 37,
         _ => false,
     }
@@ -77,12 +103,17 @@ mod tests {
             "metadata": {"name": "a"},
             "spec": {"nodeName": "n", "driver": "d", "pool": {"name": "p"}},
         });
-        Selector::parse(plural, &query, 37).unwrap().matches(&object)
+        Selector::parse(plural, &query, 37)
+            .unwrap()
+            .matches(&object)
     }
 
     #[test]
     fn all_terms_must_hold() {
-        assert!(selects("resourceslices", "spec.nodeName=n,spec.driver==d,spec.pool.name=p"));
+        assert!(selects(
+            "resourceslices",
+            "spec.nodeName=n,spec.driver==d,spec.pool.name=p"
+        ));
         assert!(!selects("resourceslices", "spec.nodeName=n,spec.driver!=d"));
         assert!(selects("pods", "metadata.name=a"));
         let labels = |labels: &str| {

@@ -12,7 +12,7 @@ use hyper::body::{Body, Bytes};
 use serde_json::{Value, json};
 
 use super::call::{self, Path, Query};
-use super::error::ApiError;
+use super::error::{ApiError, forbidden_by_budget};
 use super::faults::{Effect, Fault};
 use super::json::text;
 use super::kinds::{Kind, Res};
@@ -43,11 +43,23 @@ where
         let shared = self.0.clone();
         Box::pin(async move {
             let (head, body) = request.into_parts();
-            let body = body.collect().await.map_err(|e| io::Error::other(e.to_string()))?.to_bytes();
-            let media =
-                head.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            let body = body
+                .collect()
+                .await
+                .map_err(|e| io::Error::other(e.to_string()))?
+                .to_bytes();
+            let media = head
+                .headers
+                .get(header::CONTENT_TYPE)
+                .and_then(|v| v.to_str().ok())
+                .unwrap_or_default();
             let query = call::query(head.uri.query().unwrap_or_default());
-            let asked = Asked { method: head.method, query, media: media.to_owned(), body };
+            let asked = Asked {
+                method: head.method,
+                query,
+                media: media.to_owned(),
+                body,
+            };
             answer(&shared, head.uri.path(), &asked).await
         })
     }
@@ -66,7 +78,7 @@ impl Asked {
         self.query.get(name).map(String::as_str).unwrap_or_default()
     }
 
-    /// Whether the write is only to be tried.
+    /// True if the write is only to be tried.
     fn is_dry_run(&self) -> bool {
         self.parameter("dryRun") == "All"
     }
@@ -81,13 +93,16 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
     let epoch = {
         let state = shared.lock();
         if !state.running {
-            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the fake API server is stopped"));
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionRefused,
+                "the fake API server is stopped",
+            ));
         }
         state.epoch
     };
     let whole = path;
-    let read =
-        call::target(path).and_then(|path| Ok((call::verb(&asked.method, &path, &asked.query)?, path)));
+    let read = call::target(path)
+        .and_then(|path| Ok((call::verb(&asked.method, &path, &asked.query)?, path)));
     let (verb, path) = match read {
         Ok(read) => read,
         Err(refusal) => return Ok(refused(&refusal)),
@@ -102,17 +117,31 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
     let effect = {
         let mut state = shared.lock();
         let (namespace, name) = (path.namespace.clone(), path.name.clone());
-        state.count(Seen { verb: seen.into(), resource: resource.clone(), namespace, name });
+        state.count(Seen {
+            verb: seen.into(),
+            resource: resource.clone(),
+            namespace,
+            name,
+        });
         state.faults.take(seen, &resource)
     };
     shared.wake();
-    let broken = || Err(io::Error::new(io::ErrorKind::ConnectionReset, "injected: the connection broke"));
+    let broken = || {
+        Err(io::Error::new(
+            io::ErrorKind::ConnectionReset,
+            "injected: the connection broke",
+        ))
+    };
     let mut drop_after = false;
     match effect {
         None => {}
         Some(Effect::Fault(Fault::Status(code))) => {
-            return Ok(refused(&ApiError::new(code, format!("injected: {verb} {resource} fails"))));
+            return Ok(refused(&ApiError::new(
+                code,
+                format!("injected: {verb} {resource} fails"),
+            )));
         }
+        Some(Effect::Fault(Fault::Budget)) => return Ok(document(429, &forbidden_by_budget())),
         Some(Effect::Fault(Fault::Hang)) => {
             stopped(shared, epoch).await;
             return broken();
@@ -129,7 +158,8 @@ async fn answer(shared: &Arc<Shared>, path: &str, asked: &Asked) -> Answer {
         Ok(document(200, &version(&shared.lock().version)))
     } else if path.subresource == "proxy" {
         let text = shared.lock().behind_proxy.get(whole).cloned();
-        text.map(|text| respond(200, body(text))).ok_or_else(|| ApiError::not_found("pods", &path.name))
+        text.map(|text| respond(200, body(text)))
+            .ok_or_else(|| ApiError::not_found("pods", &path.name))
     } else {
         objects(shared, verb, &path, asked)
     };
@@ -175,53 +205,105 @@ fn of_objects(
     path: &Path,
     asked: &Asked,
 ) -> Result<Response<FakeBody>, ApiError> {
-    let res = Res { group: path.group.clone(), plural: path.plural.clone() };
+    let res = Res {
+        group: path.group.clone(),
+        plural: path.plural.clone(),
+    };
     let missing = || ApiError::new(404, "the server could not find the requested resource");
-    let kind = state.store.kind(&res).filter(|kind| kind.version == path.version).ok_or_else(missing)?;
+    let kind = state
+        .store
+        .kind(&res)
+        .filter(|kind| kind.version == path.version)
+        .ok_or_else(missing)?;
     let part = match path.subresource.as_str() {
         "eviction" if path.plural == "pods" => return evicted(state, &kind, path, asked),
         "" => Part::Main,
         "status" if kind.status => Part::Status,
         _ => return Err(missing()),
     };
-    let key = Key { res, namespace: path.namespace.clone(), name: path.name.clone() };
+    let key = Key {
+        res,
+        namespace: path.namespace.clone(),
+        name: path.name.clone(),
+    };
     let selector = Selector::parse(&path.plural, &asked.query, state.minor())?;
     let now = now();
     match verb {
-        "get" => Ok(document(200, &state.store.get_at(&kind, &key, asked.parameter("resourceVersion"))?)),
+        "get" => Ok(document(
+            200,
+            &state
+                .store
+                .get_at(&kind, &key, asked.parameter("resourceVersion"))?,
+        )),
         "list" => {
             let items: Vec<Value> = state
                 .store
-                .list_at(&kind.res, &path.namespace, asked.parameter("resourceVersion"))
+                .list_at(
+                    &kind.res,
+                    &path.namespace,
+                    asked.parameter("resourceVersion"),
+                )
                 .filter(|o| selector.matches(o))
                 .cloned()
                 .collect();
-            Ok(document(200, &list_of(&kind, state.store.version(), &items)))
+            Ok(document(
+                200,
+                &list_of(&kind, state.store.version(), &items),
+            ))
         }
         "watch" => {
             let mut selector_query = asked.query.clone();
             if !path.name.is_empty() {
-                selector_query.insert("fieldSelector".into(), format!("metadata.name={}", path.name));
+                selector_query.insert(
+                    "fieldSelector".into(),
+                    format!("metadata.name={}", path.name),
+                );
             }
             let selector = Selector::parse(&path.plural, &selector_query, state.minor())?;
             let events = watch::open(shared, state, kind, &path.namespace, &asked.query, selector)?;
             Ok(respond(200, StreamBody::new(events).boxed_unsync()))
         }
-        "create" => Ok(document(201, &state.store.create(&kind, &key, asked.json()?, &now)?)),
-        "update" => Ok(document(200, &state.store.update(&kind, &key, asked.json()?, part, &now)?)),
-        "patch" => Ok(document(200, &patched(state, &kind, &key, part, asked, &now)?)),
+        "create" => Ok(document(
+            201,
+            &state.store.create(&kind, &key, asked.json()?, &now)?,
+        )),
+        "update" => Ok(document(
+            200,
+            &state.store.update(&kind, &key, asked.json()?, part, &now)?,
+        )),
+        "patch" => Ok(document(
+            200,
+            &patched(state, &kind, &key, part, asked, &now)?,
+        )),
         "delete" => {
-            let options = if asked.body.is_empty() { Value::Null } else { asked.json()? };
-            let left = state.store.delete(&kind, &key, &preconditions(&options), &now)?;
-            Ok(document(200, &left.unwrap_or_else(|| success(&kind, &path.name))))
+            let options = if asked.body.is_empty() {
+                Value::Null
+            } else {
+                asked.json()?
+            };
+            let left = state
+                .store
+                .delete(&kind, &key, &preconditions(&options), &now)?;
+            Ok(document(
+                200,
+                &left.unwrap_or_else(|| success(&kind, &path.name)),
+            ))
         }
         other => Err(ApiError::new(405, format!("verb {other} is not served"))),
     }
 }
 
 fn preconditions(options: &Value) -> Preconditions {
-    let given = |field: &str| options.pointer(field).and_then(Value::as_str).map(str::to_owned);
-    Preconditions { uid: given("/preconditions/uid"), version: given("/preconditions/resourceVersion") }
+    let given = |field: &str| {
+        options
+            .pointer(field)
+            .and_then(Value::as_str)
+            .map(str::to_owned)
+    };
+    Preconditions {
+        uid: given("/preconditions/uid"),
+        version: given("/preconditions/resourceVersion"),
+    }
 }
 
 /// Deletes a pod, as the server does when no disruption budget forbids it.
@@ -231,11 +313,18 @@ fn evicted(
     path: &Path,
     asked: &Asked,
 ) -> Result<Response<FakeBody>, ApiError> {
-    let key = Key { res: kind.res.clone(), namespace: path.namespace.clone(), name: path.name.clone() };
+    let key = Key {
+        res: kind.res.clone(),
+        namespace: path.namespace.clone(),
+        name: path.name.clone(),
+    };
     let eviction = asked.json()?;
     let must = preconditions(eviction.get("deleteOptions").unwrap_or(&Value::Null));
     state.store.delete(kind, &key, &must, &now())?;
-    Ok(document(201, &json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201})))
+    Ok(document(
+        201,
+        &json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}),
+    ))
 }
 
 fn patched(
@@ -256,12 +345,25 @@ fn patched(
                     "an apply patch must not carry metadata.resourceVersion here",
                 ));
             }
-            let options = (asked.parameter("fieldManager"), asked.parameter("force") == "true");
-            state.store.apply(&Written { kind, key, part, now }, &change, options)
+            let options = (
+                asked.parameter("fieldManager"),
+                asked.parameter("force") == "true",
+            );
+            state.store.apply(
+                &Written {
+                    kind,
+                    key,
+                    part,
+                    now,
+                },
+                &change,
+                options,
+            )
         }
-        other => {
-            Err(ApiError::new(415, format!("the body of the request was in an unknown format: {other}")))
-        }
+        other => Err(ApiError::new(
+            415,
+            format!("the body of the request was in an unknown format: {other}"),
+        )),
     }
 }
 
@@ -298,7 +400,9 @@ fn document(code: u16, body: &Value) -> Response<FakeBody> {
 }
 
 fn body(text: String) -> FakeBody {
-    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
+    Full::new(Bytes::from(text))
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 fn respond(code: u16, body: FakeBody) -> Response<FakeBody> {

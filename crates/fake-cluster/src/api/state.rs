@@ -10,7 +10,7 @@ use super::store::{Key, Store};
 /// Requests remembered for [`View::requests`].
 const LOG: usize = 10_000;
 
-/// One request, as it arrived.
+/// A request as it arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     /// Kubernetes verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
@@ -55,7 +55,10 @@ impl Default for State {
 
 impl State {
     pub(crate) fn count(&mut self, seen: Seen) {
-        *self.counts.entry((seen.verb.clone(), seen.resource.clone())).or_default() += 1;
+        *self
+            .counts
+            .entry((seen.verb.clone(), seen.resource.clone()))
+            .or_default() += 1;
         self.log.push_back(seen);
         if self.log.len() > LOG {
             self.log.pop_front();
@@ -69,7 +72,11 @@ impl State {
 
     /// The minor version, which decides about young field selectors.
     pub(crate) fn minor(&self) -> u32 {
-        self.version.split('.').nth(1).and_then(|minor| minor.parse().ok()).unwrap_or(0)
+        self.version
+            .split('.')
+            .nth(1)
+            .and_then(|minor| minor.parse().ok())
+            .unwrap_or(0)
     }
 }
 
@@ -81,21 +88,38 @@ impl View<'_> {
     /// All objects of a type, ordered by namespace and name.
     pub fn list<K: Object>(&self) -> Vec<K> {
         let res = Res::of::<K>();
-        // What is stored went through the typed form, so it parses unless two types share a resource.
-        self.0.store.list(&res, "").filter_map(|object| serde_json::from_value(object.clone()).ok()).collect()
+        // Objects are stored in their typed form, so they parse unless two types share a
+        // resource.
+        self.0
+            .store
+            .list(&res, "")
+            .filter_map(|object| serde_json::from_value(object.clone()).ok())
+            .collect()
     }
 
-    /// One object; the namespace is "" for cluster-scoped types.
+    /// Returns an object; the namespace is "" for cluster-scoped types.
     pub fn get<K: Object>(&self, namespace: &str, name: &str) -> Option<K> {
-        let key = Key { res: Res::of::<K>(), namespace: namespace.into(), name: name.into() };
-        self.0.store.find(&key).and_then(|object| serde_json::from_value(object.clone()).ok())
+        let key = Key {
+            res: Res::of::<K>(),
+            namespace: namespace.into(),
+            name: name.into(),
+        };
+        self.0
+            .store
+            .find(&key)
+            .and_then(|object| serde_json::from_value(object.clone()).ok())
     }
 
-    /// How many requests arrived with this verb for this resource (`resourceclaims`, `resourceclaims/status`);
-    /// `*` stands for any.
+    /// Counts requests that arrived with this verb for this resource (`resourceclaims`,
+    /// `resourceclaims/status`); `*` stands for any.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         let hits = |pattern: &str, value: &str| pattern == "*" || pattern == value;
-        self.0.counts.iter().filter(|((v, r), _)| hits(verb, v) && hits(resource, r)).map(|(_, n)| n).sum()
+        self.0
+            .counts
+            .iter()
+            .filter(|((v, r), _)| hits(verb, v) && hits(resource, r))
+            .map(|(_, n)| n)
+            .sum()
     }
 
     /// The latest requests, oldest first.

@@ -1,4 +1,5 @@
-//! The server's state: objects and their history. [`write`] says how they are written. No IO; the clock is handed in.
+//! The server's state: objects and their history. [`write`] says how they are written. No IO; the
+//! clock is handed in.
 
 mod write;
 
@@ -24,7 +25,7 @@ pub(crate) struct Key {
     pub(crate) name: String,
 }
 
-/// One change, with the object before and after.
+/// A change, with the object before and after.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) version: u64,
@@ -39,14 +40,15 @@ pub(crate) struct Change {
 pub(crate) struct Store {
     pub(crate) kinds: Vec<Kind>,
     objects: BTreeMap<Key, Value>,
-    /// What each field manager applied last.
+    /// Objects that each field manager applied last.
     applied: BTreeMap<(Key, String), Value>,
     history: VecDeque<Change>,
     version: u64,
     /// Changes after this version are all in `history`.
     complete_after: u64,
     names: u64,
-    /// What reads that are content with any version (`resourceVersion=0`) are answered from, while it lags behind.
+    /// Objects from which reads of any version (`resourceVersion=0`) are answered, while
+    /// it lags behind.
     stale: Option<BTreeMap<Key, Value>>,
     pub(crate) gates_off: BTreeSet<Gate>,
     /// Writes are answered as they would be, and nothing is stored.
@@ -88,9 +90,12 @@ impl Store {
         self.stale = frozen.then(|| self.objects.clone());
     }
 
-    /// What a read that asks for this version sees.
+    /// Returns the objects that a read of this version sees.
     fn seen_at(&self, version: &str) -> &BTreeMap<Key, Value> {
-        self.stale.as_ref().filter(|_| version == "0").unwrap_or(&self.objects)
+        self.stale
+            .as_ref()
+            .filter(|_| version == "0")
+            .unwrap_or(&self.objects)
     }
 
     pub(crate) fn get(&self, kind: &Kind, key: &Key) -> Result<Value, ApiError> {
@@ -106,7 +111,11 @@ impl Store {
     }
 
     /// The objects of a resource, in one namespace or ("") in all.
-    pub(crate) fn list<'a>(&'a self, res: &'a Res, namespace: &'a str) -> impl Iterator<Item = &'a Value> {
+    pub(crate) fn list<'a>(
+        &'a self,
+        res: &'a Res,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = &'a Value> {
         self.list_at(res, namespace, "")
     }
 
@@ -117,7 +126,11 @@ impl Store {
         namespace: &'a str,
         version: &str,
     ) -> impl Iterator<Item = &'a Value> {
-        let first = Key { res: res.clone(), namespace: namespace.into(), name: String::new() };
+        let first = Key {
+            res: res.clone(),
+            namespace: namespace.into(),
+            name: String::new(),
+        };
         self.seen_at(version)
             .range(first..)
             .take_while(move |(key, _)| {
@@ -129,7 +142,11 @@ impl Store {
     /// Changes after `version`; `None` if some of them are no longer known.
     pub(crate) fn changes(&self, version: u64) -> Option<impl Iterator<Item = &Change>> {
         let known = version >= self.complete_after;
-        known.then(|| self.history.iter().filter(move |change| change.version > version))
+        known.then(|| {
+            self.history
+                .iter()
+                .filter(move |change| change.version > version)
+        })
     }
 
     /// Forgets the history: every watch that starts or resumes at a version seen so far gets 410.
@@ -144,7 +161,11 @@ impl Store {
             return new;
         }
         self.version += 1;
-        set(&mut new, &["metadata", "resourceVersion"], Some(json!(self.version.to_string())));
+        set(
+            &mut new,
+            &["metadata", "resourceVersion"],
+            Some(json!(self.version.to_string())),
+        );
         self.objects.insert(key.clone(), new.clone());
         self.record(key, old, Some(new.clone()));
         new
@@ -158,17 +179,29 @@ impl Store {
         self.objects.remove(key);
         self.applied.retain(|(k, _), _| k != key);
         // The last event carries the version of the deletion, so that a watch can resume after it.
-        set(&mut old, &["metadata", "resourceVersion"], Some(json!(self.version.to_string())));
+        set(
+            &mut old,
+            &["metadata", "resourceVersion"],
+            Some(json!(self.version.to_string())),
+        );
         self.record(key, Some(old.clone()), None);
         old
     }
 
     fn record(&mut self, key: &Key, old: Option<Value>, new: Option<Value>) {
         let (res, namespace) = (key.res.clone(), key.namespace.clone());
-        self.history.push_back(Change { version: self.version, res, namespace, old, new });
+        self.history.push_back(Change {
+            version: self.version,
+            res,
+            namespace,
+            old,
+            new,
+        });
         while self.history.len() > HISTORY {
-            self.complete_after =
-                self.history.pop_front().map_or(self.complete_after, |change| change.version);
+            self.complete_after = self
+                .history
+                .pop_front()
+                .map_or(self.complete_after, |change| change.version);
         }
     }
 }

@@ -19,7 +19,7 @@ use super::select::Selector;
 use super::state::State;
 use super::store::Change;
 
-/// One open watch.
+/// An open watch.
 struct Open {
     shared: Arc<Shared>,
     wake: watch::Receiver<()>,
@@ -49,18 +49,25 @@ pub(crate) fn open(
     let mut queue = VecDeque::new();
     let mut cursor = state.store.version();
     if initial || from.is_empty() || from == "0" {
-        let found = state.store.list(&kind.res, namespace).filter(|object| selector.matches(object));
+        let found = state
+            .store
+            .list(&kind.res, namespace)
+            .filter(|object| selector.matches(object));
         queue.extend(found.map(|object| event("ADDED", object)));
         if initial {
             let mut end = bookmark(&kind, cursor);
             let annotations = json!({"k8s.io/initial-events-end": "true"});
-            set(&mut end, &["object", "metadata", "annotations"], Some(annotations));
+            set(
+                &mut end,
+                &["object", "metadata", "annotations"],
+                Some(annotations),
+            );
             queue.push_back(end);
         }
     } else {
-        cursor = from
-            .parse()
-            .map_err(|_| ApiError::new(400, format!("resourceVersion: Invalid value: \"{from}\"")))?;
+        cursor = from.parse().map_err(|_| {
+            ApiError::new(400, format!("resourceVersion: Invalid value: \"{from}\""))
+        })?;
     }
     let seconds: Option<u64> = parameter("timeoutSeconds").parse().ok();
     let open = Open {
@@ -105,7 +112,10 @@ impl Open {
         let shared = self.shared.clone();
         let state = shared.lock();
         if !state.running {
-            return Err(io::Error::new(io::ErrorKind::ConnectionReset, "the fake API server was stopped"));
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionReset,
+                "the fake API server was stopped",
+            ));
         }
         if state.epoch != self.epoch {
             self.done = true;
@@ -113,7 +123,8 @@ impl Open {
         }
         let Some(changes) = state.store.changes(self.cursor) else {
             let expired = ApiError::new(410, format!("too old resource version: {}", self.cursor));
-            self.queue.push_back(json!({"type": "ERROR", "object": expired.status()}));
+            self.queue
+                .push_back(json!({"type": "ERROR", "object": expired.status()}));
             self.done = true;
             return Ok(());
         };
@@ -129,8 +140,11 @@ impl Open {
         if change.res != self.kind.res || elsewhere {
             return None;
         }
-        let chosen =
-            |object: &Option<Value>| object.as_ref().is_some_and(|object| self.selector.matches(object));
+        let chosen = |object: &Option<Value>| {
+            object
+                .as_ref()
+                .is_some_and(|object| self.selector.matches(object))
+        };
         match (chosen(&change.old), chosen(&change.new)) {
             (true, true) => change.new.as_ref().map(|object| event("MODIFIED", object)),
             (false, true) => change.new.as_ref().map(|object| event("ADDED", object)),
@@ -161,7 +175,10 @@ impl Open {
 }
 
 fn event(kind: &str, object: &Value) -> Value {
-    debug_assert!(!text(object, "/metadata/resourceVersion").is_empty(), "stored objects have a version");
+    debug_assert!(
+        !text(object, "/metadata/resourceVersion").is_empty(),
+        "stored objects have a version"
+    );
     json!({"type": kind, "object": object})
 }
 

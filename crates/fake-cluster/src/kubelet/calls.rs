@@ -22,7 +22,11 @@ pub struct ClaimRef {
 impl ClaimRef {
     /// A reference from its parts.
     pub fn new(namespace: &str, name: &str, uid: &str) -> Self {
-        Self { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: uid.into(),
+        }
     }
 }
 
@@ -30,15 +34,27 @@ impl ClaimRef {
 pub type Prepared = BTreeMap<String, Result<Vec<v1::Device>, String>>;
 
 impl FakeKubelet {
-    /// Calls NodePrepareResources of a driver, and checks that exactly the claims asked for are answered.
-    pub async fn prepare(&self, driver: &str, claims: &[ClaimRef]) -> Result<Prepared, KubeletError> {
+    /// Calls NodePrepareResources of a driver, and checks that exactly the claims asked for are
+    /// answered.
+    pub async fn prepare(
+        &self,
+        driver: &str,
+        claims: &[ClaimRef],
+    ) -> Result<Prepared, KubeletError> {
         const METHOD: &str = "NodePrepareResources";
         let (_, channel) = self.channel(driver)?;
         let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
-        let request =
-            self.request(v1::NodePrepareResourcesRequest { claims: claims.iter().map(claim).collect() });
-        let answer = self.within(driver, METHOD, client.node_prepare_resources(request)).await?.claims;
-        let answer = answer.into_iter().map(|(uid, one)| (uid, outcome(one.devices, one.error))).collect();
+        let request = self.request(v1::NodePrepareResourcesRequest {
+            claims: claims.iter().map(claim).collect(),
+        });
+        let answer = self
+            .within(driver, METHOD, client.node_prepare_resources(request))
+            .await?
+            .claims;
+        let answer = answer
+            .into_iter()
+            .map(|(uid, one)| (uid, outcome(one.devices, one.error)))
+            .collect();
         check(driver, METHOD, claims, answer)
     }
 
@@ -51,20 +67,35 @@ impl FakeKubelet {
         const METHOD: &str = "NodeUnprepareResources";
         let (_, channel) = self.channel(driver)?;
         let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
-        let request =
-            self.request(v1::NodeUnprepareResourcesRequest { claims: claims.iter().map(claim).collect() });
-        let answer = self.within(driver, METHOD, client.node_unprepare_resources(request)).await?.claims;
-        let answer = answer.into_iter().map(|(uid, one)| (uid, outcome((), one.error))).collect();
+        let request = self.request(v1::NodeUnprepareResourcesRequest {
+            claims: claims.iter().map(claim).collect(),
+        });
+        let answer = self
+            .within(driver, METHOD, client.node_unprepare_resources(request))
+            .await?
+            .claims;
+        let answer = answer
+            .into_iter()
+            .map(|(uid, one)| (uid, outcome((), one.error)))
+            .collect();
         check(driver, METHOD, claims, answer)
     }
 
     pub(super) fn channel(&self, driver: &str) -> Result<(Plugin, Channel), KubeletError> {
         let plugin = self.shared.lock().registry.instance(driver);
-        let missing = || KubeletError::NotRegistered { driver: driver.into(), refused: self.refused() };
+        let missing = || KubeletError::NotRegistered {
+            driver: driver.into(),
+            refused: self.refused(),
+        };
         let plugin = plugin.ok_or_else(missing)?;
-        let endpoint = Endpoint::from_shared(format!("unix:{}", plugin.endpoint)).map_err(|source| {
-            KubeletError::Endpoint { driver: driver.into(), endpoint: plugin.endpoint.clone(), source }
-        })?;
+        let endpoint =
+            Endpoint::from_shared(format!("unix:{}", plugin.endpoint)).map_err(|source| {
+                KubeletError::Endpoint {
+                    driver: driver.into(),
+                    endpoint: plugin.endpoint.clone(),
+                    source,
+                }
+            })?;
         Ok((plugin, endpoint.connect_lazy()))
     }
 
@@ -81,7 +112,11 @@ impl FakeKubelet {
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, KubeletError> {
         let deadline = self.config().deadline;
-        let late = || KubeletError::Deadline { driver: driver.into(), method, deadline };
+        let late = || KubeletError::Deadline {
+            driver: driver.into(),
+            method,
+            deadline,
+        };
         let started = tokio::time::Instant::now();
         match tokio::time::timeout(deadline, call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
@@ -92,20 +127,30 @@ impl FakeKubelet {
             {
                 Err(late())
             }
-            Ok(Err(status)) => {
-                Err(KubeletError::Call { driver: driver.into(), method, status: Box::new(status) })
-            }
+            Ok(Err(status)) => Err(KubeletError::Call {
+                driver: driver.into(),
+                method,
+                status: Box::new(status),
+            }),
             Err(_) => Err(late()),
         }
     }
 }
 
 fn claim(claim: &ClaimRef) -> v1::Claim {
-    v1::Claim { namespace: claim.namespace.clone(), uid: claim.uid.clone(), name: claim.name.clone() }
+    v1::Claim {
+        namespace: claim.namespace.clone(),
+        uid: claim.uid.clone(),
+        name: claim.name.clone(),
+    }
 }
 
 fn outcome<T>(value: T, error: String) -> Result<T, String> {
-    if error.is_empty() { Ok(value) } else { Err(error) }
+    if error.is_empty() {
+        Ok(value)
+    } else {
+        Err(error)
+    }
 }
 
 fn check<T>(
@@ -121,6 +166,11 @@ fn check<T>(
     if asked == answered {
         Ok(answer)
     } else {
-        Err(KubeletError::Mismatch { driver: driver.into(), method, asked, answered })
+        Err(KubeletError::Mismatch {
+            driver: driver.into(),
+            method,
+            asked,
+            answered,
+        })
     }
 }

@@ -1,9 +1,10 @@
-//! A fake kubelet: registers plugins over their sockets, calls their DRA service, wipes slices, serves pod resources.
+//! A fake kubelet: registers plugins over their sockets, calls their DRA service, wipes slices,
+//! serves pod resources.
 //!
-//! It lives in a folder that stands for `/var/lib/kubelet`: `plugins_registry/` is watched for registration sockets,
-//! `pod-resources/kubelet.sock` is served. Where it differs from the real one: it looks for sockets every 25 ms
-//! instead of being notified, and containers do not exist, so [`FakeKubelet::start_pod`] only returns what they
-//! would get.
+//! It lives in a folder that stands for `/var/lib/kubelet`: `plugins_registry/` is watched for
+//! registration sockets, `pod-resources/kubelet.sock` is served. Where it differs from the real
+//! one: it looks for sockets every 25 ms instead of being notified, and containers do not exist, so
+//! [`FakeKubelet::start_pod`] only returns what they would get.
 
 mod calls;
 mod health;
@@ -43,7 +44,8 @@ pub struct KubeletConfig {
     pub api: FakeApi,
     /// The DRA services it knows; one before 1.34 does not know `v1.DRAPlugin`.
     pub services: Vec<String>,
-    /// How long a driver may be without a connected plugin before its slices go; 30 s in the real kubelet.
+    /// Time that a driver may be without a connected plugin before its slices go; 30 s in the real
+    /// kubelet.
     pub wipe_after: Duration,
     /// Deadline of prepare and unprepare; 45 s in the real kubelet.
     pub deadline: Duration,
@@ -78,7 +80,7 @@ impl KubeletConfig {
     }
 }
 
-/// What goes wrong between kubelet and plugin, as the kubelet sees it.
+/// Faults between kubelet and plugin, as the kubelet sees them.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
     /// No plugin of the driver is registered.
@@ -86,7 +88,7 @@ pub enum KubeletError {
     NotRegistered {
         /// The driver asked for.
         driver: String,
-        /// What went wrong with the sockets that are there.
+        /// Faults of the sockets that are there.
         refused: Vec<String>,
     },
     /// The call failed as a whole.
@@ -96,7 +98,7 @@ pub enum KubeletError {
         driver: String,
         /// The RPC.
         method: &'static str,
-        /// What came back.
+        /// Answer of the plugin.
         status: Box<tonic::Status>,
     },
     /// No answer within the deadline.
@@ -136,13 +138,17 @@ pub enum KubeletError {
     Pod {
         /// `namespace/name`.
         pod: String,
-        /// What is wrong.
+        /// Description of the fault.
         problem: String,
     },
 }
 
 fn hint(refused: &[String]) -> String {
-    if refused.is_empty() { String::new() } else { format!("; refused: {}", refused.join("; ")) }
+    if refused.is_empty() {
+        String::new()
+    } else {
+        format!("; refused: {}", refused.join("; "))
+    }
 }
 
 /// The kubelet. Dropping it stops it and removes its socket.
@@ -164,7 +170,7 @@ struct State {
     registry: Registry,
     /// Claims prepared on this node, by UID.
     claims: BTreeMap<String, pods::Claim>,
-    /// What the pod resources socket answers for pods that were not started here.
+    /// Answers of the pod resources socket for pods that were not started here.
     extra_pods: Vec<PodResources>,
     /// Pods started here, by UID.
     pods: BTreeMap<String, PodResources>,
@@ -181,25 +187,32 @@ impl Shared {
 }
 
 impl FakeKubelet {
-    /// Starts a kubelet: makes its folders, wipes the node's slices as the real one does, serves pod resources, and
-    /// looks for plugins. Must be called in a tokio runtime.
+    /// Starts a kubelet: makes its folders, wipes the node's slices as the real one does, serves
+    /// pod resources, and looks for plugins. Must be called in a tokio runtime.
     pub fn start(config: KubeletConfig) -> io::Result<Self> {
         fs_err::create_dir_all(config.registry_dir())?;
         config.api.wipe_slices(&config.node, None);
         let socket = config.pod_resources_socket();
-        let shared = Arc::new(Shared { config, state: Mutex::default(), changed: watch::Sender::new(()) });
+        let shared = Arc::new(Shared {
+            config,
+            state: Mutex::default(),
+            changed: watch::Sender::new(()),
+        });
         let serving = pod_resources::serve(&shared, &socket)?;
         let watching = tokio::spawn(registry::run(shared.clone()));
-        Ok(Self { shared, tasks: vec![serving, watching] })
+        Ok(Self {
+            shared,
+            tasks: vec![serving, watching],
+        })
     }
 
-    /// How it was set up.
+    /// Returns its configuration.
     pub fn config(&self) -> &KubeletConfig {
         &self.shared.config
     }
 
-    /// Restarts it: the node's slices are wiped, connections and what is prepared are forgotten, and every plugin
-    /// whose socket is there is registered again.
+    /// Restarts it: the node's slices are wiped, connections and what is prepared are forgotten,
+    /// and every plugin whose socket is there is registered again.
     pub fn restart(&self) {
         let config = &self.shared.config;
         {
@@ -224,10 +237,21 @@ impl FakeKubelet {
     }
 
     /// Waits until a driver has a registered plugin.
-    pub async fn wait_registered(&self, driver: &str, timeout: Duration) -> Result<Plugin, KubeletError> {
-        let found =
-            self.wait_for(|plugins| plugins.iter().rfind(|p| p.driver == driver).cloned(), timeout).await;
-        found.ok_or_else(|| KubeletError::NotRegistered { driver: driver.into(), refused: self.refused() })
+    pub async fn wait_registered(
+        &self,
+        driver: &str,
+        timeout: Duration,
+    ) -> Result<Plugin, KubeletError> {
+        let found = self
+            .wait_for(
+                |plugins| plugins.iter().rfind(|p| p.driver == driver).cloned(),
+                timeout,
+            )
+            .await;
+        found.ok_or_else(|| KubeletError::NotRegistered {
+            driver: driver.into(),
+            refused: self.refused(),
+        })
     }
 
     /// Waits until `look` finds something in the registered plugins; `None` after the timeout.
@@ -249,7 +273,7 @@ impl FakeKubelet {
         tokio::time::timeout(timeout, wait).await.ok().flatten()
     }
 
-    /// What the pod resources socket answers in addition to the pods started here.
+    /// Sets the answers of the pod resources socket in addition to the pods started here.
     pub fn set_pod_resources(&self, pods: Vec<PodResources>) {
         self.shared.lock().extra_pods = pods;
     }

@@ -30,8 +30,10 @@ pub(super) fn serve(shared: &Arc<Shared>, socket: &Path) -> io::Result<JoinHandl
     let service = PodResourcesListerServer::new(Lister(shared.clone()));
     Ok(tokio::spawn(async move {
         let incoming = UnixListenerStream::new(listener);
-        if let Err(error) =
-            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await
+        if let Err(error) = tonic::transport::Server::builder()
+            .add_service(service)
+            .serve_with_incoming(incoming)
+            .await
         {
             tracing::error!(%error, "the pod resources service ended");
         }
@@ -46,7 +48,9 @@ impl PodResourcesLister for Lister {
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
         let state = self.0.lock();
         let pods = state.pods.values().chain(&state.extra_pods).cloned();
-        Ok(Response::new(ListPodResourcesResponse { pod_resources: pods.collect() }))
+        Ok(Response::new(ListPodResourcesResponse {
+            pod_resources: pods.collect(),
+        }))
     }
 
     async fn get_allocatable_resources(

@@ -1,4 +1,5 @@
-//! Plugin registration: sockets come and go, plugins identify themselves, connections show which are alive.
+//! Plugin registration: sockets come and go, plugins identify themselves, connections show which
+//! are alive.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -38,9 +39,10 @@ pub struct Plugin {
     pub service: String,
     /// Registration socket.
     pub socket: PathBuf,
-    /// Whether the service socket accepts connections.
+    /// True if the service socket accepts connections.
     pub connected: bool,
-    /// Which registration this is, counted over all drivers: distinguishes a restarted process from the one before.
+    /// Number of the registration, counted over all drivers: distinguishes a restarted process from
+    /// the one before.
     pub registration: u64,
 }
 
@@ -63,7 +65,7 @@ pub(super) struct Registry {
     plugins: Vec<(Plugin, Alive)>,
     /// When each driver was last seen connected; removed when its slices were wiped.
     last_seen: BTreeMap<String, Instant>,
-    /// How many registrations there were.
+    /// Number of registrations so far.
     registrations: u64,
 }
 
@@ -79,31 +81,56 @@ impl Drop for Alive {
 
 impl Registry {
     pub(super) fn plugins(&self) -> Vec<Plugin> {
-        self.plugins.iter().map(|(plugin, _)| plugin.clone()).collect()
+        self.plugins
+            .iter()
+            .map(|(plugin, _)| plugin.clone())
+            .collect()
     }
 
     pub(super) fn refused(&self) -> Vec<String> {
-        let errors =
-            self.sockets.iter().filter_map(|(path, socket)| socket.error.as_ref().map(|e| (path, e)));
-        errors.map(|(path, error)| format!("{}: {error}", file_name(path))).collect()
+        let errors = self
+            .sockets
+            .iter()
+            .filter_map(|(path, socket)| socket.error.as_ref().map(|e| (path, e)));
+        errors
+            .map(|(path, error)| format!("{}: {error}", file_name(path)))
+            .collect()
     }
 
     /// The instance to call: the newest connected one, else the newest.
     pub(super) fn instance(&self, driver: &str) -> Option<Plugin> {
-        let ours = || self.plugins.iter().rev().map(|(plugin, _)| plugin).filter(|p| p.driver == driver);
-        ours().find(|p| p.connected).or_else(|| ours().next()).cloned()
+        let ours = || {
+            self.plugins
+                .iter()
+                .rev()
+                .map(|(plugin, _)| plugin)
+                .filter(|p| p.driver == driver)
+        };
+        ours()
+            .find(|p| p.connected)
+            .or_else(|| ours().next())
+            .cloned()
     }
 
     /// Takes note of the files that are there; returns the sockets to register now.
     fn see(&mut self, files: BTreeMap<PathBuf, Identity>, now: Instant) -> Vec<PathBuf> {
         let same = |path: &PathBuf, socket: &Socket| files.get(path) == Some(&socket.identity);
         self.sockets.retain(|path, socket| same(path, socket));
-        self.plugins.retain(|(plugin, _)| self.sockets.contains_key(&plugin.socket));
+        self.plugins
+            .retain(|(plugin, _)| self.sockets.contains_key(&plugin.socket));
         for (path, identity) in files {
-            let new = || Socket { identity, due: Some(now), wait: RETRY, error: None };
+            let new = || Socket {
+                identity,
+                due: Some(now),
+                wait: RETRY,
+                error: None,
+            };
             self.sockets.entry(path).or_insert_with(new);
         }
-        let due = self.sockets.iter_mut().filter(|(_, socket)| socket.due.is_some_and(|due| due <= now));
+        let due = self
+            .sockets
+            .iter_mut()
+            .filter(|(_, socket)| socket.due.is_some_and(|due| due <= now));
         due.map(|(path, socket)| {
             socket.due = None;
             path.clone()
@@ -117,8 +144,12 @@ impl Registry {
             self.last_seen.insert(plugin.driver.clone(), now);
         }
         let late = |seen: &Instant| now.duration_since(*seen) >= patience;
-        let gone: Vec<String> =
-            self.last_seen.iter().filter(|(_, seen)| late(seen)).map(|(d, _)| d.clone()).collect();
+        let gone: Vec<String> = self
+            .last_seen
+            .iter()
+            .filter(|(_, seen)| late(seen))
+            .map(|(d, _)| d.clone())
+            .collect();
         for driver in &gone {
             self.last_seen.remove(driver);
         }
@@ -126,18 +157,33 @@ impl Registry {
     }
 
     /// The checks of the real kubelet; returns the service to use.
-    fn validate(&self, socket: &Path, info: &PluginInfo, services: &[String]) -> Result<String, String> {
+    fn validate(
+        &self,
+        socket: &Path,
+        info: &PluginInfo,
+        services: &[String],
+    ) -> Result<String, String> {
         if info.r#type != PLUGIN_TYPE {
-            return Err(format!("plugin type {:?} is not handled, expected {PLUGIN_TYPE:?}", info.r#type));
+            return Err(format!(
+                "plugin type {:?} is not handled, expected {PLUGIN_TYPE:?}",
+                info.r#type
+            ));
         }
         if info.name.is_empty() || info.endpoint.is_empty() {
             return Err("name and endpoint must not be empty".into());
         }
-        let taken = |p: &Plugin| p.driver == info.name && p.endpoint == info.endpoint && p.socket != socket;
+        let taken =
+            |p: &Plugin| p.driver == info.name && p.endpoint == info.endpoint && p.socket != socket;
         if self.plugins.iter().any(|(plugin, _)| taken(plugin)) {
-            return Err(format!("endpoint {} of driver {} is already registered", info.endpoint, info.name));
+            return Err(format!(
+                "endpoint {} of driver {} is already registered",
+                info.endpoint, info.name
+            ));
         }
-        let known = info.supported_versions.iter().find(|version| services.contains(version));
+        let known = info
+            .supported_versions
+            .iter()
+            .find(|version| services.contains(version));
         known.cloned().ok_or_else(|| {
             let offered = info.supported_versions.join(", ");
             format!(
@@ -148,7 +194,10 @@ impl Registry {
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Looks for sockets until the kubelet is dropped.
@@ -176,7 +225,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
             shared.wake();
         }
         for driver in gone {
-            shared.config.api.wipe_slices(&shared.config.node, Some(&driver));
+            shared
+                .config
+                .api
+                .wipe_slices(&shared.config.node, Some(&driver));
         }
         for socket in due {
             tokio::spawn(register(shared.clone(), socket));
@@ -184,7 +236,8 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Sockets of the folder and its subfolders; names with a leading dot are ignored, as the kubelet does.
+/// Sockets of the folder and its subfolders; names with a leading dot are ignored, as the kubelet
+/// does.
 fn sockets_in(folder: &Path) -> std::io::Result<BTreeMap<PathBuf, Identity>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_path_buf()];
@@ -192,21 +245,26 @@ fn sockets_in(folder: &Path) -> std::io::Result<BTreeMap<PathBuf, Identity>> {
         for entry in fs_err::read_dir(folder)? {
             let entry = entry?;
             // A file may vanish between the listing and this look.
-            let Ok(metadata) = entry.metadata() else { continue };
+            let Ok(metadata) = entry.metadata() else {
+                continue;
+            };
             if entry.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;
             }
             if metadata.is_dir() {
                 folders.push(entry.path());
             } else if metadata.file_type().is_socket() {
-                found.insert(entry.path(), (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()));
+                found.insert(
+                    entry.path(),
+                    (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()),
+                );
             }
         }
     }
     Ok(found)
 }
 
-/// One attempt: dial, ask, check, register, notify.
+/// Makes an attempt: dial, ask, check, register, notify.
 async fn register(shared: Arc<Shared>, socket: PathBuf) {
     let result = attempt(&shared, &socket).await;
     {
@@ -226,16 +284,21 @@ async fn register(shared: Arc<Shared>, socket: PathBuf) {
 }
 
 async fn attempt(shared: &Arc<Shared>, socket: &Path) -> Result<(), String> {
-    // The real kubelet's `:authority` is the percent-encoded path, which the `http` crate of the plugin's server takes
-    // only with an `@` in it. No Rust client would send it, so the rule stands here.
+    // The real kubelet's `:authority` is the percent-encoded path, which the `http` crate of the
+    // plugin's server takes only with an `@` in it. No Rust client would send it, so the rule
+    // stands here.
     if !file_name(socket).contains('@') {
-        let why =
-            "a server made of tonic refuses the kubelet's `:authority` of a socket without `@` in its name";
+        let why = "a server made of tonic refuses the kubelet's `:authority` of a socket without `@` in its name";
         return Err(format!("GetInfo: {why}"));
     }
     let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()));
-    let endpoint = endpoint.map_err(|error| error.to_string())?.connect_timeout(DIAL);
-    let channel = endpoint.connect().await.map_err(|_| "GetInfo: the socket does not answer".to_owned())?;
+    let endpoint = endpoint
+        .map_err(|error| error.to_string())?
+        .connect_timeout(DIAL);
+    let channel = endpoint
+        .connect()
+        .await
+        .map_err(|_| "GetInfo: the socket does not answer".to_owned())?;
     let mut client = RegistrationClient::new(channel);
     let info = within("GetInfo", GET_INFO, client.get_info(InfoRequest {})).await?;
     let verdict = enter(shared, socket, &info);
@@ -247,7 +310,11 @@ async fn attempt(shared: &Arc<Shared>, socket: &Path) -> Result<(), String> {
     let noted = within("NotifyRegistrationStatus", NOTIFY, call).await;
     if noted.is_err() {
         // The plugin did not take note: out again, and from scratch.
-        shared.lock().registry.plugins.retain(|(plugin, _)| plugin.socket != socket);
+        shared
+            .lock()
+            .registry
+            .plugins
+            .retain(|(plugin, _)| plugin.socket != socket);
     }
     verdict.and(noted.map(drop))
 }
@@ -259,7 +326,9 @@ async fn within<T>(
 ) -> Result<T, String> {
     let answer = timeout(deadline, call).await;
     let answer = answer.map_err(|_| format!("{method}: no answer within {deadline:?}"))?;
-    answer.map(Response::into_inner).map_err(|status| format!("{method}: {}", status.message()))
+    answer
+        .map(Response::into_inner)
+        .map_err(|status| format!("{method}: {}", status.message()))
 }
 
 fn enter(shared: &Arc<Shared>, socket: &Path, info: &PluginInfo) -> Result<(), String> {
@@ -272,7 +341,11 @@ fn enter(shared: &Arc<Shared>, socket: &Path, info: &PluginInfo) -> Result<(), S
     registry.registrations += 1;
     let registration = registry.registrations;
     let endpoint = info.endpoint.clone();
-    let task = tokio::spawn(keep_connected(shared.clone(), socket.to_path_buf(), PathBuf::from(&endpoint)));
+    let task = tokio::spawn(keep_connected(
+        shared.clone(),
+        socket.to_path_buf(),
+        PathBuf::from(&endpoint),
+    ));
     let alive = Alive(task.abort_handle());
     let plugin = Plugin {
         driver: info.name.clone(),
@@ -283,7 +356,9 @@ fn enter(shared: &Arc<Shared>, socket: &Path, info: &PluginInfo) -> Result<(), S
         registration,
     };
     registry.plugins.retain(|(known, _)| known.socket != socket);
-    registry.last_seen.insert(plugin.driver.clone(), Instant::now());
+    registry
+        .last_seen
+        .insert(plugin.driver.clone(), Instant::now());
     registry.plugins.push((plugin, alive));
     Ok(())
 }
@@ -292,7 +367,12 @@ fn enter(shared: &Arc<Shared>, socket: &Path, info: &PluginInfo) -> Result<(), S
 async fn keep_connected(shared: Arc<Shared>, socket: PathBuf, endpoint: PathBuf) {
     let note = |connected: bool| {
         let mut state = shared.lock();
-        for (plugin, _) in state.registry.plugins.iter_mut().filter(|(plugin, _)| plugin.socket == socket) {
+        for (plugin, _) in state
+            .registry
+            .plugins
+            .iter_mut()
+            .filter(|(plugin, _)| plugin.socket == socket)
+        {
             plugin.connected = connected;
         }
         drop(state);

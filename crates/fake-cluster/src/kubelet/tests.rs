@@ -4,13 +4,16 @@ use std::collections::BTreeSet;
 
 use divvy_proto::dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use divvy_proto::dra::v1::{
-    Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
-    NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
+    Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest,
+    NodePrepareResourcesResponse, NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest,
+    NodeUnprepareResourcesResponse,
 };
 use divvy_proto::podresources::v1::ListPodResourcesRequest;
 use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_proto::registration::registration_server::{Registration, RegistrationServer};
-use divvy_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use divvy_proto::registration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
 use k8s_openapi::api::core::v1::PodSchedulingGroup;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use tokio::net::UnixListener;
@@ -27,8 +30,8 @@ use crate::build::{
 const DRIVER: &str = "gpu.divvy.dev";
 const SOON: Duration = Duration::from_secs(10);
 
-/// Answers every claim with one device; claims called `bad` fail, claims called `lost` are left out, and a claim
-/// called `slow` is never answered.
+/// Answers every claim with one device; claims called `bad` fail, claims called `lost` are left
+/// out, and a claim called `slow` is never answered.
 #[derive(Clone, Default)]
 struct Stub {
     info: PluginInfo,
@@ -55,7 +58,10 @@ impl Registration for Stub {
 impl Stub {
     fn note(&self, what: &str, claims: &[Claim]) {
         let names: Vec<_> = claims.iter().map(|claim| claim.name.as_str()).collect();
-        self.calls.lock().unwrap().push(format!("{what} {}", names.join(",")));
+        self.calls
+            .lock()
+            .unwrap()
+            .push(format!("{what} {}", names.join(",")));
     }
 }
 
@@ -70,23 +76,34 @@ impl DraPlugin for Stub {
         if claims.iter().any(|claim| claim.name == "slow") {
             std::future::pending::<()>().await;
         }
-        let answered = claims.into_iter().filter(|claim| claim.name != "lost").map(|claim| {
-            let device = Device {
-                request_names: vec!["gpu".into()],
-                pool_name: "n".into(),
-                device_name: "gpu-0".into(),
-                cdi_device_ids: vec![format!("gpu.divvy.dev/claim={}", claim.name)],
-                share_id: None,
-            };
-            let answer = if claim.name == "bad" {
-                NodePrepareResourceResponse { devices: vec![], error: "no such GPU".into() }
-            } else {
-                self.prepared.lock().unwrap().insert(claim.uid.clone());
-                NodePrepareResourceResponse { devices: vec![device], error: String::new() }
-            };
-            (claim.uid, answer)
-        });
-        Ok(Response::new(NodePrepareResourcesResponse { claims: answered.collect() }))
+        let answered = claims
+            .into_iter()
+            .filter(|claim| claim.name != "lost")
+            .map(|claim| {
+                let device = Device {
+                    request_names: vec!["gpu".into()],
+                    pool_name: "n".into(),
+                    device_name: "gpu-0".into(),
+                    cdi_device_ids: vec![format!("gpu.divvy.dev/claim={}", claim.name)],
+                    share_id: None,
+                };
+                let answer = if claim.name == "bad" {
+                    NodePrepareResourceResponse {
+                        devices: vec![],
+                        error: "no such GPU".into(),
+                    }
+                } else {
+                    self.prepared.lock().unwrap().insert(claim.uid.clone());
+                    NodePrepareResourceResponse {
+                        devices: vec![device],
+                        error: String::new(),
+                    }
+                };
+                (claim.uid, answer)
+            });
+        Ok(Response::new(NodePrepareResourcesResponse {
+            claims: answered.collect(),
+        }))
     }
 
     async fn node_unprepare_resources(
@@ -99,12 +116,15 @@ impl DraPlugin for Stub {
             self.prepared.lock().unwrap().remove(&claim.uid);
             (claim.uid, NodeUnprepareResourceResponse::default())
         });
-        Ok(Response::new(NodeUnprepareResourcesResponse { claims: answered.collect() }))
+        Ok(Response::new(NodeUnprepareResourcesResponse {
+            claims: answered.collect(),
+        }))
     }
 }
 
-/// A kubelet in a temporary folder, its API server, and a plugin in a runtime of its own: connections are tasks that
-/// outlive their server, and only end with the runtime, as they do with a process.
+/// A kubelet in a temporary folder, its API server, and a plugin in a runtime of its own:
+/// connections are tasks that outlive their server, and only end with the runtime, as they do with
+/// a process.
 struct Node {
     folder: tempfile::TempDir,
     api: FakeApi,
@@ -131,8 +151,17 @@ impl Node {
             endpoint: endpoint.to_string_lossy().into_owned(),
             supported_versions: vec![SERVICE.to_owned()],
         };
-        let stub = Stub { info, ..Stub::default() };
-        Self { folder, api, kubelet, stub, plugin: None }
+        let stub = Stub {
+            info,
+            ..Stub::default()
+        };
+        Self {
+            folder,
+            api,
+            kubelet,
+            stub,
+            plugin: None,
+        }
     }
 
     /// Waits until something holds, looking again whenever the kubelet did something.
@@ -150,29 +179,40 @@ impl Node {
     fn serve(&mut self, registration: &str) {
         let endpoint = PathBuf::from(&self.stub.info.endpoint);
         fs_err::create_dir_all(endpoint.parent().unwrap()).unwrap();
-        let socket = self.folder.path().join("plugins_registry").join(registration);
+        let socket = self
+            .folder
+            .path()
+            .join("plugins_registry")
+            .join(registration);
         for path in [&endpoint, &socket] {
             remove_socket(path);
         }
         let stub = self.stub.clone();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let entered = runtime.enter();
         let listen = |path: &Path| UnixListenerStream::new(UnixListener::bind(path).unwrap());
         let (dra, registration) = (listen(&endpoint), listen(&socket));
         drop(entered);
         runtime.spawn(async move {
             let service = DraPluginServer::new(stub.clone());
-            let dra = Server::builder().add_service(service).serve_with_incoming(dra);
+            let dra = Server::builder()
+                .add_service(service)
+                .serve_with_incoming(dra);
             let service = RegistrationServer::new(stub);
-            let registration = Server::builder().add_service(service).serve_with_incoming(registration);
+            let registration = Server::builder()
+                .add_service(service)
+                .serve_with_incoming(registration);
             tokio::try_join!(dra, registration).unwrap();
         });
         self.kill();
         self.plugin = Some(runtime);
     }
 
-    /// As kill -9 does it: the socket files stay.
+    /// Ends it like kill -9: the socket files stay.
     fn kill(&mut self) {
         if let Some(runtime) = self.plugin.take() {
             runtime.shutdown_background();
@@ -186,22 +226,37 @@ impl Drop for Node {
     }
 }
 
-/// The kubelet dials the percent-encoded path as `:authority`; tests/e2e shows with a real one that the `@` is needed.
+/// The kubelet dials the percent-encoded path as `:authority`; tests/e2e shows with a real one that
+/// the `@` is needed.
 #[tokio::test]
-async fn a_tonic_server_is_registered_under_a_name_with_an_at_sign_and_refused_under_a_plain_one() {
+async fn a_tonic_server_needs_a_socket_name_with_an_at_sign() {
     let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev-reg.sock");
     node.until(|node| !node.kubelet.refused().is_empty()).await;
     let why = "GetInfo: a server made of tonic refuses the kubelet's `:authority` of a socket without `@` in its name";
-    assert_eq!(node.kubelet.refused(), [format!("gpu.divvy.dev-reg.sock: {why}")]);
-    assert_eq!(*node.stub.verdicts.lock().unwrap(), [], "the plugin never hears of it");
+    assert_eq!(
+        node.kubelet.refused(),
+        [format!("gpu.divvy.dev-reg.sock: {why}")]
+    );
+    assert_eq!(
+        *node.stub.verdicts.lock().unwrap(),
+        [],
+        "the plugin never hears of it"
+    );
 
     let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev@reg.sock");
     let plugin = node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
-    assert_eq!((plugin.service.as_str(), &plugin.endpoint), ("v1.DRAPlugin", &node.stub.info.endpoint));
-    let verdict = RegistrationStatus { plugin_registered: true, error: String::new() };
-    node.until(|node| !node.stub.verdicts.lock().unwrap().is_empty()).await;
+    assert_eq!(
+        (plugin.service.as_str(), &plugin.endpoint),
+        ("v1.DRAPlugin", &node.stub.info.endpoint)
+    );
+    let verdict = RegistrationStatus {
+        plugin_registered: true,
+        error: String::new(),
+    };
+    node.until(|node| !node.stub.verdicts.lock().unwrap().is_empty())
+        .await;
     assert_eq!(*node.stub.verdicts.lock().unwrap(), [verdict]);
 }
 
@@ -210,11 +265,18 @@ async fn a_plugin_without_a_known_service_is_refused_with_a_reason() {
     let mut node = Node::new(SOON);
     node.stub.info.supported_versions = vec!["v9.DRAPlugin".into()];
     node.serve("x@reg.sock");
-    node.until(|node| !node.stub.verdicts.lock().unwrap().is_empty()).await;
-    node.kubelet.wait_registered(DRIVER, Duration::ZERO).await.unwrap_err();
+    node.until(|node| !node.stub.verdicts.lock().unwrap().is_empty())
+        .await;
+    node.kubelet
+        .wait_registered(DRIVER, Duration::ZERO)
+        .await
+        .unwrap_err();
     let verdicts = node.stub.verdicts.lock().unwrap().clone();
     let why = "no service of the plugin is supported: it offers [v9.DRAPlugin]";
-    assert!(verdicts[0].error.starts_with(why) && !verdicts[0].plugin_registered, "{verdicts:?}");
+    assert!(
+        verdicts[0].error.starts_with(why) && !verdicts[0].plugin_registered,
+        "{verdicts:?}"
+    );
 }
 
 #[tokio::test]
@@ -222,12 +284,23 @@ async fn prepare_returns_each_claims_answer_and_refuses_incomplete_ones() {
     let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev@reg.sock");
     node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
-    let claims = [ClaimRef::new("ns", "good", "u1"), ClaimRef::new("ns", "bad", "u2")];
+    let claims = [
+        ClaimRef::new("ns", "good", "u1"),
+        ClaimRef::new("ns", "bad", "u2"),
+    ];
     let answers = node.kubelet.prepare(DRIVER, &claims).await.unwrap();
-    assert_eq!(answers["u1"].as_ref().unwrap()[0].cdi_device_ids, ["gpu.divvy.dev/claim=good"]);
+    assert_eq!(
+        answers["u1"].as_ref().unwrap()[0].cdi_device_ids,
+        ["gpu.divvy.dev/claim=good"]
+    );
     assert_eq!(answers["u2"], Err("no such GPU".into()));
-    let lost = node.kubelet.prepare(DRIVER, &[ClaimRef::new("ns", "lost", "u3")]).await.unwrap_err();
-    let expected = "NodePrepareResources of driver gpu.divvy.dev answered for claims [] instead of [\"u3\"]";
+    let lost = node
+        .kubelet
+        .prepare(DRIVER, &[ClaimRef::new("ns", "lost", "u3")])
+        .await
+        .unwrap_err();
+    let expected =
+        "NodePrepareResources of driver gpu.divvy.dev answered for claims [] instead of [\"u3\"]";
     assert_eq!(lost.to_string(), expected);
     node.kubelet.unprepare(DRIVER, &claims).await.unwrap();
     assert!(node.stub.prepared.lock().unwrap().is_empty());
@@ -240,8 +313,15 @@ async fn a_call_without_answer_ends_at_the_deadline() {
     let mut node = Node::with(|config| config.deadline = Duration::from_millis(50));
     node.serve("gpu.divvy.dev@reg.sock");
     node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
-    let late = node.kubelet.prepare(DRIVER, &[ClaimRef::new("ns", "slow", "u1")]).await.unwrap_err();
-    assert_eq!(late.to_string(), "NodePrepareResources of driver gpu.divvy.dev did not answer within 50ms");
+    let late = node
+        .kubelet
+        .prepare(DRIVER, &[ClaimRef::new("ns", "slow", "u1")])
+        .await
+        .unwrap_err();
+    assert_eq!(
+        late.to_string(),
+        "NodePrepareResources of driver gpu.divvy.dev did not answer within 50ms"
+    );
 }
 
 #[tokio::test]
@@ -249,27 +329,61 @@ async fn a_claim_of_two_pods_is_prepared_once_and_let_go_with_the_last() {
     let mut node = Node::new(SOON);
     node.serve("gpu.divvy.dev@reg.sock");
     node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
-    let uid =
-        |name: &str| node.api.put(&mk_pod("ns", name, Some("n"), &["c"])).unwrap().metadata.uid.unwrap();
+    let uid = |name: &str| {
+        node.api
+            .put(&mk_pod("ns", name, Some("n"), &["c"]))
+            .unwrap()
+            .metadata
+            .uid
+            .unwrap()
+    };
     let (a, b) = (uid("a"), uid("b"));
-    let claim = allocated(mk_claim("ns", "c", DRIVER, 1), vec![mk_result("gpu", DRIVER, "n", "gpu-0")]);
+    let claim = allocated(
+        mk_claim("ns", "c", DRIVER, 1),
+        vec![mk_result("gpu", DRIVER, "n", "gpu-0")],
+    );
     node.api.put(&reserved(claim, "a", &a)).unwrap();
     let got = node.kubelet.start_pod("ns", "a").await.unwrap();
-    assert_eq!(got, [("main".to_owned(), vec!["gpu.divvy.dev/claim=c".to_owned()])].into());
+    assert_eq!(
+        got,
+        [("main".to_owned(), vec!["gpu.divvy.dev/claim=c".to_owned()])].into()
+    );
     let early = node.kubelet.start_pod("ns", "b").await.unwrap_err();
-    assert_eq!(early.to_string(), "pod ns/b: ResourceClaim ns/c is not reserved for the pod");
-    node.api.modify("ns", "c", |c: &mut ResourceClaim| *c = reserved(c.clone(), "b", &b)).unwrap();
+    assert_eq!(
+        early.to_string(),
+        "pod ns/b: ResourceClaim ns/c is not reserved for the pod"
+    );
+    node.api
+        .modify("ns", "c", |c: &mut ResourceClaim| {
+            *c = reserved(c.clone(), "b", &b);
+        })
+        .unwrap();
     assert_eq!(node.kubelet.start_pod("ns", "b").await.unwrap(), got);
-    let channel =
-        Endpoint::from_shared(format!("unix:{}", node.kubelet.config().pod_resources_socket().display()));
-    let mut lister = PodResourcesListerClient::connect(channel.unwrap()).await.unwrap();
-    let pods = lister.list(ListPodResourcesRequest {}).await.unwrap().into_inner().pod_resources;
-    let devices =
-        pods.iter().map(|p| p.containers[0].dynamic_resources[0].claim_resources[0].device_name.as_str());
+    let channel = Endpoint::from_shared(format!(
+        "unix:{}",
+        node.kubelet.config().pod_resources_socket().display()
+    ));
+    let mut lister = PodResourcesListerClient::connect(channel.unwrap())
+        .await
+        .unwrap();
+    let pods = lister
+        .list(ListPodResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_resources;
+    let devices = pods.iter().map(|p| {
+        p.containers[0].dynamic_resources[0].claim_resources[0]
+            .device_name
+            .as_str()
+    });
     assert_eq!(devices.collect::<Vec<_>>(), ["gpu-0", "gpu-0"]);
     node.kubelet.stop_pod(&a).await.unwrap();
     node.kubelet.stop_pod(&b).await.unwrap();
-    assert_eq!(*node.stub.calls.lock().unwrap(), ["prepare c", "unprepare c"]);
+    assert_eq!(
+        *node.stub.calls.lock().unwrap(),
+        ["prepare c", "unprepare c"]
+    );
 }
 
 #[tokio::test]
@@ -279,15 +393,23 @@ async fn a_claim_of_a_pod_group_is_for_the_pods_of_that_group() {
     node.kubelet.wait_registered(DRIVER, SOON).await.unwrap();
     for (name, group) in [("a", "train"), ("b", "other")] {
         let mut pod = mk_pod("ns", name, Some("n"), &["c"]);
-        let group = PodSchedulingGroup { pod_group_name: Some(group.to_owned()) };
+        let group = PodSchedulingGroup {
+            pod_group_name: Some(group.to_owned()),
+        };
         pod.spec.as_mut().unwrap().scheduling_group = Some(group);
         node.api.put(&pod).unwrap();
     }
-    let claim = allocated(mk_claim("ns", "c", DRIVER, 1), vec![mk_result("gpu", DRIVER, "n", "gpu-0")]);
+    let claim = allocated(
+        mk_claim("ns", "c", DRIVER, 1),
+        vec![mk_result("gpu", DRIVER, "n", "gpu-0")],
+    );
     node.api.put(&reserved_for_group(claim, "train")).unwrap();
     node.kubelet.start_pod("ns", "a").await.unwrap();
     let refused = node.kubelet.start_pod("ns", "b").await.unwrap_err();
-    assert_eq!(refused.to_string(), "pod ns/b: ResourceClaim ns/c is not reserved for the pod");
+    assert_eq!(
+        refused.to_string(),
+        "pod ns/b: ResourceClaim ns/c is not reserved for the pod"
+    );
 }
 
 #[tokio::test]

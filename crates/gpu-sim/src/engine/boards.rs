@@ -11,37 +11,55 @@ use crate::profile::{NvLinkPort, NvLinkShape, Profile};
 impl Engine {
     pub(super) fn nvlinks(&self, gpu: &SimGpu) -> Vec<NvLinkPeer> {
         let peers = |same: &dyn Fn(NvLinkShape) -> bool, links: u32| {
-            let others = self.gpus.iter().filter(|o| !o.lost && o.facts.uuid != gpu.facts.uuid);
-            let connected = others.filter(|o| same(o.nvlink)).map(|o| NvLinkPeer::Gpu(o.facts.pci_address));
-            let mut all: Vec<_> = connected.flat_map(|peer| (0..links).map(move |_| peer)).collect();
+            let others = self
+                .gpus
+                .iter()
+                .filter(|o| !o.lost && o.facts.uuid != gpu.facts.uuid);
+            let connected = others
+                .filter(|o| same(o.nvlink))
+                .map(|o| NvLinkPeer::Gpu(o.facts.pci_address));
+            let mut all: Vec<_> = connected
+                .flat_map(|peer| (0..links).map(move |_| peer))
+                .collect();
             all.sort_unstable();
             all
         };
         match gpu.nvlink {
             NvLinkShape::None => Vec::new(),
             NvLinkShape::Switch { links } => (0..links).map(|_| NvLinkPeer::Switch).collect(),
-            NvLinkShape::Mesh { board, links_per_peer } => {
-                peers(&|o| matches!(o, NvLinkShape::Mesh { board: b, .. } if b == board), links_per_peer)
-            }
-            NvLinkShape::Bridge { bridge, links } => {
-                peers(&|o| matches!(o, NvLinkShape::Bridge { bridge: b, .. } if b == bridge), links)
-            }
+            NvLinkShape::Mesh {
+                board,
+                links_per_peer,
+            } => peers(
+                &|o| matches!(o, NvLinkShape::Mesh { board: b, .. } if b == board),
+                links_per_peer,
+            ),
+            NvLinkShape::Bridge { bridge, links } => peers(
+                &|o| matches!(o, NvLinkShape::Bridge { bridge: b, .. } if b == bridge),
+                links,
+            ),
         }
     }
 
-    pub(super) fn add(&mut self, profile: &'static Profile, baseboard: Option<NvLinkShape>) -> GpuUuid {
+    pub(super) fn add(
+        &mut self,
+        profile: &'static Profile,
+        baseboard: Option<NvLinkShape>,
+    ) -> GpuUuid {
         let pci_address = self.free_slot(profile);
         let serial = self.next_serial;
         self.next_serial = self.next_serial.wrapping_add(1);
         let node = self.node_number;
         #[expect(clippy::expect_used, reason = "the form is fixed; tested")]
-        let uuid: GpuUuid =
-            format!("GPU-12345678-1234-1234-{node:04x}-12345678{serial:04x}").parse().expect("a GPU UUID");
+        let uuid: GpuUuid = format!("GPU-12345678-1234-1234-{node:04x}-12345678{serial:04x}")
+            .parse()
+            .expect("a GPU UUID");
         let make = &profile.make;
         let taken = |pick: fn(&SimGpu) -> Option<u32>| -> BTreeSet<u32> {
             self.gpus.iter().filter_map(pick).collect()
         };
         let gpu = SimGpu {
+            persistent: true,
             model: profile.key.to_owned(),
             facts: GpuFacts {
                 uuid: uuid.clone(),
@@ -58,7 +76,9 @@ impl Engine {
                 compute_mode: Some(ComputeMode::Default),
                 addressing_mode: Some(make.addressing_mode.to_owned()),
                 c2c: make.c2c,
-                module_id: profile.has_module_id().then(|| lowest_free(1, &taken(|g| g.facts.module_id))),
+                module_id: profile
+                    .has_module_id()
+                    .then(|| lowest_free(1, &taken(|g| g.facts.module_id))),
                 nvlinks: Vec::new(),
                 fabric: None,
             },
@@ -81,13 +101,27 @@ impl Engine {
     /// The first slot of the board's chassis that is free.
     fn free_slot(&self, profile: &Profile) -> PciAddress {
         let taken: BTreeSet<_> = self.gpus.iter().map(|g| g.facts.pci_address).collect();
-        let free = profile.make.chassis.slots().find(|address| !taken.contains(address));
-        free.unwrap_or(PciAddress { domain: u32::MAX, bus: 0, device: 0, function: 0 })
+        let free = profile
+            .make
+            .chassis
+            .slots()
+            .find(|address| !taken.contains(address));
+        free.unwrap_or(PciAddress {
+            domain: u32::MAX,
+            bus: 0,
+            device: 0,
+            function: 0,
+        })
     }
 
     /// The NVLink shape of a GPU that joins the ones already there.
     fn connect(&self, profile: &Profile) -> NvLinkShape {
-        let same_model = || self.gpus.iter().filter(|g| g.model == profile.key).map(|g| g.nvlink);
+        let same_model = || {
+            self.gpus
+                .iter()
+                .filter(|g| g.model == profile.key)
+                .map(|g| g.nvlink)
+        };
         match profile.make.nvlink {
             NvLinkPort::None => NvLinkShape::None,
             NvLinkPort::Rack { links } => NvLinkShape::Switch { links },
@@ -104,7 +138,10 @@ impl Engine {
                     matches!(shape, NvLinkShape::Bridge { .. })
                         && same_model().filter(|s| s == shape).count() < 2
                 });
-                half_free.unwrap_or(NvLinkShape::Bridge { bridge: self.next_board(), links })
+                half_free.unwrap_or(NvLinkShape::Bridge {
+                    bridge: self.next_board(),
+                    links,
+                })
             }
         }
     }
@@ -119,5 +156,7 @@ impl Engine {
 }
 
 pub(crate) fn lowest_free(from: u32, taken: &BTreeSet<u32>) -> u32 {
-    (from..=u32::MAX).find(|n| !taken.contains(n)).unwrap_or(u32::MAX)
+    (from..=u32::MAX)
+        .find(|n| !taken.contains(n))
+        .unwrap_or(u32::MAX)
 }

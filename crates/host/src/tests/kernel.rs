@@ -1,6 +1,6 @@
-//! Kernel files, topology, nodes, processes.
+//! Kernel files, topology, nodes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use divvy_model::HostTopology;
 
@@ -11,7 +11,10 @@ use crate::*;
 fn the_kernels_files_are_read() {
     let (fixture, _dir) = host(&two_gpus());
     let host = &fixture.host;
-    assert_eq!(boot_id(host).unwrap(), "6f5902ac-237d-4d85-b20d-3ae1a2a0c1f4");
+    assert_eq!(
+        boot_id(host).unwrap(),
+        "6f5902ac-237d-4d85-b20d-3ae1a2a0c1f4"
+    );
     let majors = [
         ("drm", 226),
         ("mem", 1),
@@ -20,10 +23,21 @@ fn the_kernels_files_are_read() {
         ("nvidia-uvm", 511),
         ("nvidiactl", 195),
     ];
-    assert_eq!(char_majors(host).unwrap(), BTreeMap::from(majors.map(|(name, n)| (name.to_owned(), n))));
-    assert_eq!(nvidia_module(host).unwrap(), Some(NvidiaModule { version: Some("580.95.05".into()) }));
+    assert_eq!(
+        char_majors(host).unwrap(),
+        BTreeMap::from(majors.map(|(name, n)| (name.to_owned(), n)))
+    );
+    assert_eq!(
+        nvidia_module(host).unwrap(),
+        Some(NvidiaModule {
+            version: Some("580.95.05".into())
+        })
+    );
     let params = nvidia_params(host).unwrap();
-    assert_eq!((params["DeviceFileMode"].as_str(), params["RmMsg"].as_str()), ("438", ""));
+    assert_eq!(
+        (params["DeviceFileMode"].as_str(), params["RmMsg"].as_str()),
+        ("438", "")
+    );
 }
 
 #[test]
@@ -41,7 +55,9 @@ fn the_modules_version_is_found_in_proc_when_sysfs_has_none() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "proc/driver/nvidia/version", text.as_bytes());
-        let module = nvidia_module(&HostRoot::under(dir.path())).unwrap().unwrap();
+        let module = nvidia_module(&HostRoot::under(dir.path()))
+            .unwrap()
+            .unwrap();
         assert_eq!(module.version.as_deref(), expected, "{text}");
     }
 }
@@ -64,7 +80,10 @@ fn an_unmounted_proc_says_what_was_looked_for_and_what_to_check() {
     assert!(text.contains("sys/kernel/random/boot_id"), "{text}");
     write(dir.path(), "sys/kernel/random/boot_id", b"\n");
     assert!(
-        boot_id(&host).unwrap_err().to_string().ends_with("the boot id is not of the expected form: \"\\n\"")
+        boot_id(&host)
+            .unwrap_err()
+            .to_string()
+            .ends_with("the boot id is not of the expected form: \"\\n\"")
     );
 }
 
@@ -72,20 +91,38 @@ fn an_unmounted_proc_says_what_was_looked_for_and_what_to_check() {
 fn topology_is_what_sysfs_says_and_nothing_more() {
     let (fixture, _dir) = host(&two_gpus());
     let at = |address| topology(&fixture.host, pci(address));
-    let expected = HostTopology { numa_node: Some(0), pcie_root: Some("pci0000:00".into()) };
+    let expected = HostTopology {
+        numa_node: Some(0),
+        pcie_root: Some("pci0000:00".into()),
+    };
     assert_eq!(at("0000:07:00.0").unwrap(), expected);
-    let expected = HostTopology { numa_node: None, pcie_root: Some("pci0000:80".into()) };
+    let expected = HostTopology {
+        numa_node: None,
+        pcie_root: Some("pci0000:80".into()),
+    };
     assert_eq!(at("0000:87:00.0").unwrap(), expected);
     let text = at("0000:99:00.0").unwrap_err().to_string();
-    assert!(text.starts_with("PCI device 0000:99:00.0 is not in sysfs"), "{text}");
+    assert!(
+        text.starts_with("PCI device 0000:99:00.0 is not in sysfs"),
+        "{text}"
+    );
 }
 
 #[test]
 fn the_pcie_root_is_the_first_on_the_way_whatever_lies_before_and_behind() {
     for (target, expected) in [
-        ("../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", Some("pci0000:3a")),
-        ("../../../devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:01:00.0", Some("pci0000:00")),
-        ("../../../devices/platform/40000000.pcie/pci0008:00/0008:01:00.0", Some("pci0008:00")),
+        (
+            "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
+            Some("pci0000:3a"),
+        ),
+        (
+            "../../../devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:01:00.0",
+            Some("pci0000:00"),
+        ),
+        (
+            "../../../devices/platform/40000000.pcie/pci0008:00/0008:01:00.0",
+            Some("pci0008:00"),
+        ),
         ("../../../devices/vbus/0000:3b:00.0", None),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -93,30 +130,59 @@ fn the_pcie_root_is_the_first_on_the_way_whatever_lies_before_and_behind() {
         let found = topology(&HostRoot::under(dir.path()), pci("0000:3b:00.0")).unwrap();
         assert_eq!(
             found,
-            HostTopology { numa_node: None, pcie_root: expected.map(str::to_owned) },
+            HostTopology {
+                numa_node: None,
+                pcie_root: expected.map(str::to_owned)
+            },
             "{target}"
         );
     }
 }
 
 fn node(path: &str, major: u32, minor: u32) -> DeviceNode {
-    DeviceNode { path: path.into(), info: NodeInfo { major, minor, mode: 0o666, gid: 0 } }
+    DeviceNode {
+        path: path.into(),
+        info: NodeInfo {
+            major,
+            minor,
+            mode: 0o666,
+            gid: 0,
+        },
+    }
 }
 
 #[test]
 fn nodes_follow_the_minor_number_and_bring_the_drm_nodes_of_the_address() {
     let (fixture, _dir) = host(&two_gpus());
     let nodes = gpu_nodes(&fixture.host, &fixture.nodes, 3, pci("0000:87:00.0")).unwrap();
-    let drm = vec![node("/dev/dri/card1", 226, 1), node("/dev/dri/renderD129", 226, 129)];
-    assert_eq!(nodes, GpuNodes { main: node("/dev/nvidia3", 195, 3), drm, has_links: false });
+    let drm = vec![
+        node("/dev/dri/card1", 226, 1),
+        node("/dev/dri/renderD129", 226, 129),
+    ];
+    assert_eq!(
+        nodes,
+        GpuNodes {
+            main: node("/dev/nvidia3", 195, 3),
+            drm,
+            has_links: false
+        }
+    );
 }
 
 #[test]
 fn drm_nodes_that_the_host_lacks_are_left_out() {
     let (fixture, _dir) = host(&two_gpus());
-    let DeviceNodes::Given(mut table) = fixture.nodes else { panic!("a fixture gives its nodes") };
+    let DeviceNodes::Given(mut table) = fixture.nodes else {
+        panic!("a fixture gives its nodes")
+    };
     table.remove("/dev/dri/card1");
-    let nodes = gpu_nodes(&fixture.host, &DeviceNodes::Given(table), 3, pci("0000:87:00.0")).unwrap();
+    let nodes = gpu_nodes(
+        &fixture.host,
+        &DeviceNodes::Given(table),
+        3,
+        pci("0000:87:00.0"),
+    )
+    .unwrap();
     assert_eq!(nodes.drm, [node("/dev/dri/renderD129", 226, 129)]);
 }
 
@@ -129,30 +195,71 @@ fn nodes_are_made_on_the_host_with_their_rights_and_stale_ones_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let host = HostRoot::under(dir.path());
     // The null and the zero device: every machine lets them be made.
-    let null = DeviceNode { path: "/dev/nvidia-caps/nvidia-cap3".into(), ..node("", 1, 3) };
-    let zero = DeviceNode { path: null.path.clone(), info: NodeInfo { minor: 5, mode: 0o444, ..null.info } };
+    let null = DeviceNode {
+        path: "/dev/nvidia-caps/nvidia-cap3".into(),
+        ..node("", 1, 3)
+    };
+    let zero = DeviceNode {
+        path: null.path.clone(),
+        info: NodeInfo {
+            minor: 5,
+            mode: 0o444,
+            ..null.info
+        },
+    };
     let seen = || {
         let meta = fs_err::metadata(dir.path().join("dev/nvidia-caps/nvidia-cap3")).unwrap();
-        (rustix::fs::minor(meta.rdev()), meta.permissions().mode() & 0o777)
+        (
+            rustix::fs::minor(meta.rdev()),
+            meta.permissions().mode() & 0o777,
+        )
     };
     let given = DeviceNodes::Given(BTreeMap::new());
-    assert_eq!(make_nodes(&host, &given, [&null]).unwrap(), [""; 0], "not of a host that does not exist");
-    assert_eq!(make_nodes(&host, &DeviceNodes::Real, [&null]).unwrap(), [null.path.as_str()]);
+    assert_eq!(
+        make_nodes(&host, &given, [&null]).unwrap(),
+        [""; 0],
+        "not of a host that does not exist"
+    );
+    assert_eq!(
+        make_nodes(&host, &DeviceNodes::Real, [&null]).unwrap(),
+        [null.path.as_str()]
+    );
     assert_eq!(seen(), (3, 0o666));
-    assert_eq!(make_nodes(&host, &DeviceNodes::Real, [&null]).unwrap(), [""; 0], "made once");
-    assert_eq!(make_nodes(&host, &DeviceNodes::Real, [&zero]).unwrap(), [null.path.as_str()]);
+    assert_eq!(
+        make_nodes(&host, &DeviceNodes::Real, [&null]).unwrap(),
+        [""; 0],
+        "made once"
+    );
+    assert_eq!(
+        make_nodes(&host, &DeviceNodes::Real, [&zero]).unwrap(),
+        [null.path.as_str()]
+    );
     assert_eq!(seen(), (5, 0o444));
-    assert_eq!(fs_err::read_dir(dir.path().join("dev/nvidia-caps")).unwrap().count(), 1);
+    assert_eq!(
+        fs_err::read_dir(dir.path().join("dev/nvidia-caps"))
+            .unwrap()
+            .count(),
+        1
+    );
 }
 
 #[test]
 fn missing_nodes_are_derived_from_the_majors() {
     let (fixture, dir) = host(&two_gpus());
-    write(dir.path(), "proc/driver/nvidia/params", b"DeviceFileMode: 432\nDeviceFileGID: 27\n");
+    write(
+        dir.path(),
+        "proc/driver/nvidia/params",
+        b"DeviceFileMode: 432\nDeviceFileGID: 27\n",
+    );
     let none = DeviceNodes::Given(BTreeMap::new());
     let rights = |path: &str, major, minor| DeviceNode {
         path: path.into(),
-        info: NodeInfo { major, minor, mode: 0o660, gid: 27 },
+        info: NodeInfo {
+            major,
+            minor,
+            mode: 0o660,
+            gid: 27,
+        },
     };
     let control = control_nodes(&fixture.host, &none).unwrap();
     let nodes = vec![
@@ -160,8 +267,11 @@ fn missing_nodes_are_derived_from_the_majors() {
         rights("/dev/nvidia-uvm", 511, 0),
         rights("/dev/nvidia-uvm-tools", 511, 1),
     ];
-    let missing =
-        vec![MissingNode { path: "/dev/nvidia-modeset".into(), module: "nvidia-modeset", needed: false }];
+    let missing = vec![MissingNode {
+        path: "/dev/nvidia-modeset".into(),
+        module: "nvidia-modeset",
+        needed: false,
+    }];
     assert_eq!(control, ControlNodes { nodes, missing });
     let gpu = gpu_nodes(&fixture.host, &none, 3, pci("0000:87:00.0")).unwrap();
     assert_eq!(gpu.main, rights("/dev/nvidia3", 195, 3));
@@ -170,14 +280,24 @@ fn missing_nodes_are_derived_from_the_majors() {
 #[test]
 fn without_node_and_module_the_error_says_what_to_load() {
     let (fixture, dir) = host(&two_gpus());
-    write(dir.path(), "proc/devices", b"Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n");
+    write(
+        dir.path(),
+        "proc/devices",
+        b"Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n",
+    );
     let none = DeviceNodes::Given(BTreeMap::new());
     assert_eq!(
-        gpu_nodes(&fixture.host, &none, 3, pci("0000:87:00.0")).unwrap_err().to_string(),
+        gpu_nodes(&fixture.host, &none, 3, pci("0000:87:00.0"))
+            .unwrap_err()
+            .to_string(),
         "/dev/nvidia3 does not exist and /proc/devices has no entry for nvidia; load the kernel module (nvidia) on the node"
     );
     let missing = control_nodes(&fixture.host, &none).unwrap().missing;
-    let needed: Vec<_> = missing.iter().filter(|m| m.needed).map(|m| m.path.as_str()).collect();
+    let needed: Vec<_> = missing
+        .iter()
+        .filter(|m| m.needed)
+        .map(|m| m.path.as_str())
+        .collect();
     assert_eq!(needed, ["/dev/nvidiactl", "/dev/nvidia-uvm"]);
 }
 
@@ -193,14 +313,32 @@ fn a_file_in_a_nodes_place_is_not_taken_for_a_node() {
 #[test]
 fn numbers_of_real_nodes_come_from_the_node() {
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), "proc/devices", b"Character devices:\n195 nvidia\n");
+    write(
+        dir.path(),
+        "proc/devices",
+        b"Character devices:\n195 nvidia\n",
+    );
     // Every machine has /dev/null: 1, 3.
     link(dir.path(), "dev/nvidia7", "/dev/null");
-    let nodes = gpu_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real, 7, pci("0000:87:00.0")).unwrap();
-    assert_eq!((nodes.main.info.major, nodes.main.info.minor, nodes.main.info.mode), (1, 3, 0o666));
+    let nodes = gpu_nodes(
+        &HostRoot::under(dir.path()),
+        &DeviceNodes::Real,
+        7,
+        pci("0000:87:00.0"),
+    )
+    .unwrap();
+    assert_eq!(
+        (
+            nodes.main.info.major,
+            nodes.main.info.minor,
+            nodes.main.info.mode
+        ),
+        (1, 3, 0o666)
+    );
 }
 
-/// `rmmod nvidia_uvm && modprobe nvidia_uvm` can give the module another major; the node in `/dev` keeps the old one.
+/// `rmmod nvidia_uvm && modprobe nvidia_uvm` can give the module another major; the node in `/dev`
+/// keeps the old one.
 #[test]
 fn the_kernels_major_wins_over_a_node_that_an_earlier_module_left() {
     let dir = tempfile::tempdir().unwrap();
@@ -208,31 +346,53 @@ fn the_kernels_major_wins_over_a_node_that_an_earlier_module_left() {
     let uvm = |devices: &str| {
         write(dir.path(), "proc/devices", devices.as_bytes());
         let control = control_nodes(&HostRoot::under(dir.path()), &DeviceNodes::Real).unwrap();
-        let info = control.nodes.iter().find(|node| node.path == "/dev/nvidia-uvm").unwrap().info;
+        let info = control
+            .nodes
+            .iter()
+            .find(|node| node.path == "/dev/nvidia-uvm")
+            .unwrap()
+            .info;
         (info.major, info.minor, info.mode)
     };
     assert_eq!(uvm("Character devices:\n511 nvidia-uvm\n"), (511, 0, 0o666));
-    assert_eq!(uvm("Character devices:\n195 nvidia\n"), (1, 3, 0o666), "all there is while it is not loaded");
+    assert_eq!(
+        uvm("Character devices:\n195 nvidia\n"),
+        (1, 3, 0o666),
+        "all there is while it is not loaded"
+    );
 }
 
 #[test]
 fn extra_nodes_are_those_that_the_host_has() {
     let dir = tempfile::tempdir().unwrap();
-    let found = |nodes: &DeviceNodes, path: &str| extra_nodes(&HostRoot::under(dir.path()), nodes, path);
+    let found =
+        |nodes: &DeviceNodes, path: &str| extra_nodes(&HostRoot::under(dir.path()), nodes, path);
     let real = |path: &str| found(&DeviceNodes::Real, path);
-    for (name, target) in [("gdrdrv", "/dev/null"), ("nvidia-fs1", "/dev/zero"), ("nvidia-fs0", "/dev/null")]
-    {
+    for (name, target) in [
+        ("gdrdrv", "/dev/null"),
+        ("nvidia-fs1", "/dev/zero"),
+        ("nvidia-fs0", "/dev/null"),
+    ] {
         link(dir.path(), &format!("dev/{name}"), target);
     }
     link(dir.path(), "dev/imex/channel0", "/dev/null");
     let fs = [node("/dev/nvidia-fs0", 1, 3), node("/dev/nvidia-fs1", 1, 5)];
     assert_eq!(real("/dev/gdrdrv").unwrap(), [node("/dev/gdrdrv", 1, 3)]);
     assert_eq!(real("/dev/nvidia-fs*").unwrap(), fs);
-    assert_eq!(real("/dev/imex/channel*").unwrap(), [node("/dev/imex/channel0", 1, 3)]);
+    assert_eq!(
+        real("/dev/imex/channel*").unwrap(),
+        [node("/dev/imex/channel0", 1, 3)]
+    );
     assert_eq!(real("/dev/infiniband/uverbs*").unwrap(), []);
     assert_eq!(real("/dev/gdr").unwrap(), []);
-    let table = fs.iter().map(|node| (node.path.clone(), node.info)).collect();
-    assert_eq!(found(&DeviceNodes::Given(table), "/dev/nvidia-fs*").unwrap(), fs);
+    let table = fs
+        .iter()
+        .map(|node| (node.path.clone(), node.info))
+        .collect();
+    assert_eq!(
+        found(&DeviceNodes::Given(table), "/dev/nvidia-fs*").unwrap(),
+        fs
+    );
     write(dir.path(), "dev/nvidia-fs2", b"");
     real("/dev/nvidia-fs*").unwrap_err();
 }
@@ -243,47 +403,27 @@ fn a_table_of_nodes_reads_back_as_written() {
     let text = fs_err::read_to_string(&fixture.node_table).unwrap();
     assert_eq!(DeviceNodes::from_table(&text).unwrap(), fixture.nodes);
     assert_eq!(
-        DeviceNodes::from_table("# nodes\n/dev/nvidia0 195 zero 666 0\n").unwrap_err().to_string(),
+        DeviceNodes::from_table("# nodes\n/dev/nvidia0 195 zero 666 0\n")
+            .unwrap_err()
+            .to_string(),
         "device table, line 2: expected \"path major minor mode(octal) gid\", got \"/dev/nvidia0 195 zero 666 0\""
     );
 }
 
 #[test]
-fn holders_are_found_by_open_files_with_pid_and_command() {
-    let dir = tempfile::tempdir().unwrap();
-    for (pid, command, target) in [
-        ("41", "python3\n", "/dev/nvidia3"),
-        ("7", "dcgm\n", "/dev/nvidia0"),
-        ("12", "bash\n", "/dev/nvidia31"),
-    ] {
-        write(dir.path(), &format!("proc/{pid}/comm"), command.as_bytes());
-        link(dir.path(), &format!("proc/{pid}/fd/0"), "/dev/null");
-        link(dir.path(), &format!("proc/{pid}/fd/5"), target);
-        link(dir.path(), &format!("proc/{pid}/fd/6"), target);
-    }
-    write(dir.path(), "proc/driver/nvidia/version", b"");
-    // Its open files cannot be listed: here because they are no folder.
-    write(dir.path(), "proc/99/fd", b"");
-    // Ended between listing and looking.
-    fs_err::create_dir_all(dir.path().join("proc/100")).unwrap();
-    let devices = BTreeSet::from(["/dev/nvidia0".to_owned(), "/dev/nvidia3".to_owned()]);
-    let holder =
-        |pid, command: &str, device: &str| Holder { pid, command: command.into(), device: device.into() };
+fn a_module_whose_version_is_empty_in_sysfs_is_read_from_proc() {
+    let (made, dir) = host(&two_gpus());
+    write(dir.path(), "sys/module/nvidia/version", b"\n");
+    let version = |version: Option<&str>| {
+        let version = version.map(str::to_owned);
+        Some(NvidiaModule { version })
+    };
     assert_eq!(
-        device_holders(&HostRoot::under(dir.path()), &devices).unwrap(),
-        Holders {
-            found: vec![holder(7, "dcgm", "/dev/nvidia0"), holder(41, "python3", "/dev/nvidia3")],
-            unreadable: vec![99],
-        }
+        nvidia_module(&made.host).unwrap(),
+        version(Some("580.95.05"))
     );
-}
-
-#[test]
-fn this_process_is_found_among_the_real_ones() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let name = fs_err::canonicalize(file.path()).unwrap().to_str().unwrap().to_owned();
-    let holders = device_holders(&HostRoot::default(), &BTreeSet::from([name])).unwrap();
-    assert_eq!(holders.found.iter().map(|h| h.pid).collect::<Vec<_>>(), [std::process::id()]);
+    fs_err::remove_file(dir.path().join("proc/driver/nvidia/version")).unwrap();
+    assert_eq!(nvidia_module(&made.host).unwrap(), version(None));
 }
 
 #[test]
@@ -309,5 +449,8 @@ fn the_hook_is_installed_executable_once_and_replaced_when_it_differs() {
 
     fs_err::write(dir.path().join("file"), b"").unwrap();
     let text = chain(&install_hook(&from, &dir.path().join("file/hook")).unwrap_err());
-    assert!(text.contains("(--hook-dir, chart value hookDir: a writable folder of the host"), "{text}");
+    assert!(
+        text.contains("(--hook-dir, chart value hookDir: a writable folder of the host"),
+        "{text}"
+    );
 }

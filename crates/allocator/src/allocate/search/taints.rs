@@ -7,12 +7,16 @@ pub(super) fn untolerated<'t>(
     taints: &'t [DeviceTaint],
     tolerations: &[DeviceToleration],
 ) -> Option<&'t DeviceTaint> {
-    // Other effects do not keep anyone away: None by definition, unknown ones because they are unknown.
+    // Other effects do not keep anyone away: None by definition, unknown ones because they are
+    // unknown.
     let keeps_away = |t: &&DeviceTaint| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute");
-    taints.iter().filter(keeps_away).find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
+    taints
+        .iter()
+        .filter(keeps_away)
+        .find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
 }
 
-/// Whether a toleration covers a taint; an empty key or effect covers all of them.
+/// Says whether a toleration covers a taint; an empty key or effect covers all of them.
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
     let key = toleration.key.as_deref().unwrap_or_default();
     let effect = toleration.effect.as_deref().unwrap_or_default();
@@ -22,7 +26,8 @@ fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
     match toleration.operator.as_deref().unwrap_or_default() {
         "Exists" => true,
         "" | "Equal" => {
-            toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
+            toleration.value.as_deref().unwrap_or_default()
+                == taint.value.as_deref().unwrap_or_default()
         }
         _ => false,
     }

@@ -6,7 +6,10 @@ fn world(devices: &[&str], requests: Vec<DeviceRequest>) -> World {
 
 #[test]
 fn all_devices_single_and_many() {
-    assert_eq!(world(&["device-1"], vec![all_of("r", CLASS_A)]).try_it(), "r=device-1 @node-1");
+    assert_eq!(
+        world(&["device-1"], vec![all_of("r", CLASS_A)]).try_it(),
+        "r=device-1 @node-1"
+    );
     assert_eq!(
         world(&["device-1", "device-2"], vec![all_of("r", CLASS_A)]).try_it(),
         "r=device-1 r=device-2 @node-1"
@@ -27,8 +30,10 @@ fn all_devices_are_those_that_are_selected() {
 
 #[test]
 fn all_devices_of_the_incomplete_pool() {
-    let world =
-        World::new(vec![part(slice(&["device-1"]), 1, 2)], vec![claim("c", vec![all_of("r", CLASS_A)])]);
+    let world = World::new(
+        vec![part(slice(&["device-1"]), 1, 2)],
+        vec![claim("c", vec![all_of("r", CLASS_A)])],
+    );
     assert_eq!(
         world.try_it(),
         "error: claim default/c, request \"r\": asks for all devices, but resource pool driver-a/pool-1 is currently being updated"
@@ -37,8 +42,10 @@ fn all_devices_of_the_incomplete_pool() {
 
 #[test]
 fn all_devices_of_an_invalid_pool() {
-    let world =
-        World::new(vec![slice(&["device-1", "device-1"])], vec![claim("c", vec![all_of("r", CLASS_A)])]);
+    let world = World::new(
+        vec![slice(&["device-1", "device-1"])],
+        vec![claim("c", vec![all_of("r", CLASS_A)])],
+    );
     assert_eq!(
         world.try_it(),
         "error: claim default/c, request \"r\": asks for all devices, but resource pool driver-a/pool-1 is currently invalid: duplicate device name device-1"
@@ -50,7 +57,10 @@ fn plus_another(reversed: bool) -> World {
     if reversed {
         requests.reverse();
     }
-    let slices = vec![slice(&["device-1", "device-2"]), in_pool(slice(&["device-1"]), DRIVER_B, "pool-b")];
+    let slices = vec![
+        slice(&["device-1", "device-2"]),
+        in_pool(slice(&["device-1"]), DRIVER_B, "pool-b"),
+    ];
     World::new(slices, vec![claim("c", requests)])
 }
 
@@ -72,14 +82,23 @@ fn all_devices_no_solution_and_reversed() {
         vec![all_of("all", CLASS_A), request("another", CLASS_A, 1)],
         vec![request("another", CLASS_A, 1), all_of("all", CLASS_A)],
     ] {
-        assert_eq!(world(&["device-1", "device-2"], requests).try_it(), "does not fit");
+        assert_eq!(
+            world(&["device-1", "device-2"], requests).try_it(),
+            "does not fit"
+        );
     }
 }
 
 #[test]
 fn all_devices_slice_without_devices_and_no_slices() {
-    assert_eq!(world(&[], vec![all_of("r", CLASS_A)]).try_it(), "does not fit");
-    assert_eq!(World::new(Vec::new(), vec![claim("c", vec![all_of("r", CLASS_A)])]).try_it(), "does not fit");
+    assert_eq!(
+        world(&[], vec![all_of("r", CLASS_A)]).try_it(),
+        "does not fit"
+    );
+    assert_eq!(
+        World::new(Vec::new(), vec![claim("c", vec![all_of("r", CLASS_A)])]).try_it(),
+        "does not fit"
+    );
 }
 
 #[test]
@@ -98,30 +117,52 @@ fn admin_all(name: &str) -> DeviceRequest {
 #[test]
 fn all_devices_some_allocated_admin_access() {
     let world = world(&["device-1", "device-2"], vec![admin_all("r")]).held(&["device-2"]);
-    assert_eq!(world.try_it(), "r=device-1(admin) r=device-2(admin) @node-1");
+    assert_eq!(
+        world.try_it(),
+        "r=device-1(admin) r=device-2(admin) @node-1"
+    );
 }
 
 #[test]
 fn all_devices_some_allocating_admin_access() {
-    let claims = vec![claim("a", vec![request("r", CLASS_A, 1)]), claim("b", vec![admin_all("r")])];
+    let claims = vec![
+        claim("a", vec![request("r", CLASS_A, 1)]),
+        claim("b", vec![admin_all("r")]),
+    ];
     let world = World::new(vec![slice(&["device-1", "device-2"])], claims);
-    assert_eq!(world.try_it(), "r=device-1 @node-1 | r=device-1(admin) r=device-2(admin) @node-1");
+    assert_eq!(
+        world.try_it(),
+        "r=device-1 @node-1 | r=device-1(admin) r=device-2(admin) @node-1"
+    );
 }
 
 #[test]
 fn all_devices_some_allocated_prioritized_list() {
-    let all =
-        DeviceSubRequest { allocation_mode: Some("All".to_owned()), count: None, ..sub("all", CLASS_A, 1) };
+    let all = DeviceSubRequest {
+        allocation_mode: Some("All".to_owned()),
+        count: None,
+        ..sub("all", CLASS_A, 1)
+    };
     let one = sub("one", CLASS_A, 1);
-    let world = world(&["device-1", "device-2"], vec![first_of("r", vec![all, one])]).held(&["device-1"]);
+    let world = world(
+        &["device-1", "device-2"],
+        vec![first_of("r", vec![all, one])],
+    )
+    .held(&["device-1"]);
     assert_eq!(world.try_it(), "r/one=device-2 @node-1");
 }
 
 #[test]
 fn all_devices_slice_without_devices_prioritized_list() {
-    let all =
-        DeviceSubRequest { allocation_mode: Some("All".to_owned()), count: None, ..sub("all", CLASS_B, 1) };
-    let world = world(&["device-1"], vec![first_of("r", vec![all, sub("one", CLASS_A, 1)])]);
+    let all = DeviceSubRequest {
+        allocation_mode: Some("All".to_owned()),
+        count: None,
+        ..sub("all", CLASS_B, 1)
+    };
+    let world = world(
+        &["device-1"],
+        vec![first_of("r", vec![all, sub("one", CLASS_A, 1)])],
+    );
     assert_eq!(world.try_it(), "r/one=device-1 @node-1");
 }
 
@@ -129,10 +170,15 @@ fn all_devices_slice_without_devices_prioritized_list() {
 fn all_devices_invalid_cel() {
     let all = exact("r", CLASS_A, |r| {
         r.allocation_mode = Some("All".to_owned());
-        r.selectors = Some(vec![selector(r#"device.attributes["driver-a"].noSuchAttribute"#)]);
+        r.selectors = Some(vec![selector(
+            r#"device.attributes["driver-a"].noSuchAttribute"#,
+        )]);
     });
     let error = world(&["device-1"], vec![all]).try_it();
-    assert!(error.starts_with("error: claim default/claim-0: selector #0: CEL runtime"), "{error}");
+    assert!(
+        error.starts_with("error: claim default/claim-0: selector #0: CEL runtime"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -7,12 +7,22 @@ fn one(devices: &[&str], requests: Vec<DeviceRequest>) -> World {
 #[test]
 fn empty_and_no_claims_to_allocate() {
     assert_eq!(World::new(Vec::new(), Vec::new()).try_it(), "");
-    assert_eq!(World::new(vec![slice(&["device-1"])], vec![claim("claim-0", Vec::new())]).try_it(), "");
+    assert_eq!(
+        World::new(
+            vec![slice(&["device-1"])],
+            vec![claim("claim-0", Vec::new())]
+        )
+        .try_it(),
+        ""
+    );
 }
 
 #[test]
 fn simple() {
-    assert_eq!(one(&["device-1"], vec![request("req-0", CLASS_A, 1)]).try_it(), "req-0=device-1 @node-1");
+    assert_eq!(
+        one(&["device-1"], vec![request("req-0", CLASS_A, 1)]).try_it(),
+        "req-0=device-1 @node-1"
+    );
 }
 
 #[test]
@@ -30,7 +40,10 @@ fn small_and_large() {
         request("small", CLASS_A, 1),
         selecting("large", CLASS_A, 1, r#"device.attributes["driver-a"].big"#),
     ];
-    assert_eq!(one(&["device-1", "big-2"], requests).try_it(), "small=device-1 large=big-2 @node-1");
+    assert_eq!(
+        one(&["device-1", "big-2"], requests).try_it(),
+        "small=device-1 large=big-2 @node-1"
+    );
 }
 
 #[test]
@@ -39,20 +52,32 @@ fn small_and_large_backtrack_requests() {
         request("small", CLASS_A, 1),
         selecting("large", CLASS_A, 1, r#"device.attributes["driver-a"].big"#),
     ];
-    assert_eq!(one(&["big-1", "device-2"], requests).try_it(), "small=device-2 large=big-1 @node-1");
+    assert_eq!(
+        one(&["big-1", "device-2"], requests).try_it(),
+        "small=device-2 large=big-1 @node-1"
+    );
 }
 
 #[test]
 fn small_and_large_backtrack_claims() {
     let large = selecting("large", CLASS_A, 1, r#"device.attributes["driver-a"].big"#);
-    let claims = vec![claim("a", vec![request("small", CLASS_A, 1)]), claim("b", vec![large])];
+    let claims = vec![
+        claim("a", vec![request("small", CLASS_A, 1)]),
+        claim("b", vec![large]),
+    ];
     let world = World::new(vec![slice(&["big-1", "device-2"])], claims);
-    assert_eq!(world.try_it(), "small=device-2 @node-1 | large=big-1 @node-1");
+    assert_eq!(
+        world.try_it(),
+        "small=device-2 @node-1 | large=big-1 @node-1"
+    );
 }
 
 #[test]
 fn devices_split_across_different_slices() {
-    let slices = vec![part(slice(&["device-2"]), 2, 2), part(slice(&["device-1"]), 1, 2)];
+    let slices = vec![
+        part(slice(&["device-2"]), 2, 2),
+        part(slice(&["device-1"]), 1, 2),
+    ];
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 2)])]);
     assert_eq!(world.try_it(), "r=device-1 r=device-2 @node-1");
 }
@@ -63,7 +88,10 @@ fn no_slices_and_not_enough_suitable_devices() {
         World::new(Vec::new(), vec![claim("c", vec![request("r", CLASS_A, 1)])]).try_it(),
         "does not fit"
     );
-    assert_eq!(one(&["device-1"], vec![request("r", CLASS_A, 2)]).try_it(), "does not fit");
+    assert_eq!(
+        one(&["device-1"], vec![request("r", CLASS_A, 2)]).try_it(),
+        "does not fit"
+    );
 }
 
 #[test]
@@ -90,7 +118,10 @@ fn admin(name: &str, count: i64) -> DeviceRequest {
 #[test]
 fn admin_access_enabled_sees_devices_in_use() {
     let world = one(&["device-1", "device-2"], vec![admin("r", 2)]).held(&["device-1"]);
-    assert_eq!(world.try_it(), "r=device-1(admin) r=device-2(admin) @node-1");
+    assert_eq!(
+        world.try_it(),
+        "r=device-1(admin) r=device-2(admin) @node-1"
+    );
 }
 
 #[test]
@@ -104,21 +135,36 @@ fn admin_access_disabled() {
 
 #[test]
 fn separate_claims_share_device_admin_access() {
-    let claims = vec![claim("a", vec![admin("r", 1)]), claim("b", vec![admin("r", 1)])];
+    let claims = vec![
+        claim("a", vec![admin("r", 1)]),
+        claim("b", vec![admin("r", 1)]),
+    ];
     let world = World::new(vec![slice(&["device-1"])], claims);
-    assert_eq!(world.try_it(), "r=device-1(admin) @node-1 | r=device-1(admin) @node-1");
+    assert_eq!(
+        world.try_it(),
+        "r=device-1(admin) @node-1 | r=device-1(admin) @node-1"
+    );
 }
 
 #[test]
 fn admin_access_within_one_claim_gets_a_device_once() {
-    assert_eq!(one(&["device-1"], vec![admin("a", 1), admin("b", 1)]).try_it(), "does not fit");
+    assert_eq!(
+        one(&["device-1"], vec![admin("a", 1), admin("b", 1)]).try_it(),
+        "does not fit"
+    );
 }
 
 #[test]
 fn admin_access_claims_device_allocating_for_non_admin_access() {
-    let claims = vec![claim("a", vec![request("r", CLASS_A, 1)]), claim("b", vec![admin("r", 1)])];
+    let claims = vec![
+        claim("a", vec![request("r", CLASS_A, 1)]),
+        claim("b", vec![admin("r", 1)]),
+    ];
     let world = World::new(vec![slice(&["device-1"])], claims);
-    assert_eq!(world.try_it(), "r=device-1 @node-1 | r=device-1(admin) @node-1");
+    assert_eq!(
+        world.try_it(),
+        "r=device-1 @node-1 | r=device-1(admin) @node-1"
+    );
 }
 
 #[test]
@@ -150,7 +196,10 @@ fn many_network_attached_devices_merge_their_selectors_once() {
         in_pool(on_all_nodes(slice(&["device-3"])), DRIVER_A, "pool-3"),
     ];
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 3)])]);
-    assert_eq!(world.try_it(), "r=device-1 r=driver-a/pool-2/device-2 r=driver-a/pool-3/device-3 @zone In a");
+    assert_eq!(
+        world.try_it(),
+        "r=device-1 r=driver-a/pool-2/device-2 r=driver-a/pool-3/device-3 @zone In a"
+    );
 }
 
 #[test]
@@ -164,17 +213,26 @@ fn devices_of_all_nodes_are_available_everywhere() {
 
 #[test]
 fn local_and_network_attached_devices() {
-    let slices = vec![in_pool(in_zone(slice(&["device-1"]), "a"), DRIVER_A, "net"), slice(&["device-2"])];
+    let slices = vec![
+        in_pool(in_zone(slice(&["device-1"]), "a"), DRIVER_A, "net"),
+        slice(&["device-2"]),
+    ];
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 2)])]);
     assert_eq!(world.try_it(), "r=driver-a/net/device-1 r=device-2 @node-1");
 }
 
 #[test]
 fn several_different_drivers() {
-    let slices = vec![in_pool(slice(&["device-1"]), DRIVER_B, "pool-b"), slice(&["device-1"])];
+    let slices = vec![
+        in_pool(slice(&["device-1"]), DRIVER_B, "pool-b"),
+        slice(&["device-1"]),
+    ];
     let requests = vec![request("a", CLASS_A, 1), request("b", CLASS_B, 1)];
     let world = World::new(slices, vec![claim("c", requests)]);
-    assert_eq!(world.try_it(), "a=device-1 b=driver-b/pool-b/device-1 @node-1");
+    assert_eq!(
+        world.try_it(),
+        "a=device-1 b=driver-b/pool-b/device-1 @node-1"
+    );
 }
 
 #[test]
@@ -187,25 +245,44 @@ fn already_allocated_devices() {
 
 #[test]
 fn unknown_selector_allocation_mode_constraint_and_request() {
-    let unknown = exact("r", CLASS_A, |r| r.selectors = Some(vec![DeviceSelector { cel: None }]));
+    let unknown = exact("r", CLASS_A, |r| {
+        r.selectors = Some(vec![DeviceSelector { cel: None }]);
+    });
     assert_eq!(
         one(&["device-1"], vec![unknown]).try_it(),
         "error: claim default/claim-0, request \"r\": claim default/claim-0: selector #0: CEL expression empty (unsupported selector type?)"
     );
-    let unknown = exact("r", CLASS_A, |r| r.allocation_mode = Some("Some".to_owned()));
+    let unknown = exact("r", CLASS_A, |r| {
+        r.allocation_mode = Some("Some".to_owned());
+    });
     assert_eq!(
         one(&["device-1"], vec![unknown]).try_it(),
         "error: claim default/claim-0, request \"r\": unsupported allocationMode \"Some\""
     );
     let mut world = one(&["device-1"], vec![request("r", CLASS_A, 1)]);
-    world.claims[0].spec.as_mut().unwrap().devices.as_mut().unwrap().constraints =
-        Some(vec![k8s_openapi::api::resource::v1::DeviceConstraint::default()]);
+    world.claims[0]
+        .spec
+        .as_mut()
+        .unwrap()
+        .devices
+        .as_mut()
+        .unwrap()
+        .constraints = Some(vec![
+        k8s_openapi::api::resource::v1::DeviceConstraint::default(),
+    ]);
     assert_eq!(
         world.try_it(),
         "error: claim default/claim-0, request \"spec.devices.constraints\": empty constraint (unsupported constraint type?)"
     );
-    let neither = DeviceRequest { name: "r".to_owned(), ..DeviceRequest::default() };
-    assert!(one(&["device-1"], vec![neither]).try_it().contains("neither exactly nor firstAvailable is set"));
+    let neither = DeviceRequest {
+        name: "r".to_owned(),
+        ..DeviceRequest::default()
+    };
+    assert!(
+        one(&["device-1"], vec![neither])
+            .try_it()
+            .contains("neither exactly nor firstAvailable is set")
+    );
 }
 
 #[test]
@@ -240,17 +317,26 @@ fn invalid_cel_one_device_names_class_or_claim_and_the_error() {
 
     let mut world = one(&["device-1"], vec![request("r", CLASS_A, 1)]);
     world.classes[0].spec.as_mut().unwrap().selectors = Some(vec![selector(bad)]);
-    assert!(world.try_it().starts_with("error: class class-a: selector #0: CEL runtime"));
+    assert!(
+        world
+            .try_it()
+            .starts_with("error: class class-a: selector #0: CEL runtime")
+    );
     world.classes[0].spec.as_mut().unwrap().selectors = Some(vec![selector("nope ==")]);
-    assert_eq!(world.try_it(), "error: class class-a: selector #0: CEL compile error in `nope ==`");
+    assert_eq!(
+        world.try_it(),
+        "error: class class-a: selector #0: CEL compile error in `nope ==`"
+    );
     assert!(!error.is_of_node());
 }
 
 #[test]
 fn a_device_that_is_never_reached_is_never_evaluated() {
-    let picky =
-        r#"device.attributes["driver-a"].index == 1 || device.attributes["driver-a"].noSuchAttribute"#;
-    let world = one(&["device-1", "device-2"], vec![selecting("r", CLASS_A, 1, picky)]);
+    let picky = r#"device.attributes["driver-a"].index == 1 || device.attributes["driver-a"].noSuchAttribute"#;
+    let world = one(
+        &["device-1", "device-2"],
+        vec![selecting("r", CLASS_A, 1, picky)],
+    );
     assert_eq!(world.try_it(), "r=device-1 @node-1");
 }
 
@@ -262,10 +348,16 @@ fn many(count: usize) -> Vec<String> {
 fn too_many_devices_single_request_and_total() {
     let names = many(33);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let over =
-        "error: claim default/claim-0: exceeds the limit of 32 devices per claim: 33 are asked for at least";
+    let over = "error: claim default/claim-0: exceeds the limit of 32 devices per claim: 33 are asked for at least";
     assert_eq!(one(&names, vec![request("r", CLASS_A, 33)]).try_it(), over);
-    assert_eq!(one(&names, vec![request("a", CLASS_A, 16), request("b", CLASS_A, 17)]).try_it(), over);
+    assert_eq!(
+        one(
+            &names,
+            vec![request("a", CLASS_A, 16), request("b", CLASS_A, 17)]
+        )
+        .try_it(),
+        over
+    );
 }
 
 #[test]
@@ -273,9 +365,20 @@ fn max_number_devices_and_many_devices_okay() {
     let names = many(40);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let result = one(&names, vec![request("r", CLASS_A, 32)]).results();
-    assert_eq!(result[0].devices.as_ref().unwrap().results.as_ref().map(Vec::len), Some(32));
-    let claims =
-        vec![claim("a", vec![request("r", CLASS_A, 20)]), claim("b", vec![request("r", CLASS_A, 20)])];
+    assert_eq!(
+        result[0]
+            .devices
+            .as_ref()
+            .unwrap()
+            .results
+            .as_ref()
+            .map(Vec::len),
+        Some(32)
+    );
+    let claims = vec![
+        claim("a", vec![request("r", CLASS_A, 20)]),
+        claim("b", vec![request("r", CLASS_A, 20)]),
+    ];
     assert_eq!(World::new(vec![slice(&names)], claims).results().len(), 2);
 }
 
@@ -285,13 +388,20 @@ fn configs(world: &World) -> Vec<String> {
     let devices = results[0].devices.clone().unwrap();
     let configs = devices.config.unwrap_or_default().into_iter().map(|c| {
         let value = c.opaque.unwrap().parameters.0["value"].clone();
-        format!("{}:{}={}", c.source, c.requests.unwrap_or_default().join(","), value.as_str().unwrap())
+        format!(
+            "{}:{}={}",
+            c.source,
+            c.requests.unwrap_or_default().join(","),
+            value.as_str().unwrap()
+        )
     });
     configs.collect()
 }
 
 fn class_config(world: &mut World, class: usize, values: &[&str]) {
-    let configs = values.iter().map(|v| DeviceClassConfiguration { opaque: Some(opaque(DRIVER_A, v)) });
+    let configs = values.iter().map(|v| DeviceClassConfiguration {
+        opaque: Some(opaque(DRIVER_A, v)),
+    });
     world.classes[class].spec.as_mut().unwrap().config = Some(configs.collect());
 }
 
@@ -304,14 +414,29 @@ fn with_class_device_config() {
 
 #[test]
 fn with_class_device_config_with_multiple_request_and_configs() {
-    let requests = vec![request("a0", CLASS_A, 1), request("b0", CLASS_B, 1), request("a1", CLASS_A, 1)];
-    let slices = vec![slice(&["device-1", "device-2"]), in_pool(slice(&["device-1"]), DRIVER_B, "pool-b")];
-    let mut world = World::new(slices, vec![configured(claim("c", requests), &[(&["b0"], "claim")])]);
+    let requests = vec![
+        request("a0", CLASS_A, 1),
+        request("b0", CLASS_B, 1),
+        request("a1", CLASS_A, 1),
+    ];
+    let slices = vec![
+        slice(&["device-1", "device-2"]),
+        in_pool(slice(&["device-1"]), DRIVER_B, "pool-b"),
+    ];
+    let mut world = World::new(
+        slices,
+        vec![configured(claim("c", requests), &[(&["b0"], "claim")])],
+    );
     class_config(&mut world, 0, &["one", "two"]);
     class_config(&mut world, 1, &["b"]);
     assert_eq!(
         configs(&world),
-        ["FromClass:a0,a1=one", "FromClass:a0,a1=two", "FromClass:b0=b", "FromClaim:b0=claim"]
+        [
+            "FromClass:a0,a1=one",
+            "FromClass:a0,a1=two",
+            "FromClass:b0=b",
+            "FromClaim:b0=claim"
+        ]
     );
 }
 
@@ -319,11 +444,18 @@ fn with_class_device_config_with_multiple_request_and_configs() {
 fn claim_with_device_config_for_some_requests_and_for_all() {
     let requests = || vec![request("a", CLASS_A, 1), request("b", CLASS_A, 1)];
     let world = |configs: &[(&[&str], &str)]| {
-        World::new(vec![slice(&["device-1", "device-2"])], vec![configured(claim("c", requests()), configs)])
+        World::new(
+            vec![slice(&["device-1", "device-2"])],
+            vec![configured(claim("c", requests()), configs)],
+        )
     };
     assert_eq!(configs(&world(&[(&[], "all")])), ["FromClaim:=all"]);
     assert_eq!(
-        configs(&world(&[(&["a"], "x"), (&["b"], "y"), (&["no-request"], "z")])),
+        configs(&world(&[
+            (&["a"], "x"),
+            (&["b"], "y"),
+            (&["no-request"], "z")
+        ])),
         ["FromClaim:a=x", "FromClaim:b=y"]
     );
 }
@@ -333,7 +465,10 @@ fn claim_config_covering_all_requests_is_cleared() {
     let requests = vec![request("a", CLASS_A, 1), request("b", CLASS_A, 1)];
     let claim = configured(claim("c", requests), &[(&["b", "a"], "both")]);
     assert_eq!(
-        configs(&World::new(vec![slice(&["device-1", "device-2"])], vec![claim])),
+        configs(&World::new(
+            vec![slice(&["device-1", "device-2"])],
+            vec![claim]
+        )),
         ["FromClaim:=both"]
     );
 }

@@ -12,19 +12,29 @@ fn gpu(memory: &str) -> ResourceSlice {
 }
 
 fn world(memory: &str, devices: Vec<Device>, requests: Vec<DeviceRequest>) -> World {
-    World::new(one_pool(vec![gpu(memory), slice_of(devices)]), vec![claim("c", requests)])
+    World::new(
+        one_pool(vec![gpu(memory), slice_of(devices)]),
+        vec![claim("c", requests)],
+    )
 }
 
 #[test]
 fn partitionable_devices_single_device() {
-    let world = world("18Gi", vec![partition("device-1", "4Gi")], vec![request("r", CLASS_A, 1)]);
+    let world = world(
+        "18Gi",
+        vec![partition("device-1", "4Gi")],
+        vec![request("r", CLASS_A, 1)],
+    );
     assert_eq!(world.try_it(), "r=device-1 @node-1");
 }
 
 #[test]
 fn partitionable_devices_prioritized_list() {
-    let devices =
-        vec![partition("device-1", "8Gi"), partition("device-2", "8Gi"), partition("device-3", "8Gi")];
+    let devices = vec![
+        partition("device-1", "8Gi"),
+        partition("device-2", "8Gi"),
+        partition("device-3", "8Gi"),
+    ];
     let alternatives = vec![sub("three", CLASS_A, 3), sub("two", CLASS_A, 2)];
     let world = world("18Gi", devices, vec![first_of("r", alternatives)]);
     assert_eq!(world.try_it(), "r/two=device-1 r/two=device-2 @node-1");
@@ -40,21 +50,39 @@ fn partitionable_devices_multiple_devices() {
             partition("device-4", "4Gi"),
         ]
     };
-    let two = |memory| world(memory, devices(), vec![request("r1", CLASS_A, 1), request("r2", CLASS_A, 2)]);
-    assert_eq!(two("18Gi").try_it(), "r1=device-1 r2=device-2 r2=device-3 @node-1");
+    let two = |memory| {
+        world(
+            memory,
+            devices(),
+            vec![request("r1", CLASS_A, 1), request("r2", CLASS_A, 2)],
+        )
+    };
+    assert_eq!(
+        two("18Gi").try_it(),
+        "r1=device-1 r2=device-2 r2=device-3 @node-1"
+    );
     // The third device is too large then; the fourth fits.
-    assert_eq!(two("12Gi").try_it(), "r1=device-1 r2=device-2 r2=device-4 @node-1");
+    assert_eq!(
+        two("12Gi").try_it(),
+        "r1=device-1 r2=device-2 r2=device-4 @node-1"
+    );
     assert_eq!(two("11Gi").try_it(), "does not fit");
 }
 
 #[test]
 fn partitionable_devices_multiple_capacity_pools_and_counters() {
     let both = |name: &str, a: &str, b: &str| {
-        drawing(drawing(device(name), "gpu", &[("memory", a), ("slices", "1")]), "other", &[("memory", b)])
+        drawing(
+            drawing(device(name), "gpu", &[("memory", a), ("slices", "1")]),
+            "other",
+            &[("memory", b)],
+        )
     };
     let slices = |slices: &str| {
-        let sets =
-            sets(&[("gpu", &[("memory", "8Gi"), ("slices", slices)]), ("other", &[("memory", "8Gi")])]);
+        let sets = sets(&[
+            ("gpu", &[("memory", "8Gi"), ("slices", slices)]),
+            ("other", &[("memory", "8Gi")]),
+        ]);
         one_pool(vec![
             sets,
             slice_of(vec![
@@ -64,7 +92,13 @@ fn partitionable_devices_multiple_capacity_pools_and_counters() {
             ]),
         ])
     };
-    let two = |count| World::new(slices(count), vec![claim("c", vec![request("r", CLASS_A, 2)])]).try_it();
+    let two = |count| {
+        World::new(
+            slices(count),
+            vec![claim("c", vec![request("r", CLASS_A, 2)])],
+        )
+        .try_it()
+    };
     assert_eq!(
         two("2"),
         "r=device-1 r=device-3 @node-1",
@@ -78,11 +112,17 @@ fn partitionable_devices_multiple_pools() {
     let second = |slice| in_pool(slice, DRIVER_A, "pool-2");
     let mut slices = one_pool(vec![
         gpu("4Gi"),
-        slice_of(vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")]),
+        slice_of(vec![
+            partition("device-1", "4Gi"),
+            partition("device-2", "4Gi"),
+        ]),
     ]);
     let mut more: Vec<_> = one_pool(vec![
         gpu("4Gi"),
-        slice_of(vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")]),
+        slice_of(vec![
+            partition("device-1", "4Gi"),
+            partition("device-2", "4Gi"),
+        ]),
     ])
     .into_iter()
     .map(second)
@@ -98,18 +138,33 @@ fn partitionable_devices_multiple_pools() {
 
 #[test]
 fn a_second_driver_with_the_same_pool_name_has_counters_of_its_own() {
-    let pool = || one_pool(vec![gpu("4Gi"), slice_of(vec![partition("device-1", "4Gi")])]);
+    let pool = || {
+        one_pool(vec![
+            gpu("4Gi"),
+            slice_of(vec![partition("device-1", "4Gi")]),
+        ])
+    };
     let mut slices = pool();
-    slices.extend(pool().into_iter().map(|s| with(s, |s| s.spec.driver = DRIVER_B.to_owned())));
+    slices.extend(
+        pool()
+            .into_iter()
+            .map(|s| with(s, |s| s.spec.driver = DRIVER_B.to_owned())),
+    );
     let requests = vec![request("a", CLASS_A, 1), request("b", CLASS_B, 1)];
     let world = World::new(slices, vec![claim("c", requests)]);
-    assert_eq!(world.try_it(), "a=device-1 b=driver-b/pool-1/device-1 @node-1");
+    assert_eq!(
+        world.try_it(),
+        "a=device-1 b=driver-b/pool-1/device-1 @node-1"
+    );
 }
 
 #[test]
 fn partitionable_devices_unused_counters_in_counter_set() {
     let slices = one_pool(vec![
-        sets(&[("gpu", &[("memory", "4Gi"), ("unused", "1")]), ("unused", &[("memory", "0")])]),
+        sets(&[
+            ("gpu", &[("memory", "4Gi"), ("unused", "1")]),
+            ("unused", &[("memory", "0")]),
+        ]),
         slice_of(vec![partition("device-1", "4Gi")]),
     ]);
     assert_eq!(
@@ -130,10 +185,14 @@ fn partitionable_devices_no_capacity_available() {
 
 #[test]
 fn partitionable_devices_overallocated_capacity_pool() {
-    // The driver has shrunk a set under an allocation: nothing that consumes counters of the pool can be had.
+    // The driver has shrunk a set under an allocation: nothing that consumes counters of the pool
+    // can be had.
     let slices = |devices| {
         one_pool(vec![
-            sets(&[("gpu", &[("memory", "16Gi")]), ("other", &[("memory", "8Gi")])]),
+            sets(&[
+                ("gpu", &[("memory", "16Gi")]),
+                ("other", &[("memory", "8Gi")]),
+            ]),
             slice_of(devices),
         ])
     };
@@ -157,7 +216,11 @@ hint: devices become free when the pods that use default/other end"#
 
 #[test]
 fn partitionable_devices_with_attribute_selector() {
-    let devices = vec![partition("device-1", "4Gi"), partition("big-2", "10Gi"), partition("big-3", "10Gi")];
+    let devices = vec![
+        partition("device-1", "4Gi"),
+        partition("big-2", "10Gi"),
+        partition("big-3", "10Gi"),
+    ];
     let big = selecting("r", CLASS_A, 1, r#"device.attributes["driver-a"].big"#);
     let world = world("18Gi", devices, vec![big, request("s", CLASS_A, 1)]);
     assert_eq!(world.try_it(), "r=big-2 s=device-1 @node-1");
@@ -165,23 +228,45 @@ fn partitionable_devices_with_attribute_selector() {
 
 #[test]
 fn partitionable_devices_with_binding_conditions_and_taints() {
-    let bound = Device { binding_conditions: Some(vec!["Ready".to_owned()]), ..partition("device-1", "4Gi") };
-    let tainted =
-        Device { taints: tainted("x-1", &[("a", "NoSchedule")]).taints, ..partition("device-2", "4Gi") };
+    let bound = Device {
+        binding_conditions: Some(vec!["Ready".to_owned()]),
+        ..partition("device-1", "4Gi")
+    };
+    let tainted = Device {
+        taints: tainted("x-1", &[("a", "NoSchedule")]).taints,
+        ..partition("device-2", "4Gi")
+    };
     let world = world("8Gi", vec![bound, tainted], vec![request("r", CLASS_A, 1)]);
     assert_eq!(world.try_it(), "r=device-1 @node-1");
-    let two =
-        self::world("8Gi", world.slices[1].spec.devices.clone().unwrap(), vec![request("r", CLASS_A, 2)]);
-    assert_eq!(two.try_it(), "does not fit", "a tainted device must not keep the counters it was tried with");
+    let two = self::world(
+        "8Gi",
+        world.slices[1].spec.devices.clone().unwrap(),
+        vec![request("r", CLASS_A, 2)],
+    );
+    assert_eq!(
+        two.try_it(),
+        "does not fit",
+        "a tainted device must not keep the counters it was tried with"
+    );
 }
 
 #[test]
 fn partitionable_devices_per_device_node_selection() {
-    let on = |name: &str, node: &str| Device { node_name: Some(node.to_owned()), ..partition(name, "4Gi") };
-    let zoned = Device { node_selector: Some(zone("a")), ..partition("device-3", "4Gi") };
+    let on = |name: &str, node: &str| Device {
+        node_name: Some(node.to_owned()),
+        ..partition(name, "4Gi")
+    };
+    let zoned = Device {
+        node_selector: Some(zone("a")),
+        ..partition("device-3", "4Gi")
+    };
     let slices = one_pool(vec![
         on_all_nodes(gpu("8Gi")),
-        on_all_nodes(slice_of(vec![on("device-1", "node-1"), on("device-2", "node-2"), zoned])),
+        on_all_nodes(slice_of(vec![
+            on("device-1", "node-1"),
+            on("device-2", "node-2"),
+            zoned,
+        ])),
     ]);
     let slices = vec![
         slices[0].clone(),
@@ -198,32 +283,55 @@ fn partitionable_devices_per_device_node_selection() {
 }
 
 #[test]
-fn partitionable_devices_devices_on_different_nodes_consume_same_counter_set() {
+fn devices_on_different_nodes_consume_same_counter_set() {
     let slices = one_pool(vec![
         on_all_nodes(gpu("8Gi")),
-        slice_of(vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")]),
+        slice_of(vec![
+            partition("device-1", "4Gi"),
+            partition("device-2", "4Gi"),
+        ]),
         on_node(slice_of(vec![partition("device-3", "6Gi")]), "node-2"),
     ]);
-    let world = World::new(slices.clone(), vec![claim("c", vec![request("r", CLASS_A, 2)])]);
+    let world = World::new(
+        slices.clone(),
+        vec![claim("c", vec![request("r", CLASS_A, 2)])],
+    );
     assert_eq!(world.try_it(), "r=device-1 r=device-2 @node-1");
-    let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]).held(&["device-3"]);
-    assert_eq!(world.try_it(), "does not fit", "held on node-2, it leaves 2Gi for node-1");
+    let world =
+        World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]).held(&["device-3"]);
+    assert_eq!(
+        world.try_it(),
+        "does not fit",
+        "held on node-2, it leaves 2Gi for node-1"
+    );
 }
 
 #[test]
-fn partitionable_devices_same_counter_set_name_in_different_resource_slices() {
-    let slices = one_pool(vec![gpu("8Gi"), gpu("8Gi"), slice_of(vec![partition("device-1", "4Gi")])]);
+fn same_counter_set_name_in_different_resource_slices() {
+    let slices = one_pool(vec![
+        gpu("8Gi"),
+        gpu("8Gi"),
+        slice_of(vec![partition("device-1", "4Gi")]),
+    ]);
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]);
-    assert!(world.try_it().contains("is invalid: duplicate counter set name gpu"), "{}", world.try_it());
+    assert!(
+        world
+            .try_it()
+            .contains("is invalid: duplicate counter set name gpu"),
+        "{}",
+        world.try_it()
+    );
 }
 
 #[test]
-fn partitionable_devices_device_counter_consumption_references_counter_set_in_other_pool() {
+fn device_counter_consumption_references_counter_set_in_other_pool() {
     let mut slices = vec![in_pool(gpu("8Gi"), DRIVER_A, "pool-2")];
     slices.push(slice_of(vec![partition("device-1", "4Gi")]));
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]);
     assert!(
-        world.try_it().contains("device device-1 references unknown counter set gpu"),
+        world
+            .try_it()
+            .contains("device device-1 references unknown counter set gpu"),
         "{}",
         world.try_it()
     );
@@ -231,13 +339,24 @@ fn partitionable_devices_device_counter_consumption_references_counter_set_in_ot
 
 #[test]
 fn partitionable_devices_validation_error_on_non_targeting_slice() {
-    let elsewhere =
-        on_node(slice_of(vec![drawing(device("device-2"), "unknown", &[("memory", "1")])]), "node-2");
-    let slices =
-        one_pool(vec![on_all_nodes(gpu("8Gi")), slice_of(vec![partition("device-1", "4Gi")]), elsewhere]);
+    let elsewhere = on_node(
+        slice_of(vec![drawing(
+            device("device-2"),
+            "unknown",
+            &[("memory", "1")],
+        )]),
+        "node-2",
+    );
+    let slices = one_pool(vec![
+        on_all_nodes(gpu("8Gi")),
+        slice_of(vec![partition("device-1", "4Gi")]),
+        elsewhere,
+    ]);
     let world = World::new(slices, vec![claim("c", vec![request("r", CLASS_A, 1)])]);
     assert!(
-        world.try_it().contains("device device-2 references unknown counter set unknown"),
+        world
+            .try_it()
+            .contains("device device-2 references unknown counter set unknown"),
         "{}",
         world.try_it()
     );
@@ -245,15 +364,31 @@ fn partitionable_devices_validation_error_on_non_targeting_slice() {
 
 #[test]
 fn an_amount_that_is_none_makes_the_pool_invalid() {
-    let world = world("lots", vec![partition("device-1", "4Gi")], vec![request("r", CLASS_A, 1)]);
-    assert!(world.try_it().contains("is invalid: counter memory of counter set gpu: "), "{}", world.try_it());
+    let world = world(
+        "lots",
+        vec![partition("device-1", "4Gi")],
+        vec![request("r", CLASS_A, 1)],
+    );
+    assert!(
+        world
+            .try_it()
+            .contains("is invalid: counter memory of counter set gpu: "),
+        "{}",
+        world.try_it()
+    );
 }
 
 #[test]
 fn all_devices_with_consumed_counters() {
     let devices = || vec![partition("device-1", "4Gi"), partition("device-2", "4Gi")];
-    assert_eq!(world("8Gi", devices(), vec![all_of("r", CLASS_A)]).try_it(), "r=device-1 r=device-2 @node-1");
-    assert_eq!(world("7Gi", devices(), vec![all_of("r", CLASS_A)]).try_it(), "does not fit");
+    assert_eq!(
+        world("8Gi", devices(), vec![all_of("r", CLASS_A)]).try_it(),
+        "r=device-1 r=device-2 @node-1"
+    );
+    assert_eq!(
+        world("7Gi", devices(), vec![all_of("r", CLASS_A)]).try_it(),
+        "does not fit"
+    );
 }
 
 #[test]
@@ -266,8 +401,17 @@ fn the_allocation_of_an_admin_charges_nothing() {
 
 #[test]
 fn the_counter_that_is_short_and_its_holders_are_named() {
-    let devices = vec![partition("whole", "8Gi"), partition("half-0", "4Gi"), partition("half-1", "4Gi")];
-    let whole = selecting("r", CLASS_A, 1, r#"!has(device.attributes["driver-a"].index)"#);
+    let devices = vec![
+        partition("whole", "8Gi"),
+        partition("half-0", "4Gi"),
+        partition("half-1", "4Gi"),
+    ];
+    let whole = selecting(
+        "r",
+        CLASS_A,
+        1,
+        r#"!has(device.attributes["driver-a"].index)"#,
+    );
     let mut devices = devices;
     devices[0].attributes = None;
     let world = world("8Gi", devices, vec![whole]).held(&["half-1"]);

@@ -1,4 +1,5 @@
-//! The search against the plainest one there is: same order, no memory, every state checked from scratch.
+//! The search against the plainest one there is: same order, no memory, every state checked from
+//! scratch.
 
 use proptest::prelude::*;
 
@@ -7,17 +8,18 @@ use super::*;
 /// A device of a world, as numbers.
 #[derive(Debug, Clone)]
 struct Thing {
-    /// The GPU whose counters it draws on, how much of the first and of the second; none draws on nothing.
+    /// The GPU whose counters it draws on, how much of the first and of the second; none draws on
+    /// nothing.
     draws: Option<(usize, [i64; 2])>,
-    /// What constraints see; none lacks it.
+    /// Value that constraints see; none lacks it.
     colour: Option<i64>,
-    /// How much can be shared.
+    /// Amount that can be shared.
     shared: Option<i64>,
     big: bool,
     held: bool,
 }
 
-/// One way to satisfy a request.
+/// A way to satisfy a request.
 #[derive(Debug, Clone)]
 struct Way {
     /// 0: any device, 1: big ones, 2: shared ones.
@@ -28,12 +30,13 @@ struct Way {
 
 #[derive(Debug, Clone)]
 struct Case {
-    /// What each GPU has of its two counters.
+    /// Amount that each GPU has of its two counters.
     gpus: Vec<[i64; 2]>,
     things: Vec<Thing>,
-    /// By claim and request: the ways. One is exact, more are a prioritized list.
+    /// By claim and request: the ways. A single way is exact, more are a prioritized list.
     claims: Vec<Vec<Vec<Way>>>,
-    /// By claim: whether a match and a distinction are asked for, of the first so many requests (0 is all).
+    /// By claim: whether a match and a distinction are asked for, of the first so many requests (0
+    /// is all).
     rules: Vec<(Option<usize>, Option<usize>)>,
 }
 
@@ -54,7 +57,7 @@ impl Case {
         }
     }
 
-    /// Whether these picks can stand together, beside what is held.
+    /// Says whether these picks can stand together, beside what is held.
     fn stands(&self, picks: &[Taken]) -> bool {
         let last = *picks.last().unwrap();
         let thing = &self.things[last.3];
@@ -70,14 +73,21 @@ impl Case {
             return false;
         }
         if let Some(total) = thing.shared {
-            let mine = picks.iter().filter(|p| p.3 == last.3).map(|p| self.way(*p).amount.unwrap_or(10));
+            let mine = picks
+                .iter()
+                .filter(|p| p.3 == last.3)
+                .map(|p| self.way(*p).amount.unwrap_or(10));
             if mine.sum::<i64>() + if thing.held { 10 } else { 0 } > total {
                 return false;
             }
         }
         let draws = |among: &dyn Fn(usize) -> bool, gpu: usize, counter: usize| -> i64 {
-            let used = (0..self.things.len()).filter(|d| among(*d)).filter_map(|d| self.things[d].draws);
-            used.filter(|(g, _)| *g == gpu).map(|(_, amounts)| amounts[counter]).sum()
+            let used = (0..self.things.len())
+                .filter(|d| among(*d))
+                .filter_map(|d| self.things[d].draws);
+            used.filter(|(g, _)| *g == gpu)
+                .map(|(_, amounts)| amounts[counter])
+                .sum()
         };
         let held = |d: usize| self.things[d].held;
         if thing.draws.is_some() && !(thing.shared.is_some() && thing.held) {
@@ -92,8 +102,13 @@ impl Case {
         }
         let (matching, distinct) = self.rules[last.0];
         let under = |first: usize| {
-            let all: Vec<_> = picks.iter().filter(|p| p.0 == last.0 && (first == 0 || p.1 < first)).collect();
-            all.into_iter().map(|p| self.things[p.3].colour).collect::<Vec<_>>()
+            let all: Vec<_> = picks
+                .iter()
+                .filter(|p| p.0 == last.0 && (first == 0 || p.1 < first))
+                .collect();
+            all.into_iter()
+                .map(|p| self.things[p.3].colour)
+                .collect::<Vec<_>>()
         };
         let fine = |colours: &[Option<i64>], alike: bool| {
             colours.iter().all(Option::is_some)
@@ -112,8 +127,12 @@ impl Case {
         start: usize,
         picks: &mut Vec<Taken>,
     ) -> bool {
-        let Some(requests) = self.claims.get(claim) else { return true };
-        let Some(ways) = requests.get(request) else { return self.fit((claim + 1, 0), None, 0, 0, picks) };
+        let Some(requests) = self.claims.get(claim) else {
+            return true;
+        };
+        let Some(ways) = requests.get(request) else {
+            return self.fit((claim + 1, 0), None, 0, 0, picks);
+        };
         let Some(way) = way else {
             return (0..ways.len()).any(|way| self.fit((claim, request), Some(way), 0, 0, picks));
         };
@@ -122,7 +141,9 @@ impl Case {
         }
         for device in start..self.things.len() {
             picks.push((claim, request, way, device));
-            if self.stands(picks) && self.fit((claim, request), Some(way), found + 1, device + 1, picks) {
+            if self.stands(picks)
+                && self.fit((claim, request), Some(way), found + 1, device + 1, picks)
+            {
                 return true;
             }
             picks.pop();
@@ -137,37 +158,63 @@ impl Case {
         }
         let of_claim = |claim: usize| {
             let mine = picks.iter().filter(|p| p.0 == claim).map(|p| {
-                let sub = if self.claims[p.0][p.1].len() > 1 { format!("/w{}", p.2) } else { String::new() };
-                let amount = self.things[p.3].shared.map(|_| self.way(*p).amount.unwrap_or(10));
+                let sub = if self.claims[p.0][p.1].len() > 1 {
+                    format!("/w{}", p.2)
+                } else {
+                    String::new()
+                };
+                let amount = self.things[p.3]
+                    .shared
+                    .map(|_| self.way(*p).amount.unwrap_or(10));
                 let amount = amount.map(|a| format!("{{units={a}}}")).unwrap_or_default();
                 format!("r{}{sub}=device-{}{amount}", p.1, p.3)
             });
-            mine.chain(["@node-1".to_owned()]).collect::<Vec<_>>().join(" ")
+            mine.chain(["@node-1".to_owned()])
+                .collect::<Vec<_>>()
+                .join(" ")
         };
-        (0..self.claims.len()).map(of_claim).collect::<Vec<_>>().join(" | ")
+        (0..self.claims.len())
+            .map(of_claim)
+            .collect::<Vec<_>>()
+            .join(" | ")
     }
 
     fn world(&self) -> World {
         let devices = self.things.iter().enumerate().map(|(index, thing)| {
-            let mut device = Device { name: format!("device-{index}"), ..Device::default() };
+            let mut device = Device {
+                name: format!("device-{index}"),
+                ..Device::default()
+            };
             device = with_attribute(
                 device,
                 "big",
-                DeviceAttribute { bool: Some(thing.big), ..Default::default() },
+                DeviceAttribute {
+                    bool: Some(thing.big),
+                    ..Default::default()
+                },
             );
             if thing.colour.is_some() {
                 device = with_attribute(
                     device,
                     "colour",
-                    DeviceAttribute { int: thing.colour, ..Default::default() },
+                    DeviceAttribute {
+                        int: thing.colour,
+                        ..Default::default()
+                    },
                 );
             }
             if let Some((gpu, [a, b])) = thing.draws {
-                device =
-                    drawing(device, &format!("gpu-{gpu}"), &[("a", &a.to_string()), ("b", &b.to_string())]);
+                device = drawing(
+                    device,
+                    &format!("gpu-{gpu}"),
+                    &[("a", &a.to_string()), ("b", &b.to_string())],
+                );
             }
             match thing.shared {
-                Some(total) => shared(device, &[("units", ranged(&total.to_string(), "10", "0", "", ""))]),
+                Some(total) => shared(
+                    device,
+                    &[("units", ranged(&total.to_string(), "10", "0", "", ""))],
+                ),
                 None => device,
             }
         });
@@ -177,8 +224,10 @@ impl Case {
             .enumerate()
             .map(|(gpu, [a, b])| (format!("gpu-{gpu}"), a.to_string(), b.to_string()))
             .collect();
-        let amounts: Vec<[(&str, &str); 2]> =
-            names.iter().map(|(_, a, b)| [("a", a.as_str()), ("b", b.as_str())]).collect();
+        let amounts: Vec<[(&str, &str); 2]> = names
+            .iter()
+            .map(|(_, a, b)| [("a", a.as_str()), ("b", b.as_str())])
+            .collect();
         let all: Vec<(&str, &[(&str, &str)])> = names
             .iter()
             .zip(&amounts)
@@ -186,7 +235,11 @@ impl Case {
             .collect();
         let slices = one_pool(vec![slice_of(devices.collect()), sets(&all)]);
         let claims = self.claims.iter().enumerate().map(|(number, requests)| {
-            let list = requests.iter().enumerate().map(|(r, ways)| request_of(r, ways)).collect();
+            let list = requests
+                .iter()
+                .enumerate()
+                .map(|(r, ways)| request_of(r, ways))
+                .collect();
             let mut claim = claim(&format!("claim-{number}"), list);
             let names: Vec<String> = (0..requests.len()).map(|r| format!("r{r}")).collect();
             let first = |n: usize| names.iter().take(n).map(String::as_str).collect::<Vec<_>>();
@@ -201,10 +254,20 @@ impl Case {
         });
         let mut world = World::new(slices, claims.collect());
         for (index, thing) in self.things.iter().enumerate().filter(|(_, t)| t.held) {
-            let mut holder = holding(&format!("holder-{index}"), &[&format!("device-{index}")], false);
+            let mut holder = holding(
+                &format!("holder-{index}"),
+                &[&format!("device-{index}")],
+                false,
+            );
             if thing.shared.is_some() {
                 let allocation = holder.status.as_mut().unwrap().allocation.as_mut().unwrap();
-                let result = &mut allocation.devices.as_mut().unwrap().results.as_mut().unwrap()[0];
+                let result = &mut allocation
+                    .devices
+                    .as_mut()
+                    .unwrap()
+                    .results
+                    .as_mut()
+                    .unwrap()[0];
                 result.share_id = Some("an-id".to_owned());
                 result.consumed_capacity = Some([("units".to_owned(), raw("10"))].into());
             }
@@ -215,9 +278,16 @@ impl Case {
 }
 
 fn request_of(number: usize, ways: &[Way]) -> DeviceRequest {
-    let expressions = ["true", r#"device.attributes["driver-a"].big"#, "device.allowMultipleAllocations"];
+    let expressions = [
+        "true",
+        r#"device.attributes["driver-a"].big"#,
+        "device.allowMultipleAllocations",
+    ];
     let name = format!("r{number}");
-    let capacity = |way: &Way| way.amount.map(|a| requirements(&[("units", &a.to_string())]));
+    let capacity = |way: &Way| {
+        way.amount
+            .map(|a| requirements(&[("units", &a.to_string())]))
+    };
     if let [way] = ways {
         return exact(&name, CLASS_A, |r| {
             r.count = Some(i64::try_from(way.count).unwrap());
@@ -242,15 +312,25 @@ fn things() -> impl Strategy<Value = Vec<Thing>> {
         any::<bool>(),
         prop::bool::weighted(0.15),
     );
-    let thing =
-        thing.prop_map(|(draws, colour, shared, big, held)| Thing { draws, colour, shared, big, held });
+    let thing = thing.prop_map(|(draws, colour, shared, big, held)| Thing {
+        draws,
+        colour,
+        shared,
+        big,
+        held,
+    });
     prop::collection::vec(thing, 2..10)
 }
 
 fn cases() -> impl Strategy<Value = Case> {
     let count = prop_oneof![3 => Just(1_usize), 2 => 2_usize..4];
-    let way = (0_usize..3, count, prop::option::weighted(0.3, 1_i64..20))
-        .prop_map(|(kind, count, amount)| Way { kind, count, amount });
+    let way = (0_usize..3, count, prop::option::weighted(0.3, 1_i64..20)).prop_map(
+        |(kind, count, amount)| Way {
+            kind,
+            count,
+            amount,
+        },
+    );
     let request = prop_oneof![
         3 => prop::collection::vec(way.clone(), 1..2),
         1 => prop::collection::vec(way, 2..4),
@@ -264,15 +344,27 @@ fn cases() -> impl Strategy<Value = Case> {
     )
         .prop_map(|(gpus, things, claims)| {
             let (claims, rules) = claims.into_iter().unzip();
-            Case { gpus, things, claims, rules }
+            Case {
+                gpus,
+                things,
+                claims,
+                rules,
+            }
         })
 }
 
 /// `DIVVY_ALLOCATOR_CASES` raises the number of cases.
 #[test]
 fn remembering_dead_ends_does_not_change_the_answer() {
-    let cases = std::env::var("DIVVY_ALLOCATOR_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(192);
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let cases = std::env::var("DIVVY_ALLOCATOR_CASES")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(192);
+    let config = ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let (fits, all) = (std::cell::Cell::new(0_u32), std::cell::Cell::new(0_u32));
     runner

@@ -10,21 +10,34 @@ fn tolerant(name: &str, tolerations: Vec<DeviceToleration>) -> DeviceRequest {
 
 #[test]
 fn tainted_two_devices() {
-    let devices =
-        vec![tainted("device-1", &[("a", "NoSchedule")]), tainted("device-2", &[("a", "NoExecute")])];
-    assert_eq!(world(devices, vec![request("r", CLASS_A, 1)]).try_it(), "does not fit");
+    let devices = vec![
+        tainted("device-1", &[("a", "NoSchedule")]),
+        tainted("device-2", &[("a", "NoExecute")]),
+    ];
+    assert_eq!(
+        world(devices, vec![request("r", CLASS_A, 1)]).try_it(),
+        "does not fit"
+    );
 }
 
 #[test]
 fn tainted_one_device_of_two() {
-    let devices = vec![tainted("device-1", &[("a", "NoSchedule")]), device("device-2")];
-    assert_eq!(world(devices, vec![request("r", CLASS_A, 1)]).try_it(), "r=device-2 @node-1");
+    let devices = vec![
+        tainted("device-1", &[("a", "NoSchedule")]),
+        device("device-2"),
+    ];
+    assert_eq!(
+        world(devices, vec![request("r", CLASS_A, 1)]).try_it(),
+        "r=device-2 @node-1"
+    );
 }
 
 #[test]
 fn tainted_two_devices_tolerated_and_the_toleration_is_in_the_result() {
-    let devices =
-        vec![tainted("device-1", &[("a", "NoSchedule")]), tainted("device-2", &[("a", "NoExecute")])];
+    let devices = vec![
+        tainted("device-1", &[("a", "NoSchedule")]),
+        tainted("device-2", &[("a", "NoExecute")]),
+    ];
     let tolerations = vec![toleration("a", "Exists", "")];
     let world = world(devices, vec![tolerant("r", tolerations.clone())]);
     assert_eq!(world.try_it(), "r=device-1 @node-1");
@@ -34,18 +47,31 @@ fn tainted_two_devices_tolerated_and_the_toleration_is_in_the_result() {
 
 #[test]
 fn tainted_one_device_two_taints_one_or_both_tolerated() {
-    let devices = || vec![tainted("device-1", &[("a", "NoSchedule"), ("b", "NoExecute")])];
+    let devices = || {
+        vec![tainted(
+            "device-1",
+            &[("a", "NoSchedule"), ("b", "NoExecute")],
+        )]
+    };
     let one = vec![toleration("a", "Equal", "yes")];
-    assert_eq!(world(devices(), vec![tolerant("r", one)]).try_it(), "does not fit");
+    assert_eq!(
+        world(devices(), vec![tolerant("r", one)]).try_it(),
+        "does not fit"
+    );
     let both = vec![toleration("a", "Equal", "yes"), toleration("b", "", "yes")];
-    assert_eq!(world(devices(), vec![tolerant("r", both)]).try_it(), "r=device-1 @node-1");
+    assert_eq!(
+        world(devices(), vec![tolerant("r", both)]).try_it(),
+        "r=device-1 @node-1"
+    );
 }
 
 #[test]
 fn a_toleration_must_match_key_value_and_effect() {
     let devices = || vec![tainted("device-1", &[("a", "NoSchedule")])];
-    let effect =
-        |effect: &str| DeviceToleration { effect: Some(effect.to_owned()), ..toleration("a", "Exists", "") };
+    let effect = |effect: &str| DeviceToleration {
+        effect: Some(effect.to_owned()),
+        ..toleration("a", "Exists", "")
+    };
     for (toleration, tolerated) in [
         (toleration("a", "Equal", "yes"), true),
         (toleration("a", "Equal", "no"), false),
@@ -55,7 +81,11 @@ fn a_toleration_must_match_key_value_and_effect() {
         (effect("NoSchedule"), true),
         (effect("NoExecute"), false),
     ] {
-        let expected = if tolerated { "r=device-1 @node-1" } else { "does not fit" };
+        let expected = if tolerated {
+            "r=device-1 @node-1"
+        } else {
+            "does not fit"
+        };
         assert_eq!(
             world(devices(), vec![tolerant("r", vec![toleration.clone()])]).try_it(),
             expected,
@@ -67,13 +97,17 @@ fn a_toleration_must_match_key_value_and_effect() {
 #[test]
 fn tainted_no_effect() {
     let devices = vec![tainted("device-1", &[("a", "None"), ("b", "SomethingNew")])];
-    assert_eq!(world(devices, vec![request("r", CLASS_A, 1)]).try_it(), "r=device-1 @node-1");
+    assert_eq!(
+        world(devices, vec![request("r", CLASS_A, 1)]).try_it(),
+        "r=device-1 @node-1"
+    );
 }
 
 #[test]
 fn tainted_disabled() {
     let devices = vec![tainted("device-1", &[("a", "NoSchedule")])];
-    let world = world(devices, vec![request("r", CLASS_A, 1)]).features(|f| f.device_taints = false);
+    let world =
+        world(devices, vec![request("r", CLASS_A, 1)]).features(|f| f.device_taints = false);
     assert_eq!(world.try_it(), "r=device-1 @node-1");
 }
 
@@ -85,7 +119,10 @@ fn tainted_prioritized_list() {
         ..sub("tolerant", CLASS_A, 1)
     };
     let both = first_of("r", vec![sub("plain", CLASS_A, 1), tolerant]);
-    assert_eq!(world(devices(), vec![both]).try_it(), "r/tolerant=device-1 @node-1");
+    assert_eq!(
+        world(devices(), vec![both]).try_it(),
+        "r/tolerant=device-1 @node-1"
+    );
     let plain = first_of("r", vec![sub("plain", CLASS_A, 1)]);
     assert_eq!(world(devices(), vec![plain]).try_it(), "does not fit");
 }
@@ -99,6 +136,12 @@ fn tainted_admin_access() {
 
 #[test]
 fn tainted_all_devices_single() {
-    let devices = vec![device("device-1"), tainted("device-2", &[("a", "NoSchedule")])];
-    assert_eq!(world(devices, vec![all_of("r", CLASS_A)]).try_it(), "does not fit");
+    let devices = vec![
+        device("device-1"),
+        tainted("device-2", &[("a", "NoSchedule")]),
+    ];
+    assert_eq!(
+        world(devices, vec![all_of("r", CLASS_A)]).try_it(),
+        "does not fit"
+    );
 }

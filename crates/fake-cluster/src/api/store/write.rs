@@ -10,7 +10,7 @@ use crate::api::json::{copy, set, text};
 use crate::api::kinds::Kind;
 use crate::api::{claim_check, patch};
 
-/// Which part of an object a write may change.
+/// Part of an object that a write may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Main,
@@ -19,14 +19,14 @@ pub(crate) enum Part {
     All,
 }
 
-/// What must hold for a delete.
+/// Conditions of a delete.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Preconditions {
     pub(crate) uid: Option<String>,
     pub(crate) version: Option<String>,
 }
 
-/// Which part of which object is written, and when.
+/// Part and object that are written, and the time.
 pub(crate) struct Written<'a> {
     pub(crate) kind: &'a Kind,
     pub(crate) key: &'a Key,
@@ -59,12 +59,24 @@ impl Store {
             return Err(ApiError::exists(&kind.qualified(), &key.name));
         }
         if !text(&object, "/metadata/resourceVersion").is_empty() {
-            return Err(ApiError::new(400, "resourceVersion should not be set on objects to be created"));
+            return Err(ApiError::new(
+                400,
+                "resourceVersion should not be set on objects to be created",
+            ));
         }
         for field in ["uid", "creationTimestamp", "deletionTimestamp"] {
             set(&mut object, &["metadata", field], None);
         }
-        self.write(&Written { kind, key: &key, part: Part::Main, now }, None, object)
+        self.write(
+            &Written {
+                kind,
+                key: &key,
+                part: Part::Main,
+                now,
+            },
+            None,
+            object,
+        )
     }
 
     pub(crate) fn update(
@@ -76,7 +88,16 @@ impl Store {
         now: &str,
     ) -> Result<Value, ApiError> {
         let old = self.get(kind, key)?;
-        self.write(&Written { kind, key, part, now }, Some(old), object)
+        self.write(
+            &Written {
+                kind,
+                key,
+                part,
+                now,
+            },
+            Some(old),
+            object,
+        )
     }
 
     /// Creates or replaces everything, status too, with no check but that of the types.
@@ -89,7 +110,16 @@ impl Store {
     ) -> Result<Value, ApiError> {
         let old = self.objects.get(key).cloned();
         set(&mut object, &["metadata", "resourceVersion"], None);
-        self.write(&Written { kind, key, part: Part::All, now }, old, object)
+        self.write(
+            &Written {
+                kind,
+                key,
+                part: Part::All,
+                now,
+            },
+            old,
+            object,
+        )
     }
 
     pub(crate) fn merge(
@@ -106,7 +136,16 @@ impl Store {
             set(&mut object, &["metadata", "resourceVersion"], None);
         }
         patch::merge(&mut object, change);
-        self.write(&Written { kind, key, part, now }, Some(old), object)
+        self.write(
+            &Written {
+                kind,
+                key,
+                part,
+                now,
+            },
+            Some(old),
+            object,
+        )
     }
 
     pub(crate) fn apply(
@@ -115,14 +154,29 @@ impl Store {
         wanted: &Value,
         (manager, force): (&str, bool),
     ) -> Result<Value, ApiError> {
-        let Written { kind, key, part, .. } = *what;
+        let Written {
+            kind, key, part, ..
+        } = *what;
         if manager.is_empty() {
-            return Err(ApiError::new(422, "fieldManager: Required value: is required for apply patch"));
+            return Err(ApiError::new(
+                422,
+                "fieldManager: Required value: is required for apply patch",
+            ));
         }
-        let slot = (key.clone(), format!("{manager}{}", if part == Part::Status { "/status" } else { "" }));
-        let mut others = self.applied.iter().filter(|((k, m), _)| k == key && *m != slot.1);
-        let conflict =
-            others.find_map(|((_, m), theirs)| patch::conflict(theirs, wanted, "").map(|at| (m.clone(), at)));
+        let slot = (
+            key.clone(),
+            format!(
+                "{manager}{}",
+                if part == Part::Status { "/status" } else { "" }
+            ),
+        );
+        let mut others = self
+            .applied
+            .iter()
+            .filter(|((k, m), _)| k == key && *m != slot.1);
+        let conflict = others.find_map(|((_, m), theirs)| {
+            patch::conflict(theirs, wanted, "").map(|at| (m.clone(), at))
+        });
         if let Some((owner, at)) = conflict.filter(|_| !force) {
             let message = format!("Apply failed with 1 conflict: conflict with \"{owner}\": {at}");
             return Err(ApiError::new(409, message));
@@ -141,7 +195,8 @@ impl Store {
         Ok(stored)
     }
 
-    /// Deletes, or marks as deleted while finalizers remain. `Ok(Some)` is the object that still exists.
+    /// Deletes, or marks as deleted while finalizers remain. `Ok(Some)` is the object that still
+    /// exists.
     pub(crate) fn delete(
         &mut self,
         kind: &Kind,
@@ -153,12 +208,20 @@ impl Store {
         for (field, expected) in [("uid", &must.uid), ("resourceVersion", &must.version)] {
             let found = text(&old, &format!("/metadata/{field}"));
             if let Some(expected) = expected.as_deref().filter(|e| *e != found) {
-                let what = format!("Operation cannot be fulfilled on {} \"{}\"", kind.qualified(), key.name);
-                let why = format!("the {field} in the precondition ({expected}) does not match ({found})");
+                let what = format!(
+                    "Operation cannot be fulfilled on {} \"{}\"",
+                    kind.qualified(),
+                    key.name
+                );
+                let why = format!(
+                    "the {field} in the precondition ({expected}) does not match ({found})"
+                );
                 return Err(ApiError::new(409, format!("{what}: {why}")));
             }
         }
-        let finalizers = old.pointer("/metadata/finalizers").and_then(Value::as_array);
+        let finalizers = old
+            .pointer("/metadata/finalizers")
+            .and_then(Value::as_array);
         if finalizers.is_none_or(Vec::is_empty) {
             self.remove(key, old);
             return Ok(None);
@@ -167,15 +230,33 @@ impl Store {
             return Ok(Some(old));
         }
         let mut object = old.clone();
-        set(&mut object, &["metadata", "deletionTimestamp"], Some(json!(now)));
+        set(
+            &mut object,
+            &["metadata", "deletionTimestamp"],
+            Some(json!(now)),
+        );
         Ok(Some(self.commit(key, Some(old), object)))
     }
 
-    fn write(&mut self, what: &Written<'_>, old: Option<Value>, object: Value) -> Result<Value, ApiError> {
-        let Written { kind, key, part, now } = *what;
+    fn write(
+        &mut self,
+        what: &Written<'_>,
+        old: Option<Value>,
+        object: Value,
+    ) -> Result<Value, ApiError> {
+        let Written {
+            kind,
+            key,
+            part,
+            now,
+        } = *what;
         check_identity(kind, key, &object)?;
-        let mut new = (kind.normalize)(object)
-            .map_err(|e| ApiError::new(400, format!("{} in version \"{}\": {e}", kind.name, kind.version)))?;
+        let mut new = (kind.normalize)(object).map_err(|e| {
+            ApiError::new(
+                400,
+                format!("{} in version \"{}\": {e}", kind.name, kind.version),
+            )
+        })?;
         if part == Part::Status {
             let mut whole = old.clone().unwrap_or_default();
             copy(&new, &mut whole, &["status"]);
@@ -185,15 +266,28 @@ impl Store {
             copy(old.as_ref().unwrap_or(&Value::Null), &mut new, &["status"]);
         }
         if let Some(old) = &old {
-            let (found, given) =
-                (text(old, "/metadata/resourceVersion"), text(&new, "/metadata/resourceVersion"));
+            let (found, given) = (
+                text(old, "/metadata/resourceVersion"),
+                text(&new, "/metadata/resourceVersion"),
+            );
             let (uid, given_uid) = (text(old, "/metadata/uid"), text(&new, "/metadata/uid"));
-            if (!given.is_empty() && given != found) || (!given_uid.is_empty() && given_uid != uid) {
-                let what = format!("Operation cannot be fulfilled on {} \"{}\"", kind.qualified(), key.name);
+            if (!given.is_empty() && given != found) || (!given_uid.is_empty() && given_uid != uid)
+            {
+                let what = format!(
+                    "Operation cannot be fulfilled on {} \"{}\"",
+                    kind.qualified(),
+                    key.name
+                );
                 let why = "the object has been modified; please apply your changes to the latest version and try again";
                 return Err(ApiError::new(409, format!("{what}: {why}")));
             }
-            for field in ["uid", "creationTimestamp", "deletionTimestamp", "generation", "resourceVersion"] {
+            for field in [
+                "uid",
+                "creationTimestamp",
+                "deletionTimestamp",
+                "generation",
+                "resourceVersion",
+            ] {
                 copy(old, &mut new, &["metadata", field]);
             }
         } else {
@@ -211,12 +305,23 @@ impl Store {
                 return Ok(new);
             }
             if old.get("spec") != new.get("spec") {
-                let generation = old.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or(1);
-                set(&mut new, &["metadata", "generation"], Some(json!(generation + 1)));
+                let generation = old
+                    .pointer("/metadata/generation")
+                    .and_then(Value::as_i64)
+                    .unwrap_or(1);
+                set(
+                    &mut new,
+                    &["metadata", "generation"],
+                    Some(json!(generation + 1)),
+                );
             }
         }
-        let finalizers = new.pointer("/metadata/finalizers").and_then(Value::as_array);
-        if new.pointer("/metadata/deletionTimestamp").is_some() && finalizers.is_none_or(Vec::is_empty) {
+        let finalizers = new
+            .pointer("/metadata/finalizers")
+            .and_then(Value::as_array);
+        if new.pointer("/metadata/deletionTimestamp").is_some()
+            && finalizers.is_none_or(Vec::is_empty)
+        {
             return Ok(self.remove(key, new));
         }
         Ok(self.commit(key, old, new))
@@ -228,7 +333,10 @@ impl Store {
             set(
                 new,
                 &["metadata", "uid"],
-                Some(json!(format!("00000000-0000-4000-8000-{:012x}", self.names))),
+                Some(json!(format!(
+                    "00000000-0000-4000-8000-{:012x}",
+                    self.names
+                ))),
             );
         }
         set(new, &["metadata", "name"], Some(json!(key.name)));
@@ -255,13 +363,17 @@ fn check_identity(kind: &Kind, key: &Key, object: &Value) -> Result<(), ApiError
     if kind.namespaced && key.namespace.is_empty() {
         return Err(ApiError::new(
             400,
-            format!("{} are namespaced, and no namespace was given", kind.qualified()),
+            format!(
+                "{} are namespaced, and no namespace was given",
+                kind.qualified()
+            ),
         ));
     }
     Ok(())
 }
 
-/// Five characters for a generated name: a counter in the alphabet that the server uses, so that runs repeat.
+/// Five characters for a generated name: a counter in the alphabet that the server uses, so that
+/// runs repeat.
 fn suffix(mut number: u64) -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut out = [b'b'; 5];

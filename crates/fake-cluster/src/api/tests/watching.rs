@@ -7,7 +7,8 @@ use kube::runtime::{WatchStreamExt, watcher};
 
 use super::*;
 
-type Events = std::pin::Pin<Box<dyn futures::Stream<Item = kube::Result<WatchEvent<ResourceSlice>>> + Send>>;
+type Events =
+    std::pin::Pin<Box<dyn futures::Stream<Item = kube::Result<WatchEvent<ResourceSlice>>> + Send>>;
 
 async fn watch(api: &FakeApi, params: &WatchParams, from: &str) -> Events {
     slices(api).watch(params, from).await.unwrap().boxed()
@@ -15,7 +16,10 @@ async fn watch(api: &FakeApi, params: &WatchParams, from: &str) -> Events {
 
 /// The next event in short: `ADDED a`.
 async fn next(events: &mut Events) -> String {
-    let event = tokio::time::timeout(SOON, events.try_next()).await.unwrap().unwrap();
+    let event = tokio::time::timeout(SOON, events.try_next())
+        .await
+        .unwrap()
+        .unwrap();
     match event {
         Some(WatchEvent::Added(s)) => format!("ADDED {}", s.name_any()),
         Some(WatchEvent::Modified(s)) => format!("MODIFIED {}", s.name_any()),
@@ -36,10 +40,16 @@ async fn a_watch_replays_and_then_follows_what_its_selector_chooses() {
     api.put(&slice("elsewhere", "m")).unwrap();
     api.put(&slice("b", "n")).unwrap();
     assert_eq!(next(&mut events).await, "ADDED b");
-    api.modify::<ResourceSlice>("", "b", |s| s.spec.devices = None).unwrap();
+    api.modify::<ResourceSlice>("", "b", |s| s.spec.devices = None)
+        .unwrap();
     assert_eq!(next(&mut events).await, "MODIFIED b");
-    api.modify::<ResourceSlice>("", "b", |s| s.spec.node_name = Some("m".into())).unwrap();
-    assert_eq!(next(&mut events).await, "DELETED b", "leaving the selection looks like a deletion");
+    api.modify::<ResourceSlice>("", "b", |s| s.spec.node_name = Some("m".into()))
+        .unwrap();
+    assert_eq!(
+        next(&mut events).await,
+        "DELETED b",
+        "leaving the selection looks like a deletion"
+    );
     assert_eq!(api.wipe_slices("n", None), 1);
     assert_eq!(next(&mut events).await, "DELETED a");
     api.close_watches();
@@ -49,9 +59,15 @@ async fn a_watch_replays_and_then_follows_what_its_selector_chooses() {
 #[tokio::test]
 async fn an_expired_version_ends_a_watch_with_410_and_a_watcher_recovers() {
     let api = FakeApi::new();
-    let old = api.put(&slice("a", "n")).unwrap().resource_version().unwrap();
+    let old = api
+        .put(&slice("a", "n"))
+        .unwrap()
+        .resource_version()
+        .unwrap();
     let mut events = watch(&api, &WatchParams::default(), &old).await;
-    let reflected = watcher(slices(&api), watcher::Config::default()).default_backoff().applied_objects();
+    let reflected = watcher(slices(&api), watcher::Config::default())
+        .default_backoff()
+        .applied_objects();
     let mut reflected = std::pin::pin!(reflected);
     assert_eq!(reflected.try_next().await.unwrap().unwrap().name_any(), "a");
     api.expire_watches();
@@ -62,7 +78,12 @@ async fn an_expired_version_ends_a_watch_with_410_and_a_watcher_recovers() {
     api.put(&slice("b", "n")).unwrap();
     let found = async {
         // The watcher reports the 410 and then lists afresh: "a" comes again, and "b".
-        while reflected.next().await.unwrap().map_or(true, |s| s.name_any() != "b") {}
+        while reflected
+            .next()
+            .await
+            .unwrap()
+            .map_or(true, |s| s.name_any() != "b")
+        {}
     };
     tokio::time::timeout(SOON, found).await.unwrap();
 }
@@ -75,7 +96,11 @@ async fn a_streaming_list_ends_with_its_bookmark() {
     let mut events = std::pin::pin!(watcher(slices(&api), config));
     let mut seen = Vec::new();
     for _ in 0..3 {
-        let event = tokio::time::timeout(SOON, events.try_next()).await.unwrap().unwrap().unwrap();
+        let event = tokio::time::timeout(SOON, events.try_next())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
         seen.push(match event {
             watcher::Event::Init => "init".to_owned(),
             watcher::Event::InitApply(s) => s.name_any(),
@@ -93,6 +118,11 @@ async fn waiting_ends_with_the_condition_or_shows_the_last_requests() {
     let (found, put) = tokio::join!(waiting, async { api.put(&slice("a", "n")).unwrap() });
     assert_eq!(found.unwrap(), put);
     slices(&api).get("a").await.unwrap();
-    let never = api.wait_until(|view| view.count("get", "resourceslices") > 1, Duration::ZERO).await;
+    let never = api
+        .wait_until(
+            |view| view.count("get", "resourceslices") > 1,
+            Duration::ZERO,
+        )
+        .await;
     assert_eq!(never.unwrap_err().requests, "get resourceslices a");
 }
