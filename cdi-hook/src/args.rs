@@ -16,67 +16,97 @@ Called by container runtimes as a createContainer hook, with the container's sta
 ";
 const VERSION: &str = concat!("divvy-cdi-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
-/// What to do.
+/// Sub-command with its arguments, by what it needs of the container.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
+    /// Text to show; no container is needed.
+    Show(&'static str),
+    /// Change in the container's root.
+    InRoot(InRoot),
+}
+
+/// Sub-command that needs the container's root.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum InRoot {
     CreateSymlinks(Vec<Link>),
     UpdateLdCache(Vec<String>),
     EnableCudaCompat {
         host_driver: String,
-        /// Where the host's libraries are.
+        /// Folder of the host's libraries.
         folder: String,
     },
     UpdateApplicationProfile,
     DisableDeviceNodeModification,
-    Show(&'static str),
 }
 
-/// A link to make.
+/// Link to make.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) target: String,
-    /// Its path in the container.
+    /// Path of the link in the container.
     pub(crate) path: String,
 }
 
+/// Parses the arguments behind the program's name.
 pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, HookError> {
     let command = arguments.next().unwrap_or_default();
     match command.as_str() {
+        "--help" | "-h" | "help" => Ok(Command::Show(HELP)),
+        "--version" => Ok(Command::Show(VERSION)),
+        "" => Err(HookError::Usage("a sub-command is missing".to_owned())),
+        name => in_root(name, arguments).map(Command::InRoot),
+    }
+}
+
+/// Parses a sub-command that needs the container's root.
+fn in_root(name: &str, arguments: impl Iterator<Item = String>) -> Result<InRoot, HookError> {
+    match name {
         "create-symlinks" => {
             let [links] = values(arguments, ["--link"])?;
-            Ok(Command::CreateSymlinks(links.iter().map(|text| link(text)).collect::<Result<_, _>>()?))
+            Ok(InRoot::CreateSymlinks(
+                links
+                    .iter()
+                    .map(|text| link(text))
+                    .collect::<Result<_, _>>()?,
+            ))
         }
         "update-ldcache" => {
             let [folders] = values(arguments, ["--folder"])?;
             folders.iter().try_for_each(|folder| check_path(folder))?;
-            Ok(Command::UpdateLdCache(folders))
+            Ok(InRoot::UpdateLdCache(folders))
         }
         "enable-cuda-compat" => {
             let [versions, folders] = values(arguments, ["--host-driver-version", "--folder"])?;
             folders.iter().try_for_each(|folder| check_path(folder))?;
-            match (<[String; 1]>::try_from(versions), <[String; 1]>::try_from(folders)) {
-                (Ok([host_driver]), Ok([folder])) => Ok(Command::EnableCudaCompat { host_driver, folder }),
+            match (
+                <[String; 1]>::try_from(versions),
+                <[String; 1]>::try_from(folders),
+            ) {
+                (Ok([host_driver]), Ok([folder])) => Ok(InRoot::EnableCudaCompat {
+                    host_driver,
+                    folder,
+                }),
                 _ => Err(HookError::Usage("each option may be given once".to_owned())),
             }
         }
-        "disable-device-node-modification" => none(arguments, Command::DisableDeviceNodeModification),
-        "update-application-profile" => none(arguments, Command::UpdateApplicationProfile),
-        "--help" | "-h" | "help" => Ok(Command::Show(HELP)),
-        "--version" => Ok(Command::Show(VERSION)),
-        "" => Err(HookError::Usage("a sub-command is missing".to_owned())),
+        "disable-device-node-modification" => {
+            none(arguments, InRoot::DisableDeviceNodeModification)
+        }
+        "update-application-profile" => none(arguments, InRoot::UpdateApplicationProfile),
         other => Err(HookError::Usage(format!("unknown sub-command {other:?}"))),
     }
 }
 
-/// A command without options.
-fn none(mut arguments: impl Iterator<Item = String>, command: Command) -> Result<Command, HookError> {
+/// Returns a command that takes no option; fails if one is given.
+fn none(mut arguments: impl Iterator<Item = String>, command: InRoot) -> Result<InRoot, HookError> {
     match arguments.next() {
         None => Ok(command),
         Some(more) => Err(HookError::Usage(format!("unexpected argument {more:?}"))),
     }
 }
 
-/// The values of options that may be given many times and must be given once, as `--name value` or `--name=value`.
+/// Collects the values of options, each of which must be given once and may be given more often, as
+/// `--name value` or `--name=value`.
 fn values<const N: usize>(
     mut arguments: impl Iterator<Item = String>,
     names: [&str; N],
@@ -87,29 +117,47 @@ fn values<const N: usize>(
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (argument.as_str(), arguments.next()),
         };
-        let known = names.iter().zip(&mut values).find(|(known, _)| **known == name);
+        let known = names
+            .iter()
+            .zip(&mut values)
+            .find(|(known, _)| **known == name);
         let (Some((_, known)), Some(value)) = (known, value) else {
             let expected = names.join(" or ");
-            return Err(HookError::Usage(format!("expected {expected} with a value, got {argument:?}")));
+            return Err(HookError::Usage(format!(
+                "expected {expected} with a value, got {argument:?}"
+            )));
         };
         known.push(value);
     }
-    match names.iter().zip(&values).find(|(_, values)| values.is_empty()) {
+    match names
+        .iter()
+        .zip(&values)
+        .find(|(_, values)| values.is_empty())
+    {
         Some((name, _)) => Err(HookError::Usage(format!("{name} is missing"))),
         None => Ok(values),
     }
 }
 
+/// Parses `target::/absolute/link`.
 fn link(text: &str) -> Result<Link, HookError> {
-    let wrong = || HookError::Usage(format!("{text:?} is not of the form target::/absolute/link"));
+    let wrong = || {
+        HookError::Usage(format!(
+            "{text:?} is not of the form target::/absolute/link"
+        ))
+    };
     let (target, path) = text.split_once("::").ok_or_else(wrong)?;
     if target.is_empty() || target.contains('\0') {
         return Err(wrong());
     }
     check_path(path)?;
-    Ok(Link { target: target.to_owned(), path: path.to_owned() })
+    Ok(Link {
+        target: target.to_owned(),
+        path: path.to_owned(),
+    })
 }
 
+/// Fails unless a path is absolute, without `..`, and of one line.
 fn check_path(path: &str) -> Result<(), HookError> {
     let good = path.starts_with('/')
         && path.len() > 1
@@ -119,7 +167,9 @@ fn check_path(path: &str) -> Result<(), HookError> {
     if good {
         Ok(())
     } else {
-        Err(HookError::Usage(format!("{path:?} must be an absolute path without '..'")))
+        Err(HookError::Usage(format!(
+            "{path:?} must be an absolute path without '..'"
+        )))
     }
 }
 
@@ -133,20 +183,50 @@ mod tests {
 
     #[test]
     fn commands_are_understood_in_both_ways_of_writing_options() {
-        let link = |target: &str, path: &str| Link { target: target.into(), path: path.into() };
+        let link = |target: &str, path: &str| Link {
+            target: target.into(),
+            path: path.into(),
+        };
+        let in_root = |command| Ok(Command::InRoot(command));
         assert_eq!(
             parsed("create-symlinks --link a.so.1::/l/a.so --link=../b::/l/c/b"),
-            Ok(Command::CreateSymlinks(vec![link("a.so.1", "/l/a.so"), link("../b", "/l/c/b")]))
+            in_root(InRoot::CreateSymlinks(vec![
+                link("a.so.1", "/l/a.so"),
+                link("../b", "/l/c/b")
+            ]))
         );
         assert_eq!(
             parsed("update-ldcache --folder /l --folder=/m"),
-            Ok(Command::UpdateLdCache(vec!["/l".into(), "/m".into()]))
+            in_root(InRoot::UpdateLdCache(vec!["/l".into(), "/m".into()]))
         );
-        assert_eq!(parsed("disable-device-node-modification"), Ok(Command::DisableDeviceNodeModification));
+        assert_eq!(
+            parsed("disable-device-node-modification"),
+            in_root(InRoot::DisableDeviceNodeModification)
+        );
         let compat = "enable-cuda-compat --folder /l --host-driver-version=580.1";
-        let expected = Command::EnableCudaCompat { host_driver: "580.1".into(), folder: "/l".into() };
-        assert_eq!(parsed(compat), Ok(expected));
+        let expected = InRoot::EnableCudaCompat {
+            host_driver: "580.1".into(),
+            folder: "/l".into(),
+        };
+        assert_eq!(parsed(compat), in_root(expected));
         assert_eq!(parsed("--version"), Ok(Command::Show(VERSION)));
+    }
+
+    /// Written to the loader's files, a newline would begin another line, and a NUL end a name.
+    #[test]
+    fn paths_that_would_be_others_where_they_are_written_are_refused() {
+        for path in ["/l\n/m", "/l\0", "/l/", "/"] {
+            let folder = ["update-ldcache", "--folder", path].map(str::to_owned);
+            let link = format!("a::{path}");
+            let link = ["create-symlinks", "--link", &link].map(str::to_owned);
+            for line in [folder, link] {
+                let error = parse(line.into_iter()).unwrap_err().to_string();
+                let expected = format!("{path:?} must be an absolute path without '..'");
+                assert!(error.starts_with(&expected), "{error}");
+            }
+        }
+        let link = ["create-symlinks", "--link", "a\0b::/l"].map(str::to_owned);
+        assert!(parse(link.into_iter()).is_err());
     }
 
     #[test]
@@ -155,14 +235,38 @@ mod tests {
             ("", "a sub-command is missing"),
             ("chmod", "unknown sub-command \"chmod\""),
             ("update-ldcache", "--folder is missing"),
-            ("update-ldcache --folder", "expected --folder with a value, got \"--folder\""),
-            ("update-ldcache --fold /l", "expected --folder with a value, got \"--fold\""),
-            ("update-ldcache --folder l", "\"l\" must be an absolute path without '..'"),
-            ("update-ldcache --folder /a/../b", "\"/a/../b\" must be an absolute path without '..'"),
-            ("create-symlinks --link a", "\"a\" is not of the form target::/absolute/link"),
-            ("create-symlinks --link ::/a", "\"::/a\" is not of the form target::/absolute/link"),
-            ("create-symlinks --link a::b", "\"b\" must be an absolute path without '..'"),
-            ("enable-cuda-compat --folder /l", "--host-driver-version is missing"),
+            (
+                "update-ldcache --folder",
+                "expected --folder with a value, got \"--folder\"",
+            ),
+            (
+                "update-ldcache --fold /l",
+                "expected --folder with a value, got \"--fold\"",
+            ),
+            (
+                "update-ldcache --folder l",
+                "\"l\" must be an absolute path without '..'",
+            ),
+            (
+                "update-ldcache --folder /a/../b",
+                "\"/a/../b\" must be an absolute path without '..'",
+            ),
+            (
+                "create-symlinks --link a",
+                "\"a\" is not of the form target::/absolute/link",
+            ),
+            (
+                "create-symlinks --link ::/a",
+                "\"::/a\" is not of the form target::/absolute/link",
+            ),
+            (
+                "create-symlinks --link a::b",
+                "\"b\" must be an absolute path without '..'",
+            ),
+            (
+                "enable-cuda-compat --folder /l",
+                "--host-driver-version is missing",
+            ),
             (
                 "enable-cuda-compat --l",
                 "expected --host-driver-version or --folder with a value, got \"--l\"",
@@ -172,9 +276,16 @@ mod tests {
                 "each option may be given once",
             ),
             ("update-application-profile x", "unexpected argument \"x\""),
-            ("disable-device-node-modification x", "unexpected argument \"x\""),
+            (
+                "disable-device-node-modification x",
+                "unexpected argument \"x\"",
+            ),
         ] {
-            assert_eq!(parsed(line).unwrap_err(), format!("{expected}; see divvy-cdi-hook --help"), "{line}");
+            assert_eq!(
+                parsed(line).unwrap_err(),
+                format!("{expected}; see divvy-cdi-hook --help"),
+                "{line}"
+            );
         }
     }
 }

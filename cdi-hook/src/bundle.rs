@@ -8,22 +8,49 @@ use serde_json::Value;
 use crate::error::HookError;
 use crate::rootfs::RootFs;
 
-/// Longer input is not from a container runtime.
+/// Bound on the state; longer input is not from a container runtime.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Reads the state, then the bundle's `config.json`, and opens the root it names.
-pub(crate) fn open_root(state: impl Read) -> Result<RootFs, HookError> {
-    let mut text = Vec::new();
-    state.take(MOST_BYTES).read_to_end(&mut text).map_err(HookError::State)?;
-    let state: Value = serde_json::from_slice(&text).map_err(HookError::StateForm)?;
-    let bundle = state.get("bundle").and_then(Value::as_str);
-    let bundle = bundle.ok_or(HookError::Field { what: "the container's state", field: "bundle" })?;
-    let path = Path::new(bundle).join("config.json");
-    let text = fs_err::read(&path).map_err(HookError::Config)?;
-    let config: Value =
-        serde_json::from_slice(&text).map_err(|source| HookError::ConfigForm { path, source })?;
-    let root = config.pointer("/root/path").and_then(Value::as_str);
-    let root = root.ok_or(HookError::Field { what: "the container's config.json", field: "root.path" })?;
-    // A relative root is relative to the bundle.
-    RootFs::open(&Path::new(bundle).join(root))
+/// State of a container, which a runtime passes to its hooks on stdin.
+#[derive(Debug)]
+pub(crate) struct State(Value);
+
+impl State {
+    /// Reads the state.
+    pub(crate) fn read(input: impl Read) -> Result<Self, HookError> {
+        let mut text = Vec::new();
+        input
+            // A byte more than is permitted, so that a longer state is refused and not cut off.
+            .take(MOST_BYTES + 1)
+            .read_to_end(&mut text)
+            .map_err(HookError::State)?;
+        if text.len() as u64 > MOST_BYTES {
+            return Err(HookError::State(std::io::Error::other(
+                "longer than 16 MiB",
+            )));
+        }
+        serde_json::from_slice(&text)
+            .map(Self)
+            .map_err(HookError::StateForm)
+    }
+
+    /// Reads the bundle's `config.json`, and opens the root it names.
+    pub(crate) fn open_root(&self) -> Result<RootFs, HookError> {
+        let bundle = self.0.get("bundle").and_then(Value::as_str);
+        let bundle = bundle.ok_or(HookError::Field {
+            what: "the container's state",
+            field: "bundle",
+        })?;
+        let path = Path::new(bundle).join("config.json");
+        let text = fs_err::read(&path).map_err(HookError::Config)?;
+        let config: Value = serde_json::from_slice(&text)
+            .map_err(|source| HookError::ConfigForm { path, source })?;
+        let root = config.pointer("/root/path").and_then(Value::as_str);
+        let root = root.ok_or(HookError::Field {
+            what: "the container's config.json",
+            field: "root.path",
+        })?;
+        // A relative root is relative to the bundle.
+        RootFs::open(&Path::new(bundle).join(root))
+    }
 }

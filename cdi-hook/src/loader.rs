@@ -1,8 +1,10 @@
-//! `update-ldcache`: the driver's libraries become findable by the image's dynamic loader, glibc's or musl's.
+//! `update-ldcache`: the driver's libraries become findable by the image's dynamic loader, glibc's
+//! or musl's.
 
 use crate::error::HookError;
+use crate::ld_config;
 use crate::ldcache::{self, Cache};
-use crate::rootfs::RootFs;
+use crate::rootfs::{Reach, Rights, RootFs};
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
@@ -22,12 +24,15 @@ mod machine {
 const CACHE: &str = "/etc/ld.so.cache";
 const CONFIG: &str = "/etc/ld.so.conf";
 const CONFIG_FOLDER: &str = "/etc/ld.so.conf.d";
-/// Read before the image's own: what `ldconfig` finds first wins.
+/// File that is read before the image's own: the folder that `ldconfig` finds first wins.
 const OUR_CONFIG: &str = "/etc/ld.so.conf.d/00-divvy.conf";
-/// What musl has without a path file; a path file replaces it.
+/// Folders that musl has without a path file; a path file replaces them.
 const MUSL_DEFAULT: &str = "/lib\n/usr/local/lib\n/usr/lib\n";
 
 /// Enters the libraries of `folders`. Does nothing if they hold none.
+///
+/// Phases: list the libraries; then, for each loader that the image has, write its files. A call
+/// that was cut off between two files leaves each of them whole, and a further call writes all.
 pub(crate) fn update(root: &RootFs, folders: &[String]) -> Result<(), HookError> {
     let mut libraries = Vec::new();
     for folder in folders {
@@ -48,64 +53,107 @@ pub(crate) fn update(root: &RootFs, folders: &[String]) -> Result<(), HookError>
     Ok(())
 }
 
-/// Names and paths of this machine's libraries in a folder. Links count: their names are what programs ask for.
+/// Lists names and paths of this machine's libraries in a folder. Links count: their names are the
+/// ones that programs ask for.
 fn libraries_in(root: &RootFs, folder: &str) -> Result<Vec<(String, String)>, HookError> {
     let mut found = Vec::new();
-    for name in root.names(folder)? {
-        if !is_library_name(&name) {
-            continue;
-        }
-        let path = format!("{folder}/{name}");
-        // Anything that cannot be read as a library, a link that leads nowhere for instance, is none.
-        if root.head::<20>(&path).is_ok_and(|head| is_native(&head)) {
+    for name in root.names(folder, Reach::Image)? {
+        // Anything that cannot be read as a library, a link that leads nowhere for instance, is
+        // none.
+        let is_library = is_library_name(&name)
+            && root
+                // The head up to `e_machine`, the two bytes at 18.
+                .head::<20>(folder, &name)
+                .is_ok_and(|head| is_native(&head));
+        if is_library {
+            let path = format!("{folder}/{name}");
             found.push((name, path));
         }
     }
     Ok(found)
 }
 
-/// `libx.so` and `libx.so.1`: the ending of one is the middle of the other.
+/// Returns `true` for `libx.so` and `libx.so.1`: the ending of one is the middle of the other.
 pub(crate) fn is_library_name(name: &str) -> bool {
     name.starts_with("lib") && format!("{name}.").contains(".so.")
 }
 
+/// Returns `true` for the beginning of a 64-bit ELF file of this machine.
 fn is_native(head: &[u8; 20]) -> bool {
     let [magic @ .., low, high] = head;
     magic.starts_with(b"\x7fELF\x02\x01") && u16::from_le_bytes([*low, *high]) == machine::ELF
 }
 
-/// An unusable cache is replaced: the loader ignores it, too. So is one that is too large to be written again.
-fn glibc_cache(root: &RootFs, folders: &[String], libraries: &[(String, String)]) -> Result<(), HookError> {
-    let old = root.read(CACHE)?;
-    let with_ours = |cache| with(cache, folders, libraries);
-    let merged = old.as_deref().and_then(ldcache::parse).and_then(with_ours);
-    let too_large = || HookError::inside("write", CACHE, std::io::Error::other("it would be too large"));
-    root.write(CACHE, &merged.or_else(|| with_ours(Cache::default())).ok_or_else(too_large)?)
+/// Enters libraries into the image's cache. An unusable cache is replaced: the loader ignores it,
+/// too. So is one that is too large to be written again.
+fn glibc_cache(
+    root: &RootFs,
+    folders: &[String],
+    libraries: &[(String, String)],
+) -> Result<(), HookError> {
+    if let Some(old) = root.read(CACHE)?
+        && let Some(cache) = ldcache::parse(&old.bytes)
+        && let Some(merged) = with(cache, folders, libraries)
+    {
+        return root.write(CACHE, &merged, old.rights);
+    }
+    let too_large = || {
+        HookError::inside(
+            "write",
+            CACHE,
+            std::io::Error::other("it would be too large"),
+        )
+    };
+    let ours = with(Cache::default(), folders, libraries).ok_or_else(too_large)?;
+    root.write(CACHE, &ours, Rights::PUBLIC)
 }
 
-fn with<'a>(mut cache: Cache<'a>, folders: &[String], libraries: &'a [(String, String)]) -> Option<Vec<u8>> {
+fn with<'a>(
+    mut cache: Cache<'a>,
+    folders: &[String],
+    libraries: &'a [(String, String)],
+) -> Option<Vec<u8>> {
     cache.enter(folders, libraries);
     cache.to_bytes()
 }
 
-/// So that the libraries stay in the cache when `ldconfig` runs in the container, as package managers do.
+/// Writes the configuration of `ldconfig`, so that the libraries stay in the cache when it runs in
+/// the container, as package managers do.
 fn glibc_config(root: &RootFs, folders: &[String]) -> Result<(), HookError> {
-    root.write(OUR_CONFIG, format!("# by divvy\n{}\n", folders.join("\n")).as_bytes())?;
-    let old = root.read(CONFIG)?.unwrap_or_default();
-    if String::from_utf8_lossy(&old).contains(CONFIG_FOLDER) {
+    root.write(
+        OUR_CONFIG,
+        format!("# by divvy\n{}\n", folders.join("\n")).as_bytes(),
+        Rights::PUBLIC,
+    )?;
+    let old = match root.read(CONFIG) {
+        // A file of the pod, or a link into a mount. It is left as it is: the cache has the
+        // libraries, and only `ldconfig` reads the configuration.
+        Err(error) if error.is_outside() => return Ok(()),
+        other => other?,
+    };
+    let (old, rights) = old.map_or((Vec::new(), Rights::PUBLIC), |old| (old.bytes, old.rights));
+    if ld_config::includes(&old, OUR_CONFIG) {
         return Ok(());
     }
+    // First in the file: `ldconfig` takes a library from the folder that it comes to first.
     let mut text = format!("include {CONFIG_FOLDER}/*.conf\n").into_bytes();
     text.extend(old);
-    root.write(CONFIG, &text)
+    root.write(CONFIG, &text, rights)
 }
 
+/// Adds the folders to musl's path file.
 fn musl_path(root: &RootFs, folders: &[String]) -> Result<(), HookError> {
-    let old = root.read(machine::MUSL_PATH)?;
-    let old =
-        old.map_or_else(|| MUSL_DEFAULT.to_owned(), |bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let missing = folders.iter().filter(|folder| !old.split([':', '\n']).any(|known| known == **folder));
-    let lines = old.split([':', '\n']).filter(|line| !line.is_empty()).chain(missing.map(String::as_str));
+    let (old, rights) = match root.read(machine::MUSL_PATH)? {
+        Some(old) => (String::from_utf8_lossy(&old.bytes).into_owned(), old.rights),
+        None => (MUSL_DEFAULT.to_owned(), Rights::PUBLIC),
+    };
+    let missing = folders
+        .iter()
+        .filter(|folder| !old.split([':', '\n']).any(|known| known == **folder));
+    let lines = old
+        .split([':', '\n'])
+        .filter(|line| !line.is_empty())
+        .chain(missing.map(String::as_str));
     let text = lines.collect::<Vec<_>>().join("\n") + "\n";
-    root.write(machine::MUSL_PATH, text.as_bytes())
+    root.write(machine::MUSL_PATH, text.as_bytes(), rights)
 }

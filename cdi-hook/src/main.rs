@@ -1,24 +1,32 @@
 //! The small static program that CDI files call to make driver libraries findable in a container.
 //!
-//! A container runtime calls it as a `createContainer` hook: in the container's namespaces, the driver's files mounted, the
-//! root not changed yet, the container's state as JSON on stdin. Names and arguments of the sub-commands are those of
-//! NVIDIA's hook program, so either can be named in a CDI file:
+//! A container runtime calls it as a `createContainer` hook: in the container's namespaces, the
+//! driver's files mounted, the root not changed yet, the container's state as JSON on stdin. Names
+//! and arguments of the sub-commands are those of NVIDIA's hook program, so either can be named in
+//! a CDI file:
 //!
 //! - `create-symlinks --link TARGET::LINK …` makes the names under which libraries are asked for;
-//! - `update-ldcache --folder FOLDER …` enters the folders' libraries into the loader's cache ([`loader`]);
-//! - `enable-cuda-compat --host-driver-version VERSION --folder FOLDER` lets an image's newer libraries of CUDA win ([`compat`]);
+//! - `update-ldcache --folder FOLDER …` enters the folders' libraries into the loader's cache
+//!   ([`loader`]);
+//! - `enable-cuda-compat --host-driver-version VERSION --folder FOLDER` lets an image's newer
+//!   libraries of CUDA win ([`compat`]);
 //! - `update-application-profile` restricts EGL and Vulkan to the container's GPUs ([`profile`]);
-//! - `disable-device-node-modification` keeps the driver's libraries from making or changing device nodes ([`device_files`]).
+//! - `disable-device-node-modification` keeps the driver's libraries from making or changing device
+//!   nodes ([`device_files`]).
 //!
-//! It runs as root on the host with files of an unchecked image. Hence: nothing of the image is ever executed;
-//! every path is resolved by the kernel with the container's root as its end ([`rootfs`]), so that no link leads out; nothing
-//! is written to a volume of the pod; and the program is static, so that `LD_PRELOAD` of an image cannot reach it.
+//! It runs as root on the host with files of an unchecked image, before the container is confined.
+//! Hence: nothing of the image is ever executed; every path is resolved by the kernel with the
+//! container's root as its end ([`rootfs`]), so that no link leads out; a path of the image enters
+//! no mount, so that nothing of `/proc` or of a volume is copied and no volume is changed; and the
+//! program is static, so that `LD_PRELOAD` of an image cannot reach it. The rules and their tests
+//! are in `docs/adr/0001-driver-libraries-without-the-toolkit.md`.
 
 mod args;
 mod bundle;
 mod compat;
 mod device_files;
 mod error;
+mod ld_config;
 mod ldcache;
 mod loader;
 mod profile;
@@ -28,10 +36,13 @@ mod symlinks;
 use std::io::Write;
 use std::process::ExitCode;
 
-use args::Command;
+use args::{Command, InRoot};
+use bundle::State;
 use error::HookError;
 
 fn main() -> ExitCode {
+    // The runtime's umask is not the image's affair: folders and files get the modes given here.
+    rustix::process::umask(rustix::fs::Mode::empty());
     match run(std::env::args().skip(1)) {
         Ok(text) => {
             // Only `--help` and `--version` have something to say; a closed stdout is no failure.
@@ -40,25 +51,32 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             // The runtime puts this into the pod's event.
-            let _ = writeln!(std::io::stderr(), "divvy-cdi-hook: {}", error::chain(&error));
+            let _ = writeln!(
+                std::io::stderr(),
+                "divvy-cdi-hook: {}",
+                error::chain(&error)
+            );
             ExitCode::FAILURE
         }
     }
 }
 
+/// Runs a call and returns the text to print.
 fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
-    let command = args::parse(arguments)?;
-    if let Command::Show(text) = command {
-        return Ok(text.to_owned());
-    }
-    let root = bundle::open_root(std::io::stdin().lock())?;
+    let command = match args::parse(arguments)? {
+        Command::Show(text) => return Ok(text.to_owned()),
+        Command::InRoot(command) => command,
+    };
+    let root = State::read(std::io::stdin().lock())?.open_root()?;
     match command {
-        Command::CreateSymlinks(links) => symlinks::create(&root, &links)?,
-        Command::UpdateLdCache(folders) => loader::update(&root, &folders)?,
-        Command::EnableCudaCompat { host_driver, folder } => compat::enable(&root, &host_driver, &folder)?,
-        Command::UpdateApplicationProfile => profile::update(&root)?,
-        Command::DisableDeviceNodeModification => device_files::disable_modification(&root)?,
-        Command::Show(_) => {}
+        InRoot::CreateSymlinks(links) => symlinks::create(&root, &links)?,
+        InRoot::UpdateLdCache(folders) => loader::update(&root, &folders)?,
+        InRoot::EnableCudaCompat {
+            host_driver,
+            folder,
+        } => compat::enable(&root, &host_driver, &folder)?,
+        InRoot::UpdateApplicationProfile => profile::update(&root)?,
+        InRoot::DisableDeviceNodeModification => device_files::disable_modification(&root)?,
     }
     Ok(String::new())
 }

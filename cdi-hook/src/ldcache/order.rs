@@ -2,7 +2,8 @@
 
 use std::cmp::Ordering;
 
-/// Compares names as the loader does: runs of digits as numbers, digits above everything else, the rest byte by byte.
+/// Compares names as the loader does: runs of digits as numbers, digits above everything else, the
+/// rest byte by byte.
 pub(super) fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let (mut a, mut b) = (a, b);
     loop {
@@ -33,11 +34,13 @@ pub(super) fn compare(a: &[u8], b: &[u8]) -> Ordering {
     }
 }
 
-/// The number at the front, and what follows. Wraps like the loader's on numbers that no library has.
+/// Splits off the number at the front. Wraps like the loader's on numbers that no library
+/// has.
 fn number(text: &[u8]) -> (i32, &[u8]) {
     let length = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let (digits, rest) = text.split_at(length);
-    let value =
-        digits.iter().fold(0i32, |sum, digit| sum.wrapping_mul(10).wrapping_add(i32::from(digit - b'0')));
+    let value = digits.iter().fold(0i32, |sum, digit| {
+        sum.wrapping_mul(10).wrapping_add(i32::from(digit - b'0'))
+    });
     (value, rest)
 }

@@ -2,15 +2,19 @@
 
 use super::{Cache, ENTRY, EXTENSION_MAGIC, HEADER, MAGIC, MOST_BYTES, TAG_GENERATOR, TAG_HWCAPS};
 
-/// In the header's flags: what follows is in this machine's order.
+/// Flag in the header: the file is in this machine's byte order.
 const BYTE_ORDER: u8 = if cfg!(target_endian = "little") { 2 } else { 3 };
-/// `ldconfig -p` shows it.
+/// Name of the program that wrote the file, which `ldconfig -p` shows.
 const GENERATOR: &[u8] = b"divvy-cdi-hook";
 
 impl Cache<'_> {
-    /// The file's bytes; `None` if there would be too many.
+    /// Returns the file's bytes; `None` if there would be too many.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
-        let mut strings = Strings { at: HEADER + ENTRY * self.entries.len(), bytes: Vec::new() };
+        // Strings come behind the table, so their offsets are known while the table is written.
+        let mut strings = Strings {
+            at: HEADER + ENTRY * self.entries.len(),
+            bytes: Vec::new(),
+        };
         let mut table = Vec::with_capacity(ENTRY * self.entries.len());
         for entry in &self.entries {
             table.extend(entry.flags.to_ne_bytes());
@@ -19,10 +23,16 @@ impl Cache<'_> {
             table.extend(entry.os_version.to_ne_bytes());
             table.extend(entry.hwcap.to_ne_bytes());
         }
-        let hwcaps = self.hwcaps.iter().map(|name| strings.add(name)).collect::<Option<Vec<u32>>>()?;
+        let hwcaps = self
+            .hwcaps
+            .iter()
+            .map(|name| strings.add(name))
+            .collect::<Option<Vec<u32>>>()?;
         let strings_length = u32::try_from(strings.bytes.len()).ok()?;
         let extension_at = (strings.at + strings.bytes.len()).next_multiple_of(4);
 
+        // The header: magic, number of entries, length of the strings, byte order and padding,
+        // offset of the extension, three unused words.
         let mut file = MAGIC.to_vec();
         file.extend(u32::try_from(self.entries.len()).ok()?.to_ne_bytes());
         file.extend(strings_length.to_ne_bytes());
@@ -44,8 +54,10 @@ fn extension(file: &mut Vec<u8>, hwcaps: &[u32]) -> Option<()> {
     let generator_at = hwcaps_at + 4 * hwcaps.len();
     file.extend(EXTENSION_MAGIC.to_ne_bytes());
     file.extend(2u32.to_ne_bytes());
-    let sections =
-        [(TAG_GENERATOR, generator_at, GENERATOR.len()), (TAG_HWCAPS, hwcaps_at, 4 * hwcaps.len())];
+    let sections = [
+        (TAG_GENERATOR, generator_at, GENERATOR.len()),
+        (TAG_HWCAPS, hwcaps_at, 4 * hwcaps.len()),
+    ];
     for (tag, at, size) in sections {
         for number in [tag, 0, u32::try_from(at).ok()?, u32::try_from(size).ok()?] {
             file.extend(number.to_ne_bytes());
@@ -57,7 +69,7 @@ fn extension(file: &mut Vec<u8>, hwcaps: &[u32]) -> Option<()> {
 }
 
 struct Strings {
-    /// Where they begin in the file.
+    /// Offset of the strings in the file.
     at: usize,
     bytes: Vec<u8>,
 }

@@ -1,11 +1,14 @@
 //! A bundle in a temporary folder, and calls of the program on it.
-#![expect(clippy::unwrap_used, reason = "only tests call it; clippy sees helpers of a test as ordinary code")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "only tests call it; clippy sees helpers of a test as ordinary code"
+)]
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What a finished process said.
+/// Outcome of a finished process.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) success: bool,
@@ -16,7 +19,11 @@ pub(crate) struct Outcome {
 impl Outcome {
     fn of(output: std::process::Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Self { success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        Self {
+            success: output.status.success(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
     }
 
     #[track_caller]
@@ -39,10 +46,16 @@ impl Container {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs_err::create_dir(dir.path().join("rootfs")).unwrap();
-        fs_err::write(dir.path().join("config.json"), br#"{"ociVersion":"1.2.0","root":{"path":"rootfs"}}"#)
-            .unwrap();
-        fs_err::write(dir.path().join("state.json"), format!(r#"{{"bundle":"{}"}}"#, dir.path().display()))
-            .unwrap();
+        fs_err::write(
+            dir.path().join("config.json"),
+            br#"{"ociVersion":"1.2.0","root":{"path":"rootfs"}}"#,
+        )
+        .unwrap();
+        fs_err::write(
+            dir.path().join("state.json"),
+            format!(r#"{{"bundle":"{}"}}"#, dir.path().display()),
+        )
+        .unwrap();
         Self { dir }
     }
 
@@ -51,7 +64,10 @@ impl Container {
     }
 
     pub(crate) fn path(&self, path: &str) -> PathBuf {
-        self.dir.path().join("rootfs").join(path.trim_start_matches('/'))
+        self.dir
+            .path()
+            .join("rootfs")
+            .join(path.trim_start_matches('/'))
     }
 
     pub(crate) fn write(&self, path: &str, bytes: &[u8]) {
@@ -69,25 +85,38 @@ impl Container {
     }
 
     pub(crate) fn read_link(&self, path: &str) -> String {
-        fs_err::read_link(self.path(path)).unwrap().to_str().unwrap().to_owned()
+        fs_err::read_link(self.path(path))
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
     }
 
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs_err::read_dir(self.path(path)).unwrap();
-        let mut names: Vec<_> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {
-        run_with(arguments, &fs_err::read_to_string(self.dir.path().join("state.json")).unwrap())
+        run_with(
+            arguments,
+            &fs_err::read_to_string(self.dir.path().join("state.json")).unwrap(),
+        )
     }
 
-    /// The call as a shell command.
+    /// Returns the call as a shell command.
     pub(crate) fn command_line(&self, arguments: &[&str]) -> String {
         let state = self.dir.path().join("state.json");
-        format!("{} {} <{}", env!("CARGO_BIN_EXE_divvy-cdi-hook"), arguments.join(" "), state.display())
+        format!(
+            "{} {} <{}",
+            env!("CARGO_BIN_EXE_divvy-cdi-hook"),
+            arguments.join(" "),
+            state.display()
+        )
     }
 }
 
@@ -99,15 +128,33 @@ pub(crate) fn run_with(arguments: &[&str], state: &str) -> Outcome {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(state.as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(state.as_bytes())
+        .unwrap();
     Outcome::of(child.wait_with_output().unwrap())
 }
 
-pub(crate) fn sh(line: &str) -> Outcome {
-    Outcome::of(Command::new("sh").args(["-c", line]).stdin(Stdio::null()).output().unwrap())
+/// Sets the permission bits of a file.
+pub(crate) fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs_err::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Some machines forbid user namespaces; what needs one says that it was skipped.
+/// Runs a line in a shell.
+pub(crate) fn sh(line: &str) -> Outcome {
+    Outcome::of(
+        Command::new("sh")
+            .args(["-c", line])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap(),
+    )
+}
+
+/// Returns `true` if this machine allows user namespaces. If not, it says that the test was skipped.
 pub(crate) fn namespaces_allowed() -> bool {
     let allowed = sh("unshare -Urm true").success;
     if !allowed {
@@ -116,8 +163,11 @@ pub(crate) fn namespaces_allowed() -> bool {
     allowed
 }
 
-/// Says so in the test's output.
-#[expect(clippy::print_stderr, reason = "a test that cannot run here must not look like one that ran")]
+/// Prints why a test was skipped.
+#[expect(
+    clippy::print_stderr,
+    reason = "a test that cannot run here must not look like one that ran"
+)]
 pub(crate) fn skipped(why: &str) {
     eprintln!("skipped: {why}");
 }

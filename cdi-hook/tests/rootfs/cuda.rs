@@ -1,35 +1,70 @@
-//! What an image's programs find besides the host's libraries.
+//! Libraries and settings that an image's programs find besides the host's libraries.
 
 use super::common::Container;
 use super::{LIB, LINKS, UPDATE, with_driver};
 use divvy_host::fixture::minimal_library;
 
-pub(crate) const COMPAT: [&str; 5] =
-    ["enable-cuda-compat", "--host-driver-version", "580.95.05", "--folder", LIB];
+pub(crate) const COMPAT: [&str; 5] = [
+    "enable-cuda-compat",
+    "--host-driver-version",
+    "580.95.05",
+    "--folder",
+    LIB,
+];
 
-/// An image of CUDA with the compatibility libraries of this driver, as NVIDIA's packages install them.
+/// Makes an image of CUDA with the compatibility libraries of this driver, as NVIDIA's packages install
+/// them.
 fn with_compat(version: &str) -> Container {
     let container = with_driver();
     container.link("/usr/local/cuda", "cuda-13.1");
-    for (file, soname) in [("libcuda.so", "libcuda.so.1"), ("libnvidia-nvvm70.so", "libnvidia-nvvm70.so.4")] {
+    for (file, soname) in [
+        ("libcuda.so", "libcuda.so.1"),
+        ("libnvidia-nvvm70.so", "libnvidia-nvvm70.so.4"),
+    ] {
         let real = format!("/usr/local/cuda-13.1/compat/{file}.{version}");
         container.write(&real, &minimal_library(soname));
-        container.link(&format!("/usr/local/cuda-13.1/compat/{soname}"), &format!("{file}.{version}"));
+        container.link(
+            &format!("/usr/local/cuda-13.1/compat/{soname}"),
+            &format!("{file}.{version}"),
+        );
     }
     container.run(&LINKS).ok();
     container
 }
 
 #[test]
-fn an_images_newer_libraries_of_cuda_win_under_every_name_and_older_ones_do_not() {
+fn only_newer_libraries_of_cuda_win_and_under_every_name() {
     let container = with_compat("590.44.01");
+    for other in ["README", "nvidia-smi", "libx.a"] {
+        container.write(&format!("/usr/local/cuda-13.1/compat/{other}"), b"");
+    }
     container.run(&COMPAT).ok();
-    for name in ["libcuda.so.1", "libcuda.so.590.44.01", "libnvidia-nvvm70.so.4"] {
+    // Only libraries get a name in the folder.
+    assert_eq!(
+        container.names(LIB),
+        [
+            "libcuda.so",
+            "libcuda.so.1",
+            "libcuda.so.580.95.05",
+            "libcuda.so.590.44.01",
+            "libnvidia-nvvm70.so.4",
+            "libnvidia-nvvm70.so.590.44.01",
+        ]
+    );
+    for name in [
+        "libcuda.so.1",
+        "libcuda.so.590.44.01",
+        "libnvidia-nvvm70.so.4",
+    ] {
         let target = format!("/usr/local/cuda/compat/{name}");
         assert_eq!(container.read_link(&format!("{LIB}/{name}")), target);
     }
-    // A name that leads to another leads to the image's, too; the cache has what only the image brings.
-    assert_eq!(container.read_link(&format!("{LIB}/libcuda.so")), "libcuda.so.1");
+    // A name that leads to another leads to the image's, too; the cache has what only the image
+    // brings.
+    assert_eq!(
+        container.read_link(&format!("{LIB}/libcuda.so")),
+        "libcuda.so.1"
+    );
     container.run(&UPDATE).ok();
     let cache = fs_err::read(container.path("/etc/ld.so.cache")).unwrap();
     assert!(String::from_utf8_lossy(&cache).contains("/lib64/libnvidia-nvvm70.so.4\0"));
@@ -43,7 +78,7 @@ fn an_images_newer_libraries_of_cuda_win_under_every_name_and_older_ones_do_not(
 }
 
 #[test]
-fn compatibility_libraries_of_which_it_is_not_clear_what_they_are_are_left_alone() {
+fn ambiguous_compatibility_libraries_are_left_alone() {
     let two = with_compat("590.44.01");
     two.write("/usr/local/cuda-13.1/compat/libcuda.so.595.1.2", b"");
     let odd = with_compat("newest.1");
@@ -52,12 +87,19 @@ fn compatibility_libraries_of_which_it_is_not_clear_what_they_are_are_left_alone
     file.write("/usr/local/cuda/compat", b"no folder");
     for container in [two, odd, file] {
         container.run(&COMPAT).ok();
-        assert_eq!(container.read_link(&format!("{LIB}/libcuda.so.1")), "libcuda.so.580.95.05");
+        assert_eq!(
+            container.read_link(&format!("{LIB}/libcuda.so.1")),
+            "libcuda.so.580.95.05"
+        );
     }
     let none = Container::new();
     none.write("/usr/local/cuda/compat/libcuda.so.590.44.01", b"");
     none.run(&COMPAT).ok();
-    assert_eq!(none.names("/usr/local"), ["cuda"], "there is no driver to win over");
+    assert_eq!(
+        none.names("/usr/local"),
+        ["cuda"],
+        "there is no driver to win over"
+    );
 }
 
 #[test]
