@@ -1,5 +1,6 @@
-//! Compiles the protocol files with a compiler written in Rust, so that no `protoc` has to be installed.
-//! Each file gets an output folder of its own: the wire packages of two kubelet protocols are both called `v1`.
+//! Compiles the protocol files with a compiler written in Rust, so that no `protoc` has to be
+//! installed. Each file gets an output folder of its own: the wire packages of two kubelet
+//! protocols are both called `v1`.
 
 use std::path::PathBuf;
 use std::{env, error::Error};

@@ -13,8 +13,8 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::runtime::Handle;
 
-use crate::claim::current;
-use crate::claim_fetch::ClaimFetcher;
+use crate::claims::claim::current;
+use crate::claims::fetch::ClaimFetcher;
 
 /// Looks claims up for the executor's threads.
 pub(crate) struct KubeClaims {
@@ -32,6 +32,7 @@ pub(crate) struct KubeClaims {
 
 impl ClaimsApi for KubeClaims {
     fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup {
+        // The executor's deadlines are times since boot; tokio's timers have a clock of their own.
         let left = until.saturating_sub(SystemClock.now());
         if let Some(claim) = name {
             return match self.fetcher.look(claim, left) {
@@ -40,7 +41,10 @@ impl ClaimsApi for KubeClaims {
             };
         }
         // The executor's threads are blocking ones, so this holds up no other claim.
-        match self.runtime.block_on(tokio::time::timeout(left, self.list())) {
+        match self
+            .runtime
+            .block_on(tokio::time::timeout(left, self.list()))
+        {
             Ok(Ok(all)) => {
                 let is = |c: &ResourceClaim| c.metadata.uid.as_deref() == Some(uid.as_str());
                 self.judge(uid, all.into_iter().find(is))
@@ -55,7 +59,10 @@ impl ClaimsApi for KubeClaims {
         let slices = Api::<ResourceSlice>::all(self.client.clone());
         let selected = ListParams::default().fields(&ours);
         let slices = self.ask(async { Ok(slices.list(&selected).await?.items) })?;
-        let devices = slices.into_iter().filter_map(|slice| slice.spec.devices).flatten();
+        let devices = slices
+            .into_iter()
+            .filter_map(|slice| slice.spec.devices)
+            .flatten();
         let number = |device: Device| {
             let gpu = device.attributes?.remove(attributes::GPU_UUID)?.string?;
             Some((number(&device.name)?, gpu.parse().ok()?))
@@ -65,9 +72,14 @@ impl ClaimsApi for KubeClaims {
 
     fn allocated_numbers(&self) -> Result<Vec<u32>, String> {
         let claims = self.ask(self.list())?;
+        // Asked only for a file that is lost or damaged, so this is the place to count it.
         self.numbers_lost.inc();
-        let results = claims.into_iter().filter_map(|c| c.status?.allocation?.devices?.results).flatten();
-        let ours = results.filter(|result| result.driver == self.driver && result.pool == self.pool);
+        let results = claims
+            .into_iter()
+            .filter_map(|c| c.status?.allocation?.devices?.results)
+            .flatten();
+        let ours =
+            results.filter(|result| result.driver == self.driver && result.pool == self.pool);
         Ok(ours.filter_map(|result| number(&result.device)).collect())
     }
 }
@@ -80,11 +92,14 @@ fn number(device: &str) -> Option<u32> {
 impl KubeClaims {
     /// Waits for an answer as one of the executor's threads.
     fn ask<T>(&self, question: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
-        self.runtime.block_on(question).map_err(|error| crate::chain(&error))
+        self.runtime
+            .block_on(question)
+            .map_err(|error| crate::chain(&error))
     }
 
     fn judge(&self, uid: &ClaimUid, found: Option<ResourceClaim>) -> Lookup {
         match found.and_then(|object| self.ours(object)) {
+            // The UID decides, since a name may have been given to another claim.
             Some((is, claim)) if is == *uid => Lookup::Found(Box::new(claim)),
             // Deleted, made again under the same name, or deallocated.
             _ => Lookup::Gone,
@@ -94,14 +109,21 @@ impl KubeClaims {
     /// An allocated claim with those of its devices that are ours and on this node.
     pub(crate) fn ours(&self, object: ResourceClaim) -> Option<(ClaimUid, Claim)> {
         let mut claim = current(object, &self.driver)?;
-        claim.allocation.results.retain(|result| result.pool == self.pool);
+        claim
+            .allocation
+            .results
+            .retain(|result| result.pool == self.pool);
         Some((claim.uid.clone(), claim))
     }
 
-    /// All claims of the cluster, only asked for when something is wrong. As they are now, not as a cache of the API
-    /// server has them: a live claim that is missing there would count as gone.
+    /// All claims of the cluster, only asked for when something is wrong. They are as of now, not
+    /// as of a cache of the API server has them: a live claim that is missing there would count as
+    /// gone.
     pub(crate) async fn list(&self) -> Result<Vec<ResourceClaim>, kube::Error> {
-        Ok(Api::<ResourceClaim>::all(self.client.clone()).list(&ListParams::default()).await?.items)
+        Ok(Api::<ResourceClaim>::all(self.client.clone())
+            .list(&ListParams::default())
+            .await?
+            .items)
     }
 }
 
@@ -111,14 +133,17 @@ mod tests {
     use divvy_fake_cluster::{FakeApi, Fault};
 
     use super::*;
-    use crate::claim_fetch::Connect;
+    use crate::claims::fetch::Connect;
 
     #[tokio::test]
-    async fn a_claim_that_a_lagging_cache_of_the_server_does_not_have_yet_is_not_gone() {
+    async fn a_claim_that_a_lagging_cache_does_not_have_is_not_gone() {
         let (api, driver) = (FakeApi::new(), "gpu.divvy.dev");
         let client = api.client();
         let claims = Arc::new(KubeClaims {
-            fetcher: Arc::new(ClaimFetcher::new(Connect::Shared(client.clone()), Duration::from_secs(10))),
+            fetcher: Arc::new(ClaimFetcher::new(
+                Connect::Shared(client.clone()),
+                Duration::from_secs(10),
+            )),
             client,
             driver: driver.to_owned(),
             node: "n1".to_owned(),
@@ -128,9 +153,15 @@ mod tests {
         });
         api.freeze_cache(true);
         let results = vec![mk_result("gpu", driver, "n1/divvy", "gpu-0")];
-        let stored = api.put(&allocated(mk_claim("default", "c", driver, 1), results)).unwrap();
+        let stored = api
+            .put(&allocated(mk_claim("default", "c", driver, 1), results))
+            .unwrap();
         let uid: ClaimUid = stored.metadata.uid.unwrap().parse().unwrap();
-        let named = ClaimRef { uid: uid.clone(), namespace: "default".to_owned(), name: "c".to_owned() };
+        let named = ClaimRef {
+            uid: uid.clone(),
+            namespace: "default".to_owned(),
+            name: "c".to_owned(),
+        };
         let look = move |name: Option<ClaimRef>| {
             let (claims, uid) = (claims.clone(), uid.clone());
             let until = SystemClock.now() + Duration::from_secs(10);
@@ -147,7 +178,10 @@ mod tests {
         let api = FakeApi::new();
         let client = api.client();
         let claims = KubeClaims {
-            fetcher: Arc::new(ClaimFetcher::new(Connect::Shared(client.clone()), Duration::from_hours(1))),
+            fetcher: Arc::new(ClaimFetcher::new(
+                Connect::Shared(client.clone()),
+                Duration::from_hours(1),
+            )),
             client,
             driver: "gpu.divvy.dev".to_owned(),
             node: "n1".to_owned(),
@@ -157,10 +191,17 @@ mod tests {
         };
         api.fail_next(10, "get", "resourceclaims", Fault::Hang);
         let uid: ClaimUid = "uid-c".parse().unwrap();
-        let named = ClaimRef { uid: uid.clone(), namespace: "default".to_owned(), name: "c".to_owned() };
+        let named = ClaimRef {
+            uid: uid.clone(),
+            namespace: "default".to_owned(),
+            name: "c".to_owned(),
+        };
         let until = SystemClock.now() + Duration::from_millis(100);
         let found = tokio::task::spawn_blocking(move || claims.look_up(&uid, Some(&named), until));
-        let found = tokio::time::timeout(Duration::from_mins(1), found).await.unwrap().unwrap();
+        let found = tokio::time::timeout(Duration::from_mins(1), found)
+            .await
+            .unwrap()
+            .unwrap();
         assert!(matches!(found, Lookup::Unknown(_)), "{found:?}");
     }
 }

@@ -1,31 +1,34 @@
-//! What containers need, as CDI edits: the driver's files and control nodes (the same for all, found once and looked
-//! at again now and then), and the nodes of one GPU.
+//! The needs of containers, as CDI edits: the driver's files and control nodes (the same for all,
+//! found once and looked at again now and then), and the nodes of one GPU.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use divvy_api::names;
 use divvy_cdi::{CommonEdits, ContainerEdits};
-use divvy_claims::{Attributes, RecordedDevice, StepState};
+use divvy_claims::{Attributes, RecordedDevice};
 use divvy_executor::{DeviceEdits, EditsError};
-use divvy_host::{ControlNodes, DeviceNodes, Driver, DriverRoot, GpuNodes, HostRoot, LibraryDelivery};
+use divvy_host::{
+    ControlNodes, DeviceNodes, Driver, DriverRoot, GpuNodes, HostRoot, LibraryDelivery,
+};
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Gpu, HoldKind, Inventory, PciAddress};
+use divvy_model::{Gpu, Inventory, PciAddress, Place, Target};
 
 /// Where the driver's files are looked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DriverAt {
-    /// As this process sees it.
+    /// The folder as this process sees it.
     pub(crate) seen: Option<PathBuf>,
-    /// As the host names it.
+    /// The folder as the host names it.
     pub(crate) host: Option<PathBuf>,
 }
 
 impl DriverAt {
-    /// The driver; one folder given stands for both views, none for the folders known to hold drivers.
+    /// Finds the driver; one folder given stands for both views, none for the folders known to hold
+    /// drivers.
     pub(crate) fn find(&self, host: &HostRoot) -> Result<Driver, divvy_host::DriverRootError> {
         match (&self.seen, &self.host) {
             (Some(seen), named) => {
@@ -44,19 +47,20 @@ pub(crate) struct HostEdits {
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
     common: Mutex<Option<Common>>,
-    /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding them takes a dozen
-    /// looks into sysfs.
+    /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding
+    /// them takes a dozen looks into sysfs.
     gpu_nodes: Mutex<BTreeMap<(u32, PciAddress), GpuNodes>>,
     /// Held while files are listed for a claim; when that last failed, and why.
     failed: Mutex<Option<(Instant, String)>>,
-    /// Whether it was logged that nodes cannot be made.
+    /// `true` once it was logged that nodes cannot be made.
     no_nodes: AtomicBool,
-    /// Whether `nvidia-uvm` was loaded, or that was tried. Once for each load of the driver: an admin who unloads modules would not
-    /// get far otherwise.
+    /// `true` once `nvidia-uvm` was loaded, or that was tried, for each load of the driver: an
+    /// admin who unloads modules would not get far otherwise.
     uvm_loaded: AtomicBool,
 }
 
-/// Listing a driver's files takes a while, and prepares that wait for them ask several times a second, with locks held.
+/// Listing a driver's files takes a while, and prepares that wait for them ask several times a
+/// second, with locks held.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 
 struct Common {
@@ -66,21 +70,48 @@ struct Common {
 }
 
 impl HostEdits {
-    pub(crate) fn new(host: HostRoot, at: DriverAt, nodes: DeviceNodes, delivery: LibraryDelivery) -> Self {
+    pub(crate) fn new(
+        host: HostRoot,
+        at: DriverAt,
+        nodes: DeviceNodes,
+        delivery: LibraryDelivery,
+    ) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (no_nodes, uvm_loaded) = (AtomicBool::default(), AtomicBool::default());
-        Self { host, at, nodes, delivery, common, gpu_nodes, failed, no_nodes, uvm_loaded }
+        Self {
+            host,
+            at,
+            nodes,
+            delivery,
+            common,
+            gpu_nodes,
+            failed,
+            no_nodes,
+            uvm_loaded,
+        }
     }
 
-    /// Looks whether the driver is still the one known, and lists its files again if not (`thorough`: in any case).
-    /// Whether anything that containers get has changed; the first time does not count.
+    /// Looks whether the driver is still the one known, and lists its files again if not
+    /// (`thorough`: in any case). Returns whether anything that containers get has changed; the
+    /// first time does not count.
+    ///
+    /// After a failure no files are known. The files of before may be gone, as in the middle of an
+    /// upgrade: a claim that is prepared with them would only fail later, in the runtime.
     pub(crate) fn refresh(&self, thorough: bool) -> Result<bool, EditsError> {
-        self.known_nodes().clear();
-        let driver = self.at.find(&self.host).map_err(|e| {
-            // Mounts of files that are gone would only fail later, at container creation.
+        let refreshed = self.look(thorough);
+        if refreshed.is_err() {
             *self.lock() = None;
-            edits_error("the NVIDIA driver's files were not found", e)
-        })?;
+        }
+        refreshed
+    }
+
+    fn look(&self, thorough: bool) -> Result<bool, EditsError> {
+        // Another driver may number devices differently: minor numbers are looked up again.
+        self.known_nodes().clear();
+        let driver = self
+            .at
+            .find(&self.host)
+            .map_err(|e| edits_error("the NVIDIA driver's files were not found", e))?;
         let control = self.control()?;
         let same = |known: &Common| known.driver == driver && known.control == control;
         if !thorough && self.lock().as_ref().is_some_and(same) {
@@ -89,11 +120,16 @@ impl HostEdits {
         let edits = CommonEdits::new(self.list(&driver, &control)?)
             .map_err(|e| edits_error("the NVIDIA driver's files cannot be expressed in CDI", e))?;
         let edits = Arc::new(edits);
-        let before = self.lock().replace(Common { driver, control, edits: edits.clone() });
+        let before = self.lock().replace(Common {
+            driver,
+            control,
+            edits: edits.clone(),
+        });
         Ok(before.is_some_and(|before| before.edits.edits() != edits.edits()))
     }
 
-    /// The control nodes. CUDA needs `nvidia-uvm`, and on a host without a udev rule for it nothing loads that after a boot.
+    /// Returns the control nodes. CUDA needs `nvidia-uvm`, and on a host without a udev rule for it
+    /// nothing loads that after a boot.
     fn control(&self) -> Result<ControlNodes, EditsError> {
         const UVM: &str = "nvidia-uvm";
         let look = || {
@@ -101,10 +137,13 @@ impl HostEdits {
                 .map_err(|e| edits_error("the driver's control nodes cannot be determined", e))
         };
         let control = look()?;
-        let lacks_uvm = control.missing.iter().any(|node| node.needed && node.module == UVM);
+        let lacks_uvm = control
+            .missing
+            .iter()
+            .any(|node| node.needed && node.module == UVM);
         // It would bring the main module with it, which may be away on purpose.
         if !matches!(divvy_host::nvidia_module(&self.host), Ok(Some(_))) {
-            // What loads the driver again, as after an upgrade, may not load this module.
+            // A program that loads the driver again, as after an upgrade, may not load this module.
             self.uvm_loaded.store(false, Ordering::Relaxed);
             return Ok(control);
         }
@@ -118,23 +157,33 @@ impl HostEdits {
         look()
     }
 
-    /// Whether containers can get the driver; cheap while they can.
+    /// Checks that containers can get the driver; cheap while they can.
     pub(crate) fn check(&self) -> Result<(), EditsError> {
-        if self.lock().is_some() { Ok(()) } else { self.list_once() }
+        if self.lock().is_some() {
+            Ok(())
+        } else {
+            self.list_once()
+        }
     }
 
     /// Lists the driver's files if they are not known; not again within a second after that failed.
     fn list_once(&self) -> Result<(), EditsError> {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = crate::lock(&self.failed);
         // Another claim's thread has listed them meanwhile, or the keeper has.
         if self.lock().is_some() {
             return Ok(());
         }
         if let Some((_, what)) = failed.as_ref().filter(|(at, _)| at.elapsed() < LIST_AGAIN) {
-            return Err(EditsError { what: what.clone(), source: None });
+            return Err(EditsError {
+                what: what.clone(),
+                source: None,
+            });
         }
         let listed = self.refresh(true);
-        *failed = listed.as_ref().err().map(|error| (Instant::now(), crate::chain(error)));
+        *failed = listed
+            .as_ref()
+            .err()
+            .map(|error| (Instant::now(), crate::chain(error)));
         listed.map(drop)
     }
 
@@ -148,11 +197,12 @@ impl HostEdits {
             );
             return Err(EditsError { what, source: None });
         }
+        // After the check for missing ones: of a driver that is only half loaded nothing is made.
         self.make_nodes(&control.nodes);
         Ok(divvy_host::driver_edits(&files, control, &self.delivery))
     }
 
-    /// Most pods do without the host's nodes, so that failing is no error.
+    /// Makes device nodes on the host. Most pods do without them, so that failing is no error.
     fn make_nodes<'a>(&self, wanted: impl IntoIterator<Item = &'a divvy_host::DeviceNode>) {
         match divvy_host::make_nodes(&self.host, &self.nodes, wanted) {
             Ok(made) if made.is_empty() => {}
@@ -166,22 +216,27 @@ impl HostEdits {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Common>> {
-        self.common.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::lock(&self.common)
     }
 
     fn known_nodes(&self) -> MutexGuard<'_, BTreeMap<(u32, PciAddress), GpuNodes>> {
-        self.gpu_nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::lock(&self.gpu_nodes)
     }
 
     fn nodes_of(&self, gpu: &Gpu, minor: u32) -> Result<GpuNodes, EditsError> {
         let pci = gpu.facts.pci_address;
-        // Held while they are looked for, so that what was seen before a refresh is not kept after it.
+        // Held while they are looked for, so that what was seen before a refresh is not kept after
+        // it.
         let mut known = self.known_nodes();
         if let Some(nodes) = known.get(&(minor, pci)) {
             return Ok(nodes.clone());
         }
-        let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, pci)
-            .map_err(|e| edits_error(&format!("the device nodes of {} are unknown", gpu.facts.uuid), e))?;
+        let nodes = divvy_host::gpu_nodes(&self.host, &self.nodes, minor, pci).map_err(|e| {
+            edits_error(
+                &format!("the device nodes of {} are unknown", gpu.facts.uuid),
+                e,
+            )
+        })?;
         self.make_nodes([&nodes.main]);
         known.insert((minor, pci), nodes.clone());
         Ok(nodes)
@@ -189,65 +244,107 @@ impl HostEdits {
 }
 
 impl DeviceEdits for HostEdits {
+    /// Returns what all containers get. The files are looked at each time: between two rounds of
+    /// [`HostEdits::refresh`] a driver may be replaced.
     fn common(&self) -> Result<Arc<CommonEdits>, EditsError> {
-        if let Some(common) = self.lock().as_ref() {
-            return Ok(common.edits.clone());
+        let known = self
+            .lock()
+            .as_ref()
+            .map(|common| (common.edits.clone(), common.driver.root.clone()));
+        if let Some((edits, root)) = known {
+            if self.are_there(&edits, &root) {
+                return Ok(edits);
+            }
+            // Another thread may have listed the files of the next driver meanwhile.
+            let mut common = self.lock();
+            if common
+                .as_ref()
+                .is_some_and(|now| Arc::ptr_eq(&now.edits, &edits))
+            {
+                *common = None;
+            }
         }
         self.list_once()?;
         match self.lock().as_ref() {
             Some(common) => Ok(common.edits.clone()),
             // Another thread found the driver gone just now.
-            None => {
-                Err(EditsError { what: "the NVIDIA driver's files were not found".to_owned(), source: None })
-            }
+            None => Err(EditsError {
+                what: "the NVIDIA driver's files were not found".to_owned(),
+                source: None,
+            }),
         }
     }
 
-    fn device(
-        &self,
-        gpu: &Gpu,
-        device: &RecordedDevice,
-        steps: &[StepState],
-    ) -> Result<ContainerEdits, EditsError> {
+    fn device(&self, gpu: &Gpu, device: &RecordedDevice) -> Result<ContainerEdits, EditsError> {
         let facts = &gpu.facts;
         let minor = facts.minor.ok_or_else(|| EditsError {
-            what: format!("{} has no minor number, so its device node is unknown (is this WSL?)", facts.uuid),
+            what: format!(
+                "{} has no minor number, so its device node is unknown (is this WSL?)",
+                facts.uuid
+            ),
             source: None,
         })?;
         let nodes = self.nodes_of(gpu, minor)?;
-        let mut edits = match device.kind {
-            HoldKind::Whole | HoldKind::Share | HoldKind::Admin => divvy_host::gpu_edits(&nodes),
-            HoldKind::Partition { profile, .. } => {
-                let profile = gpu.mig.as_ref().and_then(|mig| mig.capabilities.profile(profile));
-                let graphics = profile.is_some_and(|found| found.variant() == ProfileVariant::Graphics);
-                self.partition(&nodes, minor, (device, steps), graphics)?
+        let mut edits = match device.target {
+            Target::Gpu => divvy_host::gpu_edits(&nodes),
+            Target::Partition(Place { profile, .. }) => {
+                let profile = gpu
+                    .mig
+                    .as_ref()
+                    .and_then(|mig| mig.capabilities.profile(profile));
+                let graphics =
+                    profile.is_some_and(|found| found.variant() == ProfileVariant::Graphics);
+                self.partition(&nodes, minor, device, graphics)?
             }
         };
-        edits.device_nodes.extend(self.extra_nodes(&device.extra_nodes)?.iter().map(Into::into));
+        // A pattern may also find nodes of the GPU itself.
+        for node in self.extra_nodes(&device.extra_nodes)? {
+            if !edits.device_nodes.iter().any(|own| own.path == node.path) {
+                edits.device_nodes.push((&node).into());
+            }
+        }
         Ok(edits)
     }
 
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {
-        divvy_offer::attributes(&device.allocated.device, &device.gpu, inventory, device.time_slice)
+        divvy_offer::attributes(
+            &device.allocated.device,
+            &device.gpu,
+            inventory,
+            device.time_slice,
+        )
     }
 }
 
 impl HostEdits {
-    /// The capabilities of the instances that the claim's step made, and their UUID for people and programs: one
-    /// variable for each partition, since a container may have several.
+    /// Returns whether all files that are mounted are still on the host.
+    fn are_there(&self, common: &CommonEdits, root: &DriverRoot) -> bool {
+        common.edits().mounts.iter().all(|mount| {
+            let path = Path::new(&mount.host_path);
+            // Sockets and firmware are the host's, not the driver's.
+            let seen = match path.strip_prefix(root.host()) {
+                Ok(inside) => root.see(inside),
+                Err(_) => self.host.see(path),
+            };
+            seen.symlink_metadata().is_ok()
+        })
+    }
+
+    /// Returns the capabilities of the instances that the claim was given, and their UUID for
+    /// people and programs: one variable for each partition, since a container may have several.
     fn partition(
         &self,
         gpu: &GpuNodes,
         minor: u32,
-        (device, steps): (&RecordedDevice, &[StepState]),
+        device: &RecordedDevice,
         graphics: bool,
     ) -> Result<ContainerEdits, EditsError> {
         let name = &device.allocated.device;
-        let made = device.partition(steps).ok_or_else(|| EditsError {
+        let made = device.given.as_ref().ok_or_else(|| EditsError {
             what: format!("the record lacks the MIG instances of {name}"),
             source: None,
         })?;
-        let (gi, ci) = (made.gpu_instance, made.compute_instance);
+        let (gi, ci) = (made.gi, made.ci);
         let nodes = divvy_host::mig_nodes(&self.host, &self.nodes, minor, gi, ci)
             .map_err(|e| edits_error(&format!("the device nodes of {name} are unknown"), e))?;
         if !nodes.as_expected {
@@ -255,19 +352,29 @@ impl HostEdits {
         }
         self.make_nodes([&nodes.gpu_instance, &nodes.compute_instance]);
         let mut edits = divvy_host::partition_edits(gpu, &nodes, graphics);
-        edits.env.push(format!("{}={}", names::env::mig_uuid(name.as_str()), made.uuid));
-        if device.is_static {
-            edits.env.push(format!("{}=true", names::env::mig_static(name.as_str())));
+        edits.env.push(format!(
+            "{}={}",
+            names::env::mig_uuid(name.as_str()),
+            made.uuid
+        ));
+        if device.theirs {
+            edits
+                .env
+                .push(format!("{}=true", names::env::mig_static(name.as_str())));
         }
         Ok(edits)
     }
 
-    /// The device nodes that the claim's config asks for.
+    /// Returns the device nodes that the claim's config asks for, each once: a node may be asked
+    /// for by its name and by a pattern.
     fn extra_nodes(&self, wanted: &[String]) -> Result<Vec<divvy_host::DeviceNode>, EditsError> {
-        let mut all = Vec::new();
+        let mut all: Vec<divvy_host::DeviceNode> = Vec::new();
         for path in wanted {
             let found = divvy_host::extra_nodes(&self.host, &self.nodes, path).map_err(|e| {
-                edits_error(&format!("{path}, which the claim's config asks for, cannot be given"), e)
+                edits_error(
+                    &format!("{path}, which the claim's config asks for, cannot be given"),
+                    e,
+                )
             })?;
             if found.is_empty() {
                 let what = format!(
@@ -275,14 +382,21 @@ impl HostEdits {
                 );
                 return Err(EditsError { what, source: None });
             }
-            all.extend(found);
+            for node in found {
+                if !all.iter().any(|known| known.path == node.path) {
+                    all.push(node);
+                }
+            }
         }
         Ok(all)
     }
 }
 
 fn edits_error(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> EditsError {
-    EditsError { what: what.to_owned(), source: Some(Box::new(source)) }
+    EditsError {
+        what: what.to_owned(),
+        source: Some(Box::new(source)),
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What a user must know, where the user looks: Events on the claim and a condition in its status. Written after
-//! the kubelet has its answer; a failure to write never fails a prepare.
+//! Reports to users: Events on the claim and a condition in its status.
+//! Written after the kubelet has its answer; a failure to write never fails a prepare.
 
 use std::collections::BTreeMap;
 
 use divvy_api::names;
 use divvy_claims::{AllocatedDevice, Claim, ClaimRef, PodRef};
-use divvy_model::{DeviceName, MigUuid};
+use divvy_model::{DeviceName, MigUuid, fnv1a};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim, ResourceClaimStatus};
@@ -17,6 +17,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use serde_json::json;
 
+// The limits of the API server's validation: a longer text would cost the whole Event or condition.
 /// Longest note of an Event, in bytes.
 const LONGEST_NOTE: usize = 1024;
 /// Longest message of a condition, in bytes.
@@ -24,6 +25,7 @@ const LONGEST_MESSAGE: usize = 32 * 1024;
 
 /// Where Events about cluster-scoped objects are.
 const CLUSTER_SCOPED: &str = "default";
+// Room for a dot and the 16 digits of a hash within the 253 characters of a name.
 /// So much of a policy's name is in the name of an Event about it.
 const LONGEST_POLICY: usize = 200;
 /// Longest `reportingInstance`, in bytes.
@@ -45,7 +47,7 @@ pub(crate) fn condition(kind: &str, status: bool, reason: &str, message: &str) -
     }
 }
 
-/// What became of a write of conditions.
+/// The result of a write of conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
     /// There is nothing left to do.
@@ -61,25 +63,36 @@ pub(crate) struct Notifier {
     client: Client,
     recorder: Recorder,
     driver: String,
-    node: String,
+    /// Name of this node.
+    pub(crate) node: String,
 }
 
 impl Notifier {
     pub(crate) fn new(client: Client, driver: &str, node: &str) -> Self {
-        let reporter = Reporter { controller: names::REPORTER.to_owned(), instance: Some(node.to_owned()) };
+        let reporter = Reporter {
+            controller: names::REPORTER.to_owned(),
+            instance: Some(node.to_owned()),
+        };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { client, recorder, driver: driver.to_owned(), node: node.to_owned() }
+        Self {
+            client,
+            recorder,
+            driver: driver.to_owned(),
+            node: node.to_owned(),
+        }
     }
 
     /// A warning on this node, for the people who run it.
     pub(crate) async fn warn_node(&self, reason: &str, note: &str) {
         // Another note is about another GPU, say: counted as a repetition it would not be read.
-        let action = format!("Publish {:x}", fnv(note.bytes()));
-        self.event(EventType::Warning, reason, note, &action, &self.node()).await;
+        let action = format!("Publish {:x}", fnv1a(note.bytes()));
+        self.event(EventType::Warning, reason, note, &action, &self.node())
+            .await;
     }
 
-    /// What has become of a device: on the node, on claims, on pods. Events of one reason about one object count as
-    /// repetitions of the first; with an `action` that names the device each device has its own.
+    /// Writes an Event about a device on the node, a claim or a pod. Events of one reason about one
+    /// object count as repetitions of the first; with an `action` that names the device each device
+    /// has its own.
     pub(crate) async fn report_device(
         &self,
         about: &EventSubject<'_>,
@@ -100,7 +113,11 @@ impl Notifier {
                 ..ObjectReference::default()
             },
         };
-        let kind = if bad { EventType::Warning } else { EventType::Normal };
+        let kind = if bad {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        };
         self.event(kind, reason, note, action, &about).await;
     }
 
@@ -109,15 +126,22 @@ impl Notifier {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
             name: Some(self.node.clone()),
-            // As the kubelet's own: `kubectl describe node` looks for the name here.
+            // The name, as in the kubelet's own Events: `kubectl describe node` looks for it here.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
         }
     }
 
-    /// A warning on a policy. All nodes of a cluster find the same in it: the first that says it (of `what`, where a
-    /// policy has several such things) says it for all, under a name that they agree on.
-    pub(crate) async fn warn_policy(&self, policy: &PolicyRef, reason: &str, what: &str, note: &str) {
+    /// A warning on a policy. All nodes of a cluster find the same in it: the first that says it
+    /// (of `what`, where a policy has several such things) says it for all, under a name that they
+    /// agree on.
+    pub(crate) async fn warn_policy(
+        &self,
+        policy: &PolicyRef,
+        reason: &str,
+        what: &str,
+        note: &str,
+    ) {
         let event = events::v1::Event {
             metadata: ObjectMeta {
                 name: Some(policy.event_name(reason, what)),
@@ -143,6 +167,7 @@ impl Notifier {
         let api = Api::<events::v1::Event>::namespaced(self.client.clone(), CLUSTER_SCOPED);
         match api.create(&PostParams::default(), &event).await {
             Ok(_) => {}
+            // Another node was first, or this one before a restart.
             Err(kube::Error::Api(status)) if status.code == ALREADY_EXISTS => {}
             Err(error) => {
                 tracing::warn!(
@@ -156,10 +181,24 @@ impl Notifier {
 
     /// A warning on a claim.
     pub(crate) async fn warn(&self, claim: &ClaimRef, reason: &str, note: &str) {
-        self.event(EventType::Warning, reason, note, "Prepare", &claim_reference(claim)).await;
+        self.event(
+            EventType::Warning,
+            reason,
+            note,
+            "Prepare",
+            &claim_reference(claim),
+        )
+        .await;
     }
 
-    async fn event(&self, type_: EventType, reason: &str, note: &str, action: &str, about: &ObjectReference) {
+    async fn event(
+        &self,
+        type_: EventType,
+        reason: &str,
+        note: &str,
+        action: &str,
+        about: &ObjectReference,
+    ) {
         let event = Event {
             type_,
             reason: camel_case(reason),
@@ -169,19 +208,29 @@ impl Notifier {
         };
         if let Err(error) = self.recorder.publish(&event, about).await {
             let error = crate::chain(&error);
-            tracing::warn!(kind = about.kind, name = about.name, error, "failed to write an Event");
+            tracing::warn!(
+                kind = about.kind,
+                name = about.name,
+                error,
+                "failed to write an Event"
+            );
         }
     }
 
-    /// The claim can be used: reported after it was refused, and when there is news, such as the UUIDs of the partitions
-    /// that were made for it. Whether its status says so.
+    /// The claim can be used: reported after it was refused, and when there is news, such as the
+    /// UUIDs of the partitions that were made for it. Returns whether its status says so.
     pub(crate) async fn prepared(
         &self,
         claim: &Claim,
         before: Option<&Condition>,
         partitions: &BTreeMap<DeviceName, MigUuid>,
     ) -> bool {
-        let now = condition(names::conditions::PREPARED, true, "Prepared", "devices are prepared");
+        let now = condition(
+            names::conditions::PREPARED,
+            true,
+            "Prepared",
+            "devices are prepared",
+        );
         self.verdict(claim, before, now, partitions).await
     }
 
@@ -193,7 +242,12 @@ impl Notifier {
         category: &str,
         message: &str,
     ) {
-        let now = condition(names::conditions::PREPARED, false, &camel_case(category), message);
+        let now = condition(
+            names::conditions::PREPARED,
+            false,
+            &camel_case(category),
+            message,
+        );
         self.verdict(claim, before, now, &BTreeMap::new()).await;
     }
 
@@ -206,16 +260,26 @@ impl Notifier {
         partitions: &BTreeMap<DeviceName, MigUuid>,
     ) -> bool {
         if let Some(before) = before.filter(|before| before.status == now.status) {
-            if partitions.is_empty() && before.reason == now.reason && before.message == now.message {
+            if partitions.is_empty() && before.reason == now.reason && before.message == now.message
+            {
                 return true;
             }
+            // By the convention of the API this is the time at which the status changed, and not
+            // its message.
             now.last_transition_time = before.last_transition_time.clone();
         }
         let devices = claim.allocation.results.iter().map(|result| {
-            let data = partitions.get(&result.device).map(|uuid| RawExtension(json!({ "uuid": uuid })));
-            AllocatedDeviceStatus { data, ..self.entry(result, vec![now.clone()]) }
+            let data = partitions
+                .get(&result.device)
+                .map(|uuid| RawExtension(json!({ "uuid": uuid })));
+            AllocatedDeviceStatus {
+                data,
+                ..self.entry(result, vec![now.clone()])
+            }
         });
-        let written = self.apply(&claim.reference(), names::FIELD_MANAGER, devices.collect()).await;
+        let written = self
+            .apply(&claim.reference(), names::FIELD_MANAGER, devices.collect())
+            .await;
         if let Err(error) = &written {
             let error = crate::chain(error);
             tracing::warn!(claim = %claim.reference(), error, "failed to write the claim's condition");
@@ -223,15 +287,20 @@ impl Notifier {
         written.is_ok()
     }
 
-    /// Applies everything that is said of the use of a claim's devices. The conditions of prepare have another manager:
-    /// neither takes those of the other away.
+    /// Applies everything that is said of the use of a claim's devices. The conditions of prepare
+    /// have another manager: neither takes those of the other away.
     pub(crate) async fn usage_conditions(
         &self,
         claim: &ClaimRef,
         devices: Vec<(&AllocatedDevice, Vec<Condition>)>,
     ) -> Written {
-        let devices = devices.into_iter().map(|(device, conditions)| self.entry(device, conditions));
-        match self.apply(claim, names::FIELD_MANAGER_USAGE, devices.collect()).await {
+        let devices = devices
+            .into_iter()
+            .map(|(device, conditions)| self.entry(device, conditions));
+        match self
+            .apply(claim, names::FIELD_MANAGER_USAGE, devices.collect())
+            .await
+        {
             Ok(()) => Written::Done,
             // It is gone, or another of its name came.
             Err(kube::Error::Api(status)) if [NOT_FOUND, ALREADY_EXISTS].contains(&status.code) => {
@@ -239,10 +308,12 @@ impl Notifier {
             }
             Err(error) => {
                 let written = match &error {
-                    kube::Error::Api(status) if [UNAUTHORIZED, FORBIDDEN].contains(&status.code) => {
+                    kube::Error::Api(status)
+                        if [UNAUTHORIZED, FORBIDDEN].contains(&status.code) =>
+                    {
                         Written::Denied
                     }
-                    // What the server refuses it refuses again.
+                    // The server would refuse it again.
                     kube::Error::Api(status) if (400..429).contains(&status.code) => Written::Done,
                     _ => Written::Failed,
                 };
@@ -253,7 +324,7 @@ impl Notifier {
         }
     }
 
-    /// What a claim's status says of one of its devices.
+    /// Returns the entry of one device in a claim's status.
     fn entry(&self, device: &AllocatedDevice, conditions: Vec<Condition>) -> AllocatedDeviceStatus {
         AllocatedDeviceStatus {
             driver: self.driver.clone(),
@@ -265,7 +336,8 @@ impl Notifier {
         }
     }
 
-    /// Applies a claim with nothing but this status. The UID keeps it away from a later claim of the same name.
+    /// Applies a claim with nothing but this status. The UID keeps it away from a later claim of
+    /// the same name.
     async fn apply(
         &self,
         claim: &ClaimRef,
@@ -279,12 +351,19 @@ impl Notifier {
                 uid: Some(claim.uid.to_string()),
                 ..ObjectMeta::default()
             },
-            status: Some(ResourceClaimStatus { devices: Some(devices), ..ResourceClaimStatus::default() }),
+            status: Some(ResourceClaimStatus {
+                devices: Some(devices),
+                ..ResourceClaimStatus::default()
+            }),
             ..ResourceClaim::default()
         };
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
+        // Server-side apply takes away what a manager no longer lists, so all devices of a claim
+        // are in one patch. Forced: a field that another manager has taken is ours again.
         let params = PatchParams::apply(manager).force();
-        api.patch_status(&claim.name, &params, &Patch::Apply(patch)).await.map(drop)
+        api.patch_status(&claim.name, &params, &Patch::Apply(patch))
+            .await
+            .map(drop)
     }
 }
 
@@ -302,23 +381,28 @@ pub(crate) struct PolicyRef {
 impl PolicyRef {
     /// The same on every node and for every process: nothing of a node goes into it.
     fn event_name(&self, reason: &str, what: &str) -> String {
-        let generation = self.generation.map(|generation| generation.to_string()).unwrap_or_default();
-        let parts = [self.uid.as_deref().unwrap_or_default(), &generation, reason, what];
-        let hash = fnv(parts.iter().flat_map(|part| part.bytes().chain([0])));
+        let generation = self
+            .generation
+            .map(|generation| generation.to_string())
+            .unwrap_or_default();
+        let parts = [
+            self.uid.as_deref().unwrap_or_default(),
+            &generation,
+            reason,
+            what,
+        ];
+        let hash = fnv1a(parts.iter().flat_map(|part| part.bytes().chain([0])));
         let end = self.name.len().min(LONGEST_POLICY);
-        let name = self.name.get(..end).unwrap_or_default().trim_end_matches(['.', '-']);
+        let name = self
+            .name
+            .get(..end)
+            .unwrap_or_default()
+            .trim_end_matches(['.', '-']);
         format!("{name}.{hash:016x}")
     }
 }
 
-/// FNV-1a: any fixed function that all versions agree on.
-fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
-
-/// What an Event is about.
+/// The object that an Event is about.
 pub(crate) enum EventSubject<'a> {
     /// This node.
     Node,
@@ -342,21 +426,46 @@ fn claim_reference(claim: &ClaimRef) -> ObjectReference {
 /// Our condition in a claim's status, as it was read. All our devices of a claim carry the same.
 pub(crate) fn condition_of(object: &ResourceClaim, driver: &str) -> Option<Condition> {
     let ours = |device: &&AllocatedDeviceStatus| device.driver == driver;
-    let devices = object.status.as_ref()?.devices.as_ref()?.iter().filter(ours);
-    let mut conditions = devices.filter_map(|device| device.conditions.as_ref()).flatten();
-    conditions.find(|condition| condition.type_ == names::conditions::PREPARED).cloned()
+    let devices = object
+        .status
+        .as_ref()?
+        .devices
+        .as_ref()?
+        .iter()
+        .filter(ours);
+    let mut conditions = devices
+        .filter_map(|device| device.conditions.as_ref())
+        .flatten();
+    conditions
+        .find(|condition| condition.type_ == names::conditions::PREPARED)
+        .cloned()
 }
 
-/// Devices of ours of which a claim's status says that they are used too much or not at all, with the type of the condition.
-pub(crate) fn usage_conditions_of(object: &ResourceClaim, driver: &str) -> Vec<(DeviceName, &'static str)> {
-    let devices = object.status.iter().flat_map(|status| status.devices.iter().flatten());
+/// Devices of ours of which a claim's status says that they are used too much or not at all, with
+/// the type of the condition.
+pub(crate) fn usage_conditions_of(
+    object: &ResourceClaim,
+    driver: &str,
+) -> Vec<(DeviceName, &'static str)> {
+    let devices = object
+        .status
+        .iter()
+        .flat_map(|status| status.devices.iter().flatten());
     let mut found = Vec::new();
     for entry in devices.filter(|device| device.driver == driver) {
-        let Ok(device) = entry.device.parse::<DeviceName>() else { continue };
+        let Ok(device) = entry.device.parse::<DeviceName>() else {
+            continue;
+        };
         for condition in entry.conditions.iter().flatten() {
             use names::conditions::{IDLE, RECLAIM_DUE, WITHIN_GRANT};
-            let bad = [(WITHIN_GRANT, "False"), (IDLE, "True"), (RECLAIM_DUE, "True")];
-            let is = |(kind, status): &&(&str, &str)| condition.type_ == *kind && condition.status == *status;
+            let bad = [
+                (WITHIN_GRANT, "False"),
+                (IDLE, "True"),
+                (RECLAIM_DUE, "True"),
+            ];
+            let is = |(kind, status): &&(&str, &str)| {
+                condition.type_ == *kind && condition.status == *status
+            };
             found.extend(bad.iter().find(is).map(|(kind, _)| (device.clone(), *kind)));
         }
     }
@@ -369,7 +478,11 @@ fn camel_case(category: &str) -> String {
         .split('-')
         .flat_map(|word| {
             let mut letters = word.chars();
-            letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters)
+            letters
+                .next()
+                .map(|first| first.to_ascii_uppercase())
+                .into_iter()
+                .chain(letters)
         })
         .collect()
 }
@@ -391,7 +504,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_nodes_give_one_event_of_a_policy_one_name_and_another_version_another() {
+    fn all_nodes_give_an_event_of_a_policys_version_the_same_name() {
         let policy = |name: &str, generation| PolicyRef {
             name: name.to_owned(),
             uid: Some("u".to_owned()),
@@ -405,7 +518,8 @@ mod tests {
             policy("p", 1).event_name("bad-policy", "what"),
         ];
         assert!(others.iter().all(|other| *other != name), "{others:?}");
-        let long = policy(&format!("{}.{}", "a".repeat(199), "b".repeat(53)), 1).event_name("x", "");
+        let long =
+            policy(&format!("{}.{}", "a".repeat(199), "b".repeat(53)), 1).event_name("x", "");
         assert!(long.len() <= 253 && !long.contains(".."), "{long}");
     }
 

@@ -18,7 +18,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Logs may be what could not be set up.
-            drop(writeln!(std::io::stderr(), "divvy-kubelet-plugin: {}", Chain(error.as_ref())));
+            drop(writeln!(
+                std::io::stderr(),
+                "divvy-kubelet-plugin: {}",
+                Chain(error.as_ref())
+            ));
             ExitCode::FAILURE
         }
     }

@@ -1,13 +1,14 @@
-//! Fills the executor's seams with the real things: files below the plugin's folder, the host, NVML, the API.
+//! Fills the executor's seams with the real things: files below the plugin's folder, the host,
+//! NVML, the API.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use anyhow::Context;
 use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
-    InventorySource, MigSteps, Parts, SystemClock,
+    InventorySource, Parts, SystemClock,
 };
 use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
@@ -16,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use crate::api::KubeClaims;
 use crate::config::{Config, Delivery};
 use crate::edits::{DriverAt, HostEdits};
-use crate::sources::inventory::GpusSeen;
+use crate::node::facts::GpusSeen;
 use crate::time_slices::SmiSlices;
 
 const NO_HOOK: &str = "there is no CDI hook program: --hook-path is not given, and divvy-cdi-hook is not beside this program; with \
@@ -38,20 +39,28 @@ impl Latest {
         gpus: Arc<dyn GpuDriver>,
         refresh: Arc<Notify>,
     ) -> Self {
-        Self { seen, gpus, refresh, newer: Mutex::default() }
+        Self {
+            seen,
+            gpus,
+            refresh,
+            newer: Mutex::default(),
+        }
     }
 
     fn newer(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, (Instant, GpuFacts)>> {
-        // Nothing under the lock can panic.
-        self.newer.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::lock(&self.newer)
     }
 }
 
 impl InventorySource for Latest {
     fn inventory(&self) -> Option<Arc<Inventory>> {
-        let GpusSeen { inventory, read_at, .. } = self.seen.borrow().clone();
+        let GpusSeen {
+            inventory, read_at, ..
+        } = self.seen.borrow().clone();
         let mut inventory = inventory?;
         let mut newer = self.newer();
+        // A full read that began after the change knows it. An earlier one may have read the GPU as
+        // it was.
         newer.retain(|_, (at, _)| read_at.is_none_or(|read_at| read_at < *at));
         for (gpu, (_, facts)) in &*newer {
             if let Some(known) = Arc::make_mut(&mut inventory).gpus.get_mut(gpu) {
@@ -62,17 +71,24 @@ impl InventorySource for Latest {
     }
 
     fn changed(&self, gpu: &GpuUuid) {
+        // Read on the caller's thread, which may write a CDI file of these facts next: it cannot
+        // wait for the next round of the inventory.
         match self.gpus.facts(gpu) {
             Ok(facts) => drop(self.newer().insert(gpu.clone(), (Instant::now(), facts))),
             // It is read with the others as soon as it answers.
-            Err(error) => tracing::warn!(%gpu, error = crate::chain(&error), "failed to read a changed GPU"),
+            Err(error) => {
+                tracing::warn!(%gpu, error = crate::chain(&error), "failed to read a changed GPU");
+            }
         }
         self.refresh.notify_one();
     }
 }
 
 fn driver_at(config: &Config) -> DriverAt {
-    DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() }
+    DriverAt {
+        seen: config.driver_root.clone(),
+        host: config.host_driver_root.clone(),
+    }
 }
 
 pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> anyhow::Result<HostEdits> {
@@ -105,26 +121,33 @@ pub(crate) fn executor(
     claims: Arc<KubeClaims>,
     latest: Latest,
 ) -> anyhow::Result<Executor> {
-    let boot = divvy_host::boot_id(host).context("failed to read the node's boot ID (check --host-root)")?;
-    let boot = boot.parse().context("the node's boot ID is invalid (check --host-root)")?;
+    let boot = divvy_host::boot_id(host)
+        .context("failed to read the node's boot ID (check --host-root)")?;
+    let boot = boot
+        .parse()
+        .context("the node's boot ID is invalid (check --host-root)")?;
     let clock = Arc::new(SystemClock);
     let dir = &config.plugin_dir;
     // Two drivers share the folder of locks, and nothing else.
-    let run_dir = config.run_dir.as_ref().map_or_else(|| dir.clone(), |run| run.join(&config.driver_name));
+    let run_dir = config
+        .run_dir
+        .as_ref()
+        .map_or_else(|| dir.clone(), |run| run.join(&config.driver_name));
     let unusable = |what: &str| format!("{what} in --plugin-dir {} cannot be used", dir.display());
     let pods_of = host.clone();
     let inventory = Arc::new(latest);
     let parts = Parts {
         store: Arc::new(FileStore::open(dir).with_context(|| unusable("the store of records"))?),
+        // Beside the records and not in the shared folder: they are between instances of this
+        // driver only.
         locks: Arc::new(
             FileLocks::open(dir.join("locks"), clock.clone())
                 .with_context(|| unusable("the folder of locks"))?,
         ),
         cdi: Arc::new(FileCdiDir::new(&config.cdi_dir)),
-        // Where the version before this one had it.
-        metadata: Arc::new(FileMetadataDir::new(run_dir.join("metadata")).and_before(dir.join("metadata"))),
+        metadata: Arc::new(FileMetadataDir::new(run_dir.join("metadata"))),
         edits,
-        steps: Arc::new(MigSteps::new(gpus.clone())),
+        gpus: gpus.clone(),
         time_slices: Arc::new(SmiSlices {
             host: host.clone(),
             at: driver_at(config),

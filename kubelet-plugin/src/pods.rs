@@ -1,4 +1,5 @@
-//! Pods as the host shows them: which one a process belongs to, from its control group, and their UIDs.
+//! Pods as the host shows them: which one a process belongs to, from its control group, and their
+//! UIDs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,8 +9,9 @@ use divvy_claims::PodRef;
 use divvy_host::HostRoot;
 use divvy_usage::pod_of_cgroup;
 
-/// UIDs of the pods of processes; those without one are left out. Of a process that has ended, whose memory the driver
-/// still lists, nothing can be read any more: it keeps the pod that it had `before`.
+/// UIDs of the pods of processes; those without one are left out. Nothing can be read any more of
+/// a process that has ended, whose memory the driver still lists: it keeps the pod that it had
+/// `before`.
 pub(crate) fn of_processes(
     host: &HostRoot,
     pids: &[u32],
@@ -22,41 +24,63 @@ pub(crate) fn of_processes(
             Err(_) => before.get(pid).cloned(),
         }
     };
-    pids.iter().filter_map(|pid| Some((*pid, pod(pid)?))).collect()
+    pids.iter()
+        .filter_map(|pid| Some((*pid, pod(pid)?)))
+        .collect()
 }
 
 /// By namespace and name.
 pub(crate) type PodUids = BTreeMap<(String, String), String>;
 
-/// Where the kubelet makes a folder for each pod before it starts, unless its `podLogsDir` is another.
+/// Where the kubelet makes a folder for each pod before it starts, unless its `podLogsDir` is
+/// another.
 const LOGS: &str = "/var/log/pods";
 
 /// UIDs of the node's pods. The kubelet's list of devices has no UIDs, and the plugin may not read
-/// pods from the API: the names of the folders of their logs, `<namespace>_<name>_<uid>`, have all three. Of several of one
-/// name the latest counts; the others are of pods that are gone.
+/// pods from the API: the names of the folders of their logs, `<namespace>_<name>_<uid>`, have all
+/// three. The latest of one name counts; the others are of pods that are gone.
 pub(crate) fn uids(host: &HostRoot) -> PodUids {
     let mut found = BTreeMap::<_, (SystemTime, String)>::new();
     // Without the folder no UID is known.
-    for entry in fs_err::read_dir(host.see(Path::new(LOGS))).into_iter().flatten().flatten() {
+    for entry in fs_err::read_dir(host.see(Path::new(LOGS)))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let folder = entry.file_name();
         let mut parts = folder.to_str().unwrap_or_default().split('_');
+        // None of the three has an underscore: namespace and name are DNS names, and a UID is made
+        // of hexadecimal digits and dashes.
         let (Some(namespace), Some(name), Some(uid), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             continue;
         };
-        let changed = entry.metadata().and_then(|of| of.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let changed = entry
+            .metadata()
+            .and_then(|of| of.modified())
+            .unwrap_or(SystemTime::UNIX_EPOCH);
         let pod = (namespace.to_owned(), name.to_owned());
+        // A pod of a StatefulSet comes back under its name with another UID, and the old folder may
+        // be left for a while.
         if found.get(&pod).is_none_or(|(known, _)| *known <= changed) {
             found.insert(pod, (changed, uid.to_owned()));
         }
     }
-    found.into_iter().map(|(pod, (_, uid))| (pod, uid)).collect()
+    found
+        .into_iter()
+        .map(|(pod, (_, uid))| (pod, uid))
+        .collect()
 }
 
-/// Adds pods of one namespace to those of a claim: all of them or, if the UID of one is not known, none, because a figure
-/// of all pods would be shown as that of the known ones.
-pub(crate) fn add(pods: &mut Vec<PodRef>, namespace: &str, names: BTreeSet<String>, uids: &PodUids) {
+/// Adds pods of one namespace to those of a claim: all of them or, if the UID of one is not known,
+/// none, because a figure of all pods would be shown as that of the known ones.
+pub(crate) fn add(
+    pods: &mut Vec<PodRef>,
+    namespace: &str,
+    names: BTreeSet<String>,
+    uids: &PodUids,
+) {
     let pod = |name: String| {
         let uid = uids.get(&(namespace.to_owned(), name.clone()))?.clone();
         Some(PodRef { name, uid })
@@ -72,39 +96,61 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uids_are_in_the_names_of_the_folders_of_logs_and_the_latest_of_a_name_counts() {
+    fn uids_are_in_names_of_log_folders_and_the_latest_counts() {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::under(dir.path());
         assert_eq!(uids(&host), BTreeMap::new(), "no such folder");
         let now = SystemTime::now();
-        for (folder, age) in
-            [("ns_a_u-3", 1), ("ns_a_u-1", 3), ("ns_a_u-2", 2), ("other_a_u-4", 0), ("lost+found", 0)]
-        {
+        for (folder, age) in [
+            ("ns_a_u-3", 1),
+            ("ns_a_u-1", 3),
+            ("ns_a_u-2", 2),
+            ("other_a_u-4", 0),
+            ("lost+found", 0),
+        ] {
             let path = dir.path().join("var/log/pods").join(folder);
             fs_err::create_dir_all(&path).unwrap();
             let folder = fs_err::File::open(path).unwrap();
-            folder.file().set_modified(now - Duration::from_secs(age)).unwrap();
+            folder
+                .file()
+                .set_modified(now - Duration::from_secs(age))
+                .unwrap();
         }
-        let pod = |namespace: &str, uid: &str| ((namespace.to_owned(), "a".to_owned()), uid.to_owned());
+        let pod =
+            |namespace: &str, uid: &str| ((namespace.to_owned(), "a".to_owned()), uid.to_owned());
         assert_eq!(uids(&host), [pod("ns", "u-3"), pod("other", "u-4")].into());
     }
 
     #[test]
     fn pods_are_added_all_or_none() {
-        let known = |name: &str| PodRef { name: name.to_owned(), uid: format!("u-{name}") };
-        let uids = ["a", "b"].map(|name| (("ns".to_owned(), name.to_owned()), format!("u-{name}"))).into();
+        let known = |name: &str| PodRef {
+            name: name.to_owned(),
+            uid: format!("u-{name}"),
+        };
+        let uids = ["a", "b"]
+            .map(|name| (("ns".to_owned(), name.to_owned()), format!("u-{name}")))
+            .into();
         let with = |names: &[&str], namespace: &str| {
             let mut pods = vec![known("first")];
-            add(&mut pods, namespace, names.iter().map(|name| (*name).to_owned()).collect(), &uids);
+            add(
+                &mut pods,
+                namespace,
+                names.iter().map(|name| (*name).to_owned()).collect(),
+                &uids,
+            );
             pods
         };
         assert_eq!(with(&["b", "a"], "ns"), ["first", "a", "b"].map(known));
-        assert_eq!(with(&["a", "later"], "ns"), [known("first")], "the kubelet has made no folder yet");
+        assert_eq!(
+            with(&["a", "later"], "ns"),
+            [known("first")],
+            "the kubelet has made no folder yet"
+        );
         assert_eq!(with(&["a"], "other"), [known("first")]);
     }
 
     #[test]
-    fn a_process_that_has_ended_keeps_its_pod_and_another_of_its_number_does_not() {
+    fn an_ended_process_keeps_its_pod_and_its_numbers_next_does_not() {
         const UID: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::under(dir.path());

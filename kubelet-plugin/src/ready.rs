@@ -4,18 +4,16 @@ use divvy_telemetry::ReadyHandle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::grpc::registration::Registered;
-use crate::sinks::metrics::Metrics;
-use crate::sources::inventory::GpusSeen;
+use crate::metrics::Metrics;
+use crate::node::facts::{GpusSeen, Registered, what_is_missing};
 
-/// Why no container can be given a GPU; `None` if one can, or the driver was let go on request.
-pub(crate) fn what_is_missing(seen: &GpusSeen) -> Option<String> {
-    match seen {
-        GpusSeen { problem: Some(problem), .. } => Some(problem.clone()),
-        GpusSeen { down: Some(why), released: None, .. } => Some(why.clone()),
-        GpusSeen { inventory: Some(_), .. } => None,
-        GpusSeen { inventory: None, .. } => Some("reading the GPUs".to_owned()),
-    }
+/// The parts that must be ready.
+pub(crate) struct Ready {
+    pub(crate) inventory: ReadyHandle,
+    pub(crate) records: ReadyHandle,
+    pub(crate) registered: ReadyHandle,
+    pub(crate) slices: ReadyHandle,
+    pub(crate) sockets: ReadyHandle,
 }
 
 /// Keeps what other parts say about themselves in the readiness set and the gauges.
@@ -48,17 +46,31 @@ impl ReadinessWatch {
             Some(missing) => self.inventory.waiting(missing),
             None => self.inventory.ready(),
         }
-        let answers = matches!(&*seen, GpusSeen { problem: None, inventory: Some(_), .. });
+        let answers = matches!(
+            &*seen,
+            GpusSeen {
+                problem: None,
+                inventory: Some(_),
+                ..
+            }
+        );
         self.metrics.driver_up.set(answers.into());
         let registered = self.registered.borrow_and_update();
         match &*registered {
             Registered::Yes => self.registration.ready(),
             Registered::NotYet => {
-                self.registration.waiting("the kubelet has not found the registration socket yet");
+                self.registration
+                    .waiting("the kubelet has not found the registration socket yet");
             }
-            Registered::Refused(why) => self.registration.waiting(format!("the kubelet refused: {why}")),
+            Registered::Refused(why) => self
+                .registration
+                .waiting(format!("the kubelet refused: {why}")),
         }
-        self.metrics.registered.set((*registered == Registered::Yes).into());
-        self.metrics.publishes.set((*self.publishes.borrow_and_update()).into());
+        self.metrics
+            .registered
+            .set((*registered == Registered::Yes).into());
+        self.metrics
+            .publishes
+            .set((*self.publishes.borrow_and_update()).into());
     }
 }

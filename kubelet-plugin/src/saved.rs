@@ -1,5 +1,5 @@
-//! What a task keeps in the plugin's folder, to go on with after a restart: JSON with a version. A file that is lost or
-//! cannot be read costs only what can be observed again.
+//! Files in the plugin's folder with which a task goes on after a restart: JSON with a version. A
+//! file that is lost or cannot be read costs only what can be observed again.
 
 use std::io;
 use std::path::Path;
@@ -18,20 +18,25 @@ struct Saved<T> {
     content: T,
 }
 
-/// What was saved last; `None` if there is nothing, with the reason in the log if it cannot be read.
+/// Reads what was saved last; `None` if there is nothing, with the reason in the log if it cannot
+/// be read.
 pub(crate) fn load<T: DeserializeOwned>(file: &Path) -> Option<T> {
-    let problem = match fs_err::read(file).map(|bytes| serde_json::from_slice::<Saved<Value>>(&bytes)) {
-        Ok(Ok(Saved { version: VERSION, content })) => match serde_json::from_value(content) {
-            Ok(content) => return Some(content),
+    let problem =
+        match fs_err::read(file).map(|bytes| serde_json::from_slice::<Saved<Value>>(&bytes)) {
+            Ok(Ok(Saved {
+                version: VERSION,
+                content,
+            })) => match serde_json::from_value(content) {
+                Ok(content) => return Some(content),
+                Err(error) => error.to_string(),
+            },
+            Ok(Ok(Saved { version, .. })) => {
+                format!("its format is version {version}, this plugin reads {VERSION}")
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => error.to_string(),
-        },
-        Ok(Ok(Saved { version, .. })) => {
-            format!("its format is version {version}, this plugin reads {VERSION}")
-        }
-        Ok(Err(error)) => error.to_string(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-        Err(error) => error.to_string(),
-    };
+        };
     tracing::warn!(file = %file.display(), problem, "failed to read what was saved before the restart");
     None
 }
@@ -39,15 +44,25 @@ pub(crate) fn load<T: DeserializeOwned>(file: &Path) -> Option<T> {
 /// Replaces the file as a whole; on disk when this returns.
 pub(crate) fn save(file: &Path, content: &impl Serialize) -> io::Result<()> {
     // Two instances of a rolling update may save at once.
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     let temporary = file.with_extension(format!("json.{}.{}", std::process::id(), now.as_nanos()));
     let write = || {
-        fs_err::write(&temporary, serde_json::to_vec(&Saved { version: VERSION, content })?)?;
+        fs_err::write(
+            &temporary,
+            serde_json::to_vec(&Saved {
+                version: VERSION,
+                content,
+            })?,
+        )?;
+        // Content before name: else a loss of power could leave an empty file under the name.
         fs_err::File::open(&temporary)?.sync_all()?;
         fs_err::rename(&temporary, file)
     };
     write().inspect_err(|_| drop(fs_err::remove_file(&temporary)))?;
-    file.parent().map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
+    file.parent()
+        .map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
 }
 
 #[cfg(test)]
@@ -65,11 +80,18 @@ mod tests {
         let content = BTreeMap::from([("a".to_owned(), 1)]);
         save(&file, &content).unwrap();
         assert_eq!(read(), Some(content));
-        assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
-        // As earlier versions have written it.
-        fs_err::write(&file, r#"{"version":1,"a":2}"#).unwrap();
-        assert_eq!(read(), Some(BTreeMap::from([("a".to_owned(), 2)])));
-        for broken in ["", "{", r#"{"a":1}"#, r#"{"version":2,"a":1}"#, r#"{"version":1,"a":"x"}"#] {
+        assert_eq!(
+            fs_err::read_dir(dir.path()).unwrap().count(),
+            1,
+            "no temporary file stays"
+        );
+        for broken in [
+            "",
+            "{",
+            r#"{"a":1}"#,
+            r#"{"version":2,"a":1}"#,
+            r#"{"version":1,"a":"x"}"#,
+        ] {
             fs_err::write(&file, broken).unwrap();
             assert_eq!(read(), None, "{broken}");
         }

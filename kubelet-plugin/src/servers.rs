@@ -4,21 +4,21 @@ use anyhow::Context;
 use divvy_proto::dra::v1;
 use divvy_proto::health::{v1 as v1_health, v1alpha1 as v1alpha1_health};
 use divvy_telemetry::{HttpServer, ReadyHandle};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::Router;
 
-use crate::app::ended_unexpectedly;
 use crate::config::Config;
 use crate::grpc::dra::DraServer;
 use crate::grpc::health::HealthServer;
-use crate::grpc::registration::{Registered, Registrar, RegistrationSocket};
+use crate::grpc::registration::{Registrar, RegistrationSocket};
+use crate::grpc::serve::serve;
+use crate::node::facts::Registered;
 use crate::sinks::debug::Debug;
 use crate::sockets::{SocketFile, bind};
+use crate::supervise::ended_unexpectedly;
 use crate::wiring::Shared;
 
 /// The servers that the kubelet calls, and their sockets.
@@ -29,14 +29,17 @@ pub(crate) struct Grpc {
 }
 
 impl Grpc {
-    /// Binds the socket of claims, and begins to serve. The other is opened when the kubelet may call.
+    /// Binds the socket of claims, and begins to serve. The other is opened when the kubelet may
+    /// call.
     pub(crate) fn bind(
         shared: &Shared,
         registered: watch::Sender<Registered>,
         ready: ReadyHandle,
     ) -> anyhow::Result<Self> {
         let names = &shared.config.sockets;
-        let (dra_listener, dra) = bind(&names.dra).context("the DRA socket (--plugin-dir) cannot be used")?;
+        // Bound before registration, which names it to the kubelet.
+        let (dra_listener, dra) =
+            bind(&names.dra).context("the DRA socket (--plugin-dir) cannot be used")?;
         let stop = CancellationToken::new();
         let health = HealthServer {
             pool: shared.claims.pool.clone(),
@@ -45,9 +48,15 @@ impl Grpc {
         };
         let service = &shared.service;
         let router = Server::builder()
-            .add_service(v1::dra_plugin_server::DraPluginServer::new(DraServer(service.clone())))
-            .add_service(v1_health::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
-            .add_service(v1alpha1_health::dra_resource_health_server::DraResourceHealthServer::new(health));
+            .add_service(v1::dra_plugin_server::DraPluginServer::new(DraServer(
+                service.clone(),
+            )))
+            .add_service(
+                v1_health::dra_resource_health_server::DraResourceHealthServer::new(health.clone()),
+            )
+            .add_service(
+                v1alpha1_health::dra_resource_health_server::DraResourceHealthServer::new(health),
+            );
         let driver = shared.config.driver_name.clone();
         let registration = RegistrationSocket {
             path: names.registration.clone(),
@@ -63,13 +72,19 @@ impl Grpc {
             node = %shared.config.node_name, driver = %shared.config.driver_name,
             dra = %names.dra.display(), "listening"
         );
-        Ok(Self { running, stop, dra: Some(dra) })
+        Ok(Self {
+            running,
+            stop,
+            dra: Some(dra),
+        })
     }
 
     /// Waits until one of them ends.
     pub(crate) async fn ended(&mut self) -> anyhow::Result<()> {
         let ended = self.running.join_next().await;
-        ended.and_then(Result::ok).unwrap_or(Err(ended_unexpectedly("a server")))
+        ended
+            .and_then(Result::ok)
+            .unwrap_or(Err(ended_unexpectedly("a server")))
     }
 
     /// Takes no more calls: the kubelet is to find another instance.
@@ -90,32 +105,29 @@ impl Grpc {
     }
 }
 
-/// Serves gRPC on a socket until `stop`.
-pub(crate) async fn serve(
-    name: &'static str,
-    router: Router,
-    listener: UnixListener,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    let connections = UnixListenerStream::new(listener);
-    let served = router.serve_with_incoming_shutdown(connections, stop.cancelled_owned()).await;
-    served.with_context(|| format!("the server of the {name} socket failed"))
-}
-
-/// Metrics and readiness are open to all clients; the claims are served where `config` permits, by default only to
-/// processes of this host or pod.
+/// Metrics and readiness are open to all clients; the claims are served where `config` permits, by
+/// default only to processes of this host or pod.
 pub(crate) async fn http_servers(
     config: &Config,
     server: HttpServer,
     debug: Debug,
 ) -> anyhow::Result<Vec<(HttpServer, TcpListener)>> {
     let with_state = server.clone().debug_state(move || debug.state());
-    let open = if config.http_serves_state() { with_state.clone() } else { server };
+    // State names claims and pods. The address of the probes serves it too only if it is a loopback
+    // address and no other is given.
+    let open = if config.http_serves_state() {
+        with_state.clone()
+    } else {
+        server
+    };
     let mut servers = Vec::new();
-    for (flag, addresses, server) in
-        [("--http", &config.http, open), ("--debug-http", &config.debug_http, with_state)]
-    {
-        let Some(first) = addresses.first() else { continue };
+    for (flag, addresses, server) in [
+        ("--http", &config.http, open),
+        ("--debug-http", &config.debug_http, with_state),
+    ] {
+        let Some(first) = addresses.first() else {
+            continue;
+        };
         let bound = TcpListener::bind(&**addresses).await;
         let listener = bound.with_context(|| format!("{flag} {first} cannot be used"))?;
         if let Ok(address) = listener.local_addr() {

@@ -16,14 +16,14 @@ pub struct SocketNames {
     pub dra: PathBuf,
     /// The registration service, found by the kubelet in its registry folder.
     ///
-    /// Its file name carries an `@`: the kubelet dials it with the percent-encoded path as `:authority`, which the
-    /// `http` crate accepts only as user information before an `@`.
+    /// Its file name carries an `@`: the kubelet dials it with the percent-encoded path as
+    /// `:authority`, which the `http` crate accepts only as user information before an `@`.
     pub registration: PathBuf,
 }
 
 /// A socket path that the kernel would refuse.
 #[derive(Debug, thiserror::Error)]
-#[error("the path of socket {} has {} bytes, the limit is {LONGEST}: choose a shorter folder or driver name", path.display(), path.as_os_str().len())]
+#[error("--{flag}: the path of socket {} has {} bytes, the limit is {LONGEST}: choose a shorter folder or driver name", path.display(), path.as_os_str().len())]
 pub struct TooLong {
     /// The flag that decides the folder.
     pub flag: &'static str,
@@ -31,8 +31,8 @@ pub struct TooLong {
 }
 
 impl SocketNames {
-    /// Names for an instance. With a pod's UID they are its own, so that two instances of a rolling update can be
-    /// registered at once; the UID is shortened where the path would be too long.
+    /// Names for an instance. With a pod's UID they are its own, so that two instances of a rolling
+    /// update can be registered at once; the UID is shortened where the path would be too long.
     pub fn new(
         driver: &str,
         plugin_dir: &Path,
@@ -50,25 +50,47 @@ impl SocketNames {
         Ok(Self {
             dra: fits("plugin-dir", plugin_dir.join(format!("dra-{uid}.sock")))
                 .or_else(|_| fits("plugin-dir", plugin_dir.join(format!("dra-{short}.sock"))))?,
-            registration: fits("registry-dir", registry.join(format!("{driver}-{uid}@reg.sock")))
-                .or_else(|_| fits("registry-dir", registry.join(format!("{driver}-{short}@reg.sock"))))?,
+            registration: fits(
+                "registry-dir",
+                registry.join(format!("{driver}-{uid}@reg.sock")),
+            )
+            .or_else(|_| {
+                fits(
+                    "registry-dir",
+                    registry.join(format!("{driver}-{short}@reg.sock")),
+                )
+            })?,
         })
     }
 }
 
 fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong> {
-    if path.as_os_str().len() <= LONGEST { Ok(path) } else { Err(TooLong { flag, path }) }
+    if path.as_os_str().len() <= LONGEST {
+        Ok(path)
+    } else {
+        Err(TooLong { flag, path })
+    }
 }
 
-/// Removes sockets of instances that died without doing so: the kubelet would dial a registration socket for ever.
-/// Only sockets with this driver's names are removed, and only if no process listens.
+/// Removes sockets of instances that died without doing so: the kubelet would dial a registration
+/// socket for ever. Only sockets with this driver's names are removed, and only if no process
+/// listens.
 pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
-    for (path, stem, suffix) in [(&names.registration, driver, "@reg.sock"), (&names.dra, "dra", ".sock")] {
-        let Some(Ok(entries)) = path.parent().map(fs_err::read_dir) else { continue };
+    for (path, stem, suffix) in [
+        (&names.registration, driver, "@reg.sock"),
+        (&names.dra, "dra", ".sock"),
+    ] {
+        let Some(Ok(entries)) = path.parent().map(fs_err::read_dir) else {
+            continue;
+        };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let own_part = name.to_str().and_then(|name| name.strip_prefix(stem)?.strip_suffix(suffix));
+            let own_part = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(stem)?.strip_suffix(suffix));
             let ours = own_part.is_some_and(|part| part.is_empty() || part.starts_with('-'));
+            // Refused means that no process listens. Any other failure, such as a missing right,
+            // says nothing.
             let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
             if ours
                 && entry.path() != *path
@@ -78,20 +100,24 @@ pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
                     Ok(()) => {
                         tracing::info!(socket = %entry.path().display(), "removed the socket of a dead instance");
                     }
-                    Err(error) => tracing::warn!(%error, "failed to remove the socket of a dead instance"),
+                    Err(error) => {
+                        tracing::warn!(%error, "failed to remove the socket of a dead instance");
+                    }
                 }
             }
         }
     }
 }
 
-/// A socket file that is ours: removed by [`SocketFile::remove`], unless another instance has put its own there.
+/// A socket file that is ours: removed by [`SocketFile::remove`], unless another instance has put
+/// its own there.
 pub(crate) struct SocketFile {
     path: PathBuf,
     inode: u64,
 }
 
-/// Binds a Unix socket; a socket file left by a dead instance is replaced, anything else at the path is not touched.
+/// Binds a Unix socket; a socket file left by a dead instance is replaced, anything else at the
+/// path is not touched.
 pub(crate) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     if let Some(folder) = path.parent() {
         fs_err::create_dir_all(folder)?;
@@ -101,18 +127,31 @@ pub(crate) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
             let what = format!("{} exists and is not a socket (remove it)", path.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
         }
+        // The name has the pod's UID in it, where there is one: a socket there is from before a
+        // restart of this container.
         fs_err::remove_file(path)?;
     }
-    let listener = UnixListener::bind(path)
-        .map_err(|e| io::Error::new(e.kind(), format!("failed to bind socket {}: {e}", path.display())))?;
+    let listener = UnixListener::bind(path).map_err(|e| {
+        io::Error::new(
+            e.kind(),
+            format!("failed to bind socket {}: {e}", path.display()),
+        )
+    })?;
     let inode = fs_err::symlink_metadata(path)?.ino();
-    Ok((listener, SocketFile { path: path.to_owned(), inode }))
+    Ok((
+        listener,
+        SocketFile {
+            path: path.to_owned(),
+            inode,
+        },
+    ))
 }
 
 impl SocketFile {
     /// Removes the file if it is still ours.
     pub(crate) fn remove(self) {
-        let ours = fs_err::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode);
+        let ours =
+            fs_err::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode);
         if ours && let Err(error) = fs_err::remove_file(&self.path) {
             tracing::warn!(%error, "failed to remove the socket");
         }
@@ -124,13 +163,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_of_a_rolling_update_has_sockets_of_its_own_within_the_kernels_limit() {
+    fn a_rolling_updates_instance_has_short_sockets_of_its_own() {
         let uid = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
         let names = |driver: &str, registry: &str| {
             SocketNames::new(driver, Path::new("/p"), Path::new(registry), Some(uid))
         };
         let short = names("gpu.divvy.dev", "/r").unwrap();
-        assert_eq!(short.dra, Path::new("/p/dra-0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab.sock"));
+        assert_eq!(
+            short.dra,
+            Path::new("/p/dra-0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab.sock")
+        );
         assert_eq!(
             short.registration,
             Path::new("/r/gpu.divvy.dev-0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab@reg.sock")
@@ -144,23 +186,43 @@ mod tests {
         assert_eq!(
             names("gpu.divvy.dev", &longer).unwrap_err().to_string(),
             format!(
-                "the path of socket {longer}/gpu.divvy.dev-0b5a4a3e@reg.sock has 133 bytes, the limit is 107: choose a shorter folder or driver name"
+                "--registry-dir: the path of socket {longer}/gpu.divvy.dev-0b5a4a3e@reg.sock has 133 bytes, the limit is 107: choose a shorter folder or driver name"
             )
         );
     }
 
     #[tokio::test]
-    async fn sockets_of_dead_instances_go_and_those_of_living_ones_and_of_others_stay() {
+    async fn sockets_of_dead_instances_go_and_all_others_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let names =
-            |uid| SocketNames::new("d.io", &dir.path().join("p"), &dir.path().join("r"), Some(uid)).unwrap();
+        let names = |uid| {
+            SocketNames::new(
+                "d.io",
+                &dir.path().join("p"),
+                &dir.path().join("r"),
+                Some(uid),
+            )
+            .unwrap()
+        };
         let (dead, alive, own) = (names("dead"), names("alive"), names("own"));
         let other = dir.path().join("r/d.io.example.com-1@reg.sock");
-        drop((bind(&dead.dra).unwrap(), bind(&dead.registration).unwrap(), bind(&other).unwrap()));
-        let _listening = (bind(&alive.dra).unwrap(), bind(&alive.registration).unwrap());
+        drop((
+            bind(&dead.dra).unwrap(),
+            bind(&dead.registration).unwrap(),
+            bind(&other).unwrap(),
+        ));
+        let _listening = (
+            bind(&alive.dra).unwrap(),
+            bind(&alive.registration).unwrap(),
+        );
         remove_stale(&own, "d.io");
-        let there =
-            [&dead.dra, &dead.registration, &alive.dra, &alive.registration, &other].map(|p| p.exists());
+        let there = [
+            &dead.dra,
+            &dead.registration,
+            &alive.dra,
+            &alive.registration,
+            &other,
+        ]
+        .map(|p| p.exists());
         assert_eq!(there, [false, false, true, true, true]);
     }
 
@@ -179,7 +241,10 @@ mod tests {
         let file = dir.path().join("file");
         fs_err::write(&file, "precious").unwrap();
         let error = bind(&file).map(drop).unwrap_err().to_string();
-        assert_eq!(error, format!("{} exists and is not a socket (remove it)", file.display()));
+        assert_eq!(
+            error,
+            format!("{} exists and is not a socket (remove it)", file.display())
+        );
         assert_eq!(fs_err::read_to_string(&file).unwrap(), "precious");
     }
 }

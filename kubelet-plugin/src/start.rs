@@ -1,4 +1,5 @@
-//! From flags to a running plugin: logs, a small runtime, the Kubernetes client, the GPUs, and signals to stop.
+//! From flags to a running plugin: logs, a small runtime, the Kubernetes client, the GPUs, and
+//! signals to stop.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,13 +30,17 @@ pub fn start(args: Args) -> anyhow::Result<()> {
         .context("failed to set up logging (--log-format, --log-level)")?;
     raise_file_limit();
     let mut config = Config::try_from(args)?;
-    config.hook_path = config.hook_path.or_else(hook_beside_us);
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(WORKER_THREADS).enable_all().build();
+    config.args.hook_path = config.args.hook_path.or_else(hook_beside_us);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKER_THREADS)
+        .enable_all()
+        .build();
     let runtime = runtime.context(NO_RUNTIME)?;
     let outcome = runtime.block_on(async {
         let stop = stop_on_signals().context(NO_RUNTIME)?;
-        let kube = kube_config(config.kubeconfig.clone()).await.context(NO_API)?;
+        let kube = kube_config(config.kubeconfig.clone())
+            .await
+            .context(NO_API)?;
         let deps = Deps {
             client: Client::try_from(kube.clone()).context(NO_API)?,
             kube: Some(kube),
@@ -53,36 +58,52 @@ pub fn start(args: Args) -> anyhow::Result<()> {
 /// Container runtimes start programs with 1024 file descriptors, for those that still use `select`.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    ) {
         tracing::warn!(%error, ?limit, "the limit of open files cannot be raised");
     }
 }
 
 fn hook_beside_us() -> Option<PathBuf> {
-    let hook = std::env::current_exe().ok()?.with_file_name("divvy-cdi-hook");
+    let hook = std::env::current_exe()
+        .ok()?
+        .with_file_name("divvy-cdi-hook");
     hook.is_file().then_some(hook)
 }
 
-/// NVML, opened when first needed and again when it must be; of the driver that is there at that time.
+/// NVML, opened when first needed and again when it must be; of the driver that is there at that
+/// time.
 fn gpus(config: &Config) -> Arc<dyn GpuDriver> {
     let library = config.nvml_library.clone();
     let host = HostRoot::under(&config.host_root);
-    let at = DriverAt { seen: config.driver_root.clone(), host: config.host_driver_root.clone() };
+    let at = DriverAt {
+        seen: config.driver_root.clone(),
+        host: config.host_driver_root.clone(),
+    };
     let marks = Arc::new(FileMarks::new(config.plugin_dir.join("locks")));
-    Arc::new(Session::marked(SessionConfig::default(), marks, move || {
-        let library: PathBuf = match &library {
-            Some(library) => library.clone(),
-            None => {
-                at.find(&host)
-                    .map_err(|error| {
-                        GpuError::global(GpuOp::Init, GpuErrorCode::LIBRARY_NOT_FOUND)
-                            .with_detail(crate::chain(&error))
-                    })?
-                    .nvml_library
-            }
-        };
-        NvmlDriver::open(Some(&library))
-    }))
+    Arc::new(Session::marked(
+        SessionConfig::default(),
+        marks,
+        move || {
+            let library: PathBuf = match &library {
+                Some(library) => library.clone(),
+                None => {
+                    at.find(&host)
+                        .map_err(|error| {
+                            GpuError::global(GpuOp::Init, GpuErrorCode::LIBRARY_NOT_FOUND)
+                                .with_detail(crate::chain(&error))
+                        })?
+                        .nvml_library
+                }
+            };
+            NvmlDriver::open(Some(&library))
+        },
+    ))
 }
 
 async fn kube_config(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config> {
@@ -93,9 +114,11 @@ async fn kube_config(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config
         }
         None => kube::Config::infer().await?,
     };
-    // Each caller retries by itself, with a deadline, and logs it; retries inside the client would hide the error.
+    // Each caller retries by itself, with a deadline, and logs it; retries inside the client would
+    // hide the error.
     config.default_retry = false;
-    // An answer that stops in the middle. A watch may be silent for as long as it lives: just under five minutes.
+    // An answer that stops in the middle. A watch may be silent for as long as it lives: just under
+    // five minutes.
     config.read_timeout = Some(Duration::from_mins(5));
     Ok(config)
 }

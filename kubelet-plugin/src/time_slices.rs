@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::{Cause, StepError};
+use divvy_claims::{Cause, ChangeError};
 use divvy_executor::{Clock, InventorySource, TimeSliceError, TimeSlices};
 use divvy_host::{Driver, HostRoot, Smi, SmiError};
 use divvy_model::{GpuUuid, TimeSlice};
@@ -29,28 +29,44 @@ impl SmiSlices {
         until: Duration,
         run: impl FnOnce(&Driver, Duration) -> Result<T, SmiError>,
     ) -> Result<T, TimeSliceError> {
-        let not_done = |what: String| TimeSliceError::Failed(StepError::NotDone(Cause::new(what)));
+        let not_done =
+            |what: String| TimeSliceError::Failed(ChangeError::NotDone(Cause::new(what)));
         let driver = self.at.find(&self.host).map_err(|e| {
-            not_done(format!("the NVIDIA driver's files are not there: {}", crate::chain(&e)))
+            not_done(format!(
+                "the NVIDIA driver's files are not there: {}",
+                crate::chain(&e)
+            ))
         })?;
         let within = until.saturating_sub(self.clock.now()).min(LONGEST);
         run(&driver, within).map_err(|error| {
             let what = crate::chain(&error);
             match error {
-                SmiError::Unsupported(text) => TimeSliceError::Unsupported(self.without(gpu, &text)),
+                SmiError::Unsupported(text) => {
+                    TimeSliceError::Unsupported(self.without(gpu, &text))
+                }
                 SmiError::NoDriver(_) => TimeSliceError::NoDriver,
-                error if error.is_unclear() => TimeSliceError::Failed(StepError::Unknown(Cause::new(what))),
-                SmiError::Hangs => TimeSliceError::Failed(StepError::NotDone(Cause::new(what).passing())),
+                // Ended by its time limit, or with an unknown answer: it may have set the slice
+                // before.
+                error if error.is_unclear() => {
+                    TimeSliceError::Failed(ChangeError::Unknown(Cause::new(what)))
+                }
+                SmiError::Hangs => {
+                    TimeSliceError::Failed(ChangeError::NotDone(Cause::new(what).passing()))
+                }
                 _ => not_done(what),
             }
         })
     }
 
-    /// Which GPU has no time slice, and what was said.
+    /// Formats the message about a GPU without time slices.
     fn without(&self, gpu: &GpuUuid, text: &str) -> String {
         let inventory = self.inventory.inventory();
-        let known = inventory.as_ref().and_then(|inventory| inventory.gpus.get(gpu));
-        let product = known.map_or("a GPU that does not answer", |gpu| gpu.facts.product_name.as_str());
+        let known = inventory
+            .as_ref()
+            .and_then(|inventory| inventory.gpus.get(gpu));
+        let product = known.map_or("a GPU that does not answer", |gpu| {
+            gpu.facts.product_name.as_str()
+        });
         let text = text.lines().next().unwrap_or_default();
         format!("{gpu} ({product}) does not support setting a time slice: {text}")
     }
@@ -59,7 +75,7 @@ impl SmiSlices {
 impl TimeSlices for SmiSlices {
     fn read(&self, gpu: &GpuUuid, until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
         self.run(gpu, until, |driver, within| match self.smi.time_slice(driver, gpu, within) {
-            // What it was is not known then, and setting it says whether it can be set.
+            // The value is not known then, and setting it says whether it can be set.
             Err(error @ (SmiError::Refused { .. } | SmiError::Unclear { .. })) => {
                 tracing::warn!(%gpu, error = %crate::chain(&error), "failed to read the time slice; assuming the default");
                 Ok(None)
@@ -70,6 +86,8 @@ impl TimeSlices for SmiSlices {
 
     fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError> {
         tracing::info!(%gpu, slice = %to, "setting the time slice");
-        self.run(gpu, until, |driver, within| self.smi.set_time_slice(driver, gpu, to, within))
+        self.run(gpu, until, |driver, within| {
+            self.smi.set_time_slice(driver, gpu, to, within)
+        })
     }
 }

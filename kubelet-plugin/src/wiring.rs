@@ -1,4 +1,5 @@
-//! Makes the tasks of the plugin and the channels between them. ARCHITECTURE.md has a table of what each reads and writes.
+//! Makes the tasks of the plugin and the channels between them. ARCHITECTURE.md has a table of what
+//! each reads and writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,40 +9,61 @@ use divvy_executor::Executor;
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
 use divvy_offer::{Pool, Settings, World, pool_name};
+use divvy_telemetry::{MetricsRegistry, Readiness};
 use kube::Client;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
-use crate::app::{Deps, Ready, Tasks};
-use crate::claim_fetch::{ClaimFetcher, Connect};
+use crate::claims::fetch::{ClaimFetcher, Connect};
+use crate::claims::service::{ClaimService, ClaimWork};
 use crate::config::Config;
-use crate::drain;
 use crate::edits::HostEdits;
 use crate::events::Notifier;
-use crate::grpc::pod_resources::PodsOfClaims;
-use crate::grpc::registration::Registered;
-use crate::neighbours::Neighbours;
-use crate::node::{Brain, Fact, Facts, Followed, Outlets};
+use crate::metrics::Metrics;
+use crate::node::facts::{Fact, Facts, GpusSeen, NodeFacts, PodsOfClaims, Registered, Used};
+use crate::node::{Brain, Followed, Outlets};
 use crate::parts::{Latest, executor, host_edits};
-use crate::publisher_lock::PublisherLock;
-use crate::ready::ReadinessWatch;
-use crate::reconcile::Keeper;
-use crate::service::{ClaimService, ClaimWork};
+use crate::ready::{ReadinessWatch, Ready};
 use crate::sinks::debug::Debug;
 use crate::sinks::events::Events;
 use crate::sinks::gpu_node;
-use crate::sinks::metrics::Metrics;
 use crate::sinks::publisher::Publishing;
 use crate::sinks::slices::SlicesSink;
 use crate::sinks::usage::UsageSink;
+use crate::sources::disk::DiskSource;
 use crate::sources::health::{HealthFile, HealthOwner};
 use crate::sources::holders::HoldersSource;
-use crate::sources::inventory::{GpusSeen, InventoryOwner};
-use crate::sources::node_labels::{self, NodeFacts};
-use crate::sources::policies::{self, PolicyWatch, PolicyWiring};
+use crate::sources::inventory::InventoryOwner;
+use crate::sources::neighbours::Neighbours;
+use crate::sources::node_labels;
+use crate::sources::policies::{PolicyWatch, PolicyWiring};
 use crate::sources::records::RecordsSource;
-use crate::sources::usage::{UsageSource, Used};
+use crate::sources::usage::UsageSource;
+use crate::supervise::Tasks;
+use crate::upkeep::cdi_files::{CdiFiles, Due};
+use crate::upkeep::drain;
+use crate::upkeep::leaving::Leaving;
+use crate::upkeep::lingering::Lingering;
+use crate::upkeep::publisher_lock::PublisherLock;
+use crate::upkeep::rounds::Rounds;
+use crate::upkeep::{Keeper, Reporter};
+
+/// The parts that the plugin needs from outside; the demo and tests put a fake API server and
+/// simulated GPUs here.
+pub struct Deps {
+    /// The API server.
+    pub client: kube::Client,
+    /// The settings for connections of the threads that prepare claims; without it they share
+    /// `client`.
+    pub kube: Option<kube::Config>,
+    /// The GPUs. May answer with errors for as long as the driver is not there.
+    pub gpus: Arc<dyn GpuDriver>,
+    /// Where metrics are registered.
+    pub metrics: MetricsRegistry,
+    /// The readiness of the parts.
+    pub readiness: Readiness,
+}
 
 /// The ends that are written: one writer each.
 #[derive(Default)]
@@ -63,15 +85,15 @@ pub(crate) struct Channels {
     pub(crate) seen: watch::Receiver<GpusSeen>,
     /// The node's object.
     node: watch::Receiver<Option<Arc<NodeFacts>>>,
-    /// Whether the kubelet knows us.
+    /// The state of the registration with the kubelet.
     registered: watch::Receiver<Registered>,
-    /// Whether this instance publishes and reconciles.
+    /// True while this instance publishes and reconciles.
     pub(crate) in_charge: watch::Receiver<bool>,
-    /// What the publisher is to publish.
+    /// The pool for the publisher.
     pool: watch::Receiver<Option<Pool>>,
-    /// What became of it.
+    /// The result of publishing it.
     status: watch::Receiver<PublishStatus>,
-    /// What the brain puts out.
+    /// The outputs of the brain.
     pub(crate) followed: Followed,
     /// To the brain.
     facts: Facts,
@@ -81,6 +103,8 @@ pub(crate) struct Channels {
     changed: Arc<Notify>,
     /// A claim was unprepared and lingers.
     lingers: Arc<Notify>,
+    /// A record could not be written.
+    unwritten: Arc<Notify>,
 }
 
 impl Senders {
@@ -99,12 +123,13 @@ impl Senders {
             refresh: Arc::default(),
             changed: Arc::default(),
             lingers: Arc::default(),
+            unwritten: Arc::default(),
         };
         (channels, brain)
     }
 }
 
-/// What several tasks work with.
+/// The parts that several tasks work with.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) claims: Arc<KubeClaims>,
@@ -116,7 +141,7 @@ pub(crate) struct Shared {
     edits: Arc<HostEdits>,
     executor: Arc<Executor>,
     notifier: Arc<Notifier>,
-    /// What goes on after an answer or a decision: Events.
+    /// Work that goes on after an answer or a decision: Events.
     reports: TaskTracker,
     metrics: Metrics,
 }
@@ -124,13 +149,23 @@ pub(crate) struct Shared {
 impl Shared {
     /// Opens the files, and makes the executor and the service of claims. Nothing runs yet.
     pub(crate) fn new(config: Config, deps: Deps, channels: Channels) -> anyhow::Result<Self> {
-        let Deps { client, kube, gpus, metrics, .. } = deps;
+        let Deps {
+            client,
+            kube,
+            gpus,
+            metrics,
+            ..
+        } = deps;
+        // Wrapped before it is cloned: no part that shares it can wait for ever. The threads that
+        // read claims have clients of their own, and time each read.
         let client = with_deadline(client, config.timing.answer);
         let metrics = Metrics::new(&metrics);
         let host = HostRoot::under(&config.host_root);
         let edits = Arc::new(host_edits(&config, &host)?);
-        let connect =
-            kube.map_or_else(|| Connect::Shared(client.clone()), |config| Connect::Own(Box::new(config)));
+        let connect = kube.map_or_else(
+            || Connect::Shared(client.clone()),
+            |config| Connect::Own(Box::new(config)),
+        );
         let fetcher = Arc::new(ClaimFetcher::new(connect, config.timing.answer));
         let claims = Arc::new(KubeClaims {
             fetcher: fetcher.clone(),
@@ -141,10 +176,25 @@ impl Shared {
             runtime: tokio::runtime::Handle::current(),
             numbers_lost: metrics.numbers_lost.clone(),
         });
-        let latest = Latest::new(channels.seen.clone(), gpus.clone(), channels.refresh.clone());
-        let executor = Arc::new(executor(&config, &host, &gpus, edits.clone(), claims.clone(), latest)?);
-        policies::take_over(&config.plugin_dir, &executor);
-        let notifier = Arc::new(Notifier::new(client.clone(), &config.driver_name, &config.node_name));
+        // The executor reads the GPUs that the inventory has seen last.
+        let latest = Latest::new(
+            channels.seen.clone(),
+            gpus.clone(),
+            channels.refresh.clone(),
+        );
+        let executor = Arc::new(executor(
+            &config,
+            &host,
+            &gpus,
+            edits.clone(),
+            claims.clone(),
+            latest,
+        )?);
+        let notifier = Arc::new(Notifier::new(
+            client.clone(),
+            &config.driver_name,
+            &config.node_name,
+        ));
         let reports = TaskTracker::new();
         let service = Arc::new(ClaimService::new(ClaimWork {
             driver: config.driver_name.clone(),
@@ -156,6 +206,7 @@ impl Shared {
             budget: config.timing.call,
             changed: channels.changed.clone(),
             lingers: channels.lingers.clone(),
+            unwritten: channels.unwritten.clone(),
             facts: channels.facts.clone(),
             refresh: channels.refresh.clone(),
             after: reports.clone(),
@@ -184,11 +235,22 @@ impl Shared {
         facts: mpsc::UnboundedReceiver<Fact>,
         ready: &Ready,
     ) -> Keeper {
-        let Senders { seen, node, registered: _, in_charge, pool, status, used, outlets } = senders;
+        let Senders {
+            seen,
+            node,
+            registered: _,
+            in_charge,
+            pool,
+            status,
+            used,
+            outlets,
+        } = senders;
+        // Sources feed the brain, and sinks follow it; each sender goes to the one task that writes it.
         self.add_gpu_sources(tasks, seen);
         self.add_api_sources(tasks, node);
         self.add_brain(tasks, outlets, facts);
         self.add_sinks(tasks, pool, status, ready.slices.clone());
+        // The rounds of reconcile know which pods the kubelet lists; the reports of use need them.
         let (listed, of_claims) = watch::channel(Arc::default());
         if let Some(idle_after) = self.config.idle_after {
             self.add_usage(tasks, used, of_claims, idle_after);
@@ -196,7 +258,10 @@ impl Shared {
         let lock = PublisherLock::new(&self.config.plugin_dir);
         let poll = self.config.timing.publisher_poll;
         let registered = self.channels.registered.clone();
-        tasks.add("the publisher lock", lock.run(registered.clone(), in_charge, poll, tasks.stop.clone()));
+        tasks.add(
+            "the publisher lock",
+            lock.run(registered.clone(), in_charge, poll, tasks.stop.clone()),
+        );
         let readiness = ReadinessWatch {
             inventory: ready.inventory.clone(),
             registration: ready.registered.clone(),
@@ -210,7 +275,12 @@ impl Shared {
     }
 
     fn add_gpu_sources(&self, tasks: &mut Tasks, seen: watch::Sender<GpusSeen>) {
-        let Channels { facts, refresh, node, .. } = self.channels.clone();
+        let Channels {
+            facts,
+            refresh,
+            node,
+            ..
+        } = self.channels.clone();
         let (holds, works) = (self.executor.clone(), self.service.clone());
         let inventory = InventoryOwner {
             gpus: self.gpus.clone(),
@@ -223,6 +293,8 @@ impl Shared {
             node,
             release_file: drain::file_in(&self.config.plugin_dir),
             in_use: Arc::new(move || {
+                // Calls before records: work that ends in between has written its record by then.
+                // Records that cannot be read count as use.
                 works.running() > 0 || holds.held().map_or(true, |held| !held.is_empty())
             }),
             notifier: self.notifier.clone(),
@@ -237,7 +309,10 @@ impl Shared {
             seen: self.channels.seen.clone(),
             facts: facts.clone(),
             metrics: self.metrics.clone(),
-            file: Arc::new(HealthFile::new(&self.config.plugin_dir, self.executor.boot().clone())),
+            file: Arc::new(HealthFile::new(
+                &self.config.plugin_dir,
+                self.executor.boot().clone(),
+            )),
         };
         tasks.add("the health watch", health.run(tasks.stop.clone()));
         let neighbours = Neighbours {
@@ -248,16 +323,25 @@ impl Shared {
             seen: self.channels.seen.clone(),
             publishes: self.channels.in_charge.clone(),
             facts,
-            notifier: self.notifier.clone(),
-            reports: self.reports.clone(),
         };
-        tasks.add("the watch for neighbours", neighbours.run(tasks.stop.clone()));
+        tasks.add(
+            "the watch for neighbours",
+            neighbours.run(tasks.stop.clone()),
+        );
     }
 
     fn add_api_sources(&self, tasks: &mut Tasks, node: watch::Sender<Option<Arc<NodeFacts>>>) {
-        let Channels { facts, changed, seen, .. } = self.channels.clone();
+        let Channels {
+            facts,
+            changed,
+            seen,
+            ..
+        } = self.channels.clone();
         let name = self.config.node_name.clone();
-        tasks.add("the node watch", node_labels::run(self.client.clone(), name, node, tasks.stop.clone()));
+        tasks.add(
+            "the node watch",
+            node_labels::run(self.client.clone(), name, node, tasks.stop.clone()),
+        );
         let policies = PolicyWatch::new(PolicyWiring {
             client: self.client.clone(),
             config: &self.config,
@@ -279,8 +363,19 @@ impl Shared {
             timing: self.config.timing,
         };
         tasks.add("the reader of records", records.run(tasks.stop.clone()));
+        let disk = DiskSource {
+            folder: self.config.plugin_dir.join("claims"),
+            failed: self.channels.unwritten.clone(),
+            retry: self.config.timing.driver_retry,
+            facts: facts.clone(),
+        };
+        tasks.add("the watch on the disk", disk.run(tasks.stop.clone()));
         let asked = self.channels.followed.ask.clone();
-        let holders = HoldersSource { claims: self.claims.clone(), asked, facts };
+        let holders = HoldersSource {
+            claims: self.claims.clone(),
+            asked,
+            facts,
+        };
         tasks.add("the lister of holders", holders.run(tasks.stop.clone()));
     }
 
@@ -300,6 +395,7 @@ impl Shared {
             out,
             events: Events {
                 executor: self.executor.clone(),
+                fetcher: self.claims.fetcher.clone(),
                 notifier: self.notifier.clone(),
                 tasks: self.reports.clone(),
                 in_charge: self.channels.in_charge.clone(),
@@ -317,13 +413,19 @@ impl Shared {
         status: watch::Sender<PublishStatus>,
         ready: divvy_telemetry::ReadyHandle,
     ) {
-        let Channels { in_charge, registered, facts, .. } = self.channels.clone();
+        let Channels {
+            in_charge,
+            registered,
+            facts,
+            ..
+        } = self.channels.clone();
         let (config, timing) = (&self.config, &self.config.timing);
         let slices = SlicesSink {
             offer: self.channels.followed.offer.clone(),
             executor: self.executor.clone(),
             pool,
             retry: timing.driver_retry,
+            facts: facts.clone(),
         };
         tasks.add("the grants and the pool", slices.run(tasks.stop.clone()));
         let publisher = Publishing {
@@ -339,12 +441,10 @@ impl Shared {
             status,
             ready,
             metrics: self.metrics.clone(),
-            version_every: timing.version,
         };
         tasks.add("the publisher", publisher.run(tasks.stop.clone()));
         let writer = gpu_node::Writer {
-            client: self.client.clone(),
-            node: config.node_name.clone(),
+            target: self.gpu_node(),
             reports: self.channels.followed.report.clone(),
             publishes: in_charge,
             every: timing.gpu_node,
@@ -390,27 +490,79 @@ impl Shared {
     }
 
     fn keeper(&self, listed: watch::Sender<Arc<PodsOfClaims>>, ready: &Ready) -> Keeper {
-        let Channels { seen, registered, in_charge, changed, lingers, .. } = self.channels.clone();
-        Keeper {
-            executor: self.executor.clone(),
-            edits: self.edits.clone(),
-            claims: self.claims.clone(),
-            config: self.config.clone(),
+        let Channels {
             seen,
             registered,
-            publishes: in_charge,
+            in_charge,
             changed,
             lingers,
-            listed,
-            notifier: self.notifier.clone(),
-            metrics: self.metrics.clone(),
-            records: ready.records.clone(),
+            ..
+        } = self.channels.clone();
+        let (timing, reporter) = (
+            self.config.timing,
+            Reporter::new(changed, self.metrics.clone()),
+        );
+        Keeper {
+            files: CdiFiles {
+                executor: self.executor.clone(),
+                edits: self.edits.clone(),
+                folder: self.config.cdi_dir.clone(),
+                timing,
+                seen,
+                holdings: self.channels.followed.holdings.clone(),
+                reporter: reporter.clone(),
+                due: Due::default(),
+            },
+            lingering: Lingering {
+                executor: self.executor.clone(),
+                every: timing.reconcile_busy,
+                lingers,
+                reporter: reporter.clone(),
+            },
+            rounds: Rounds {
+                executor: self.executor.clone(),
+                claims: self.claims.clone(),
+                config: self.config.clone(),
+                registered,
+                publishes: in_charge,
+                listed,
+                notifier: self.notifier.clone(),
+                metrics: self.metrics.clone(),
+                records: ready.records.clone(),
+                reporter,
+            },
+        }
+    }
+
+    /// The end of the plugin on a node that is no longer its own.
+    pub(crate) fn leaving(&self) -> Leaving {
+        Leaving {
+            client: self.client.clone(),
+            node: self.config.node_name.clone(),
+            selector: self.config.node_selector.clone(),
+            last: self.channels.node.borrow().clone(),
+            executor: self.executor.clone(),
+            reported: self.channels.followed.report.borrow().clone(),
+            target: self.gpu_node(),
+        }
+    }
+
+    fn gpu_node(&self) -> gpu_node::Target {
+        gpu_node::Target {
+            client: self.client.clone(),
+            node: self.config.node_name.clone(),
         }
     }
 
     /// The debug page.
     pub(crate) fn debug(&self) -> Debug {
-        let Channels { seen, registered, in_charge, status, .. } = self.channels.clone();
+        let Channels {
+            seen,
+            registered,
+            in_charge,
+            status,
+            ..
+        } = self.channels.clone();
         Debug {
             config: self.config.clone(),
             executor: self.executor.clone(),

@@ -1,6 +1,6 @@
-//! gRPC contracts between the kubelet and the node plugin: messages, clients and servers, generated at build time
-//! from the files in `protos/`. Called by the node plugin's gRPC adapters, and by the fake kubelet; no other crate
-//! should see these types.
+//! gRPC contracts between the kubelet and the node plugin: messages, clients and servers, generated
+//! at build time from the files in `protos/`. Called by the node plugin's gRPC adapters, and by the
+//! fake kubelet; no other crate should see these types.
 //!
 //! The service paths on the wire come from the protocol packages, not from the module names here.
 
@@ -43,7 +43,7 @@ pub mod dra {
     pub const SERVICE: &str = "v1.DRAPlugin";
 }
 
-/// How devices are, in the versions that kubelets know; served beside the DRA service.
+/// Health of devices, in the versions that kubelets know; served beside the DRA service.
 pub mod health {
     generated!(
         /// Kubernetes 1.37 and later (`v1.DRAResourceHealth`).
@@ -53,13 +53,15 @@ pub mod health {
     );
 
     generated!(
-        /// Kubernetes 1.34 and later (`v1alpha1.DRAResourceHealth`), with the messages of v1; goes with 1.40.
+        /// Kubernetes 1.34 and later (`v1alpha1.DRAResourceHealth`), with the messages of v1; goes
+        /// with 1.40.
         v1alpha1,
         "dra_health_v1alpha1",
         "v1alpha1"
     );
 
-    /// Short names of the services for `supported_versions`, listed after those of [`dra`](crate::dra).
+    /// Short names of the services for `supported_versions`, listed after those of
+    /// [`dra`](crate::dra).
     pub const SERVICES: [&str; 2] = ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
 }
 
@@ -73,7 +75,8 @@ pub mod podresources {
     );
 }
 
-/// Device plugins, which give devices out beside DRA: for the stand-in of one in the end-to-end tests.
+/// Device plugins, which give devices out beside DRA: for the stand-in of one in the end-to-end
+/// tests.
 pub mod deviceplugin {
     generated!(
         /// Version 1beta1, the only one (`v1beta1.Registration`, `v1beta1.DevicePlugin`).

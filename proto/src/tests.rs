@@ -31,24 +31,47 @@ impl Service<Request<Body>> for Paths {
 #[tokio::test]
 async fn service_paths_are_those_of_the_kubelet() {
     let paths = Paths::default();
-    let mut registration = registration::registration_client::RegistrationClient::new(paths.clone());
-    registration.get_info(registration::InfoRequest {}).await.unwrap_err();
+    let mut registration =
+        registration::registration_client::RegistrationClient::new(paths.clone());
+    registration
+        .get_info(registration::InfoRequest {})
+        .await
+        .unwrap_err();
     let verdict = registration::RegistrationStatus::default();
-    registration.notify_registration_status(verdict).await.unwrap_err();
+    registration
+        .notify_registration_status(verdict)
+        .await
+        .unwrap_err();
     let mut v1 = dra::v1::dra_plugin_client::DraPluginClient::new(paths.clone());
-    v1.node_prepare_resources(dra::v1::NodePrepareResourcesRequest::default()).await.unwrap_err();
-    v1.node_unprepare_resources(dra::v1::NodeUnprepareResourcesRequest::default()).await.unwrap_err();
+    v1.node_prepare_resources(dra::v1::NodePrepareResourcesRequest::default())
+        .await
+        .unwrap_err();
+    v1.node_unprepare_resources(dra::v1::NodeUnprepareResourcesRequest::default())
+        .await
+        .unwrap_err();
     let mut pods =
         podresources::v1::pod_resources_lister_client::PodResourcesListerClient::new(paths.clone());
-    pods.list(podresources::v1::ListPodResourcesRequest {}).await.unwrap_err();
-    pods.get(podresources::v1::GetPodResourcesRequest::default()).await.unwrap_err();
+    pods.list(podresources::v1::ListPodResourcesRequest {})
+        .await
+        .unwrap_err();
+    pods.get(podresources::v1::GetPodResourcesRequest::default())
+        .await
+        .unwrap_err();
 
     let mut health =
         crate::health::v1::dra_resource_health_client::DraResourceHealthClient::new(paths.clone());
-    health.node_watch_resources(crate::health::v1::NodeWatchResourcesRequest {}).await.unwrap_err();
+    health
+        .node_watch_resources(crate::health::v1::NodeWatchResourcesRequest {})
+        .await
+        .unwrap_err();
     let mut alpha =
-        crate::health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(paths.clone());
-    alpha.node_watch_resources(crate::health::v1::NodeWatchResourcesRequest {}).await.unwrap_err();
+        crate::health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(
+            paths.clone(),
+        );
+    alpha
+        .node_watch_resources(crate::health::v1::NodeWatchResourcesRequest {})
+        .await
+        .unwrap_err();
 
     let seen = paths.0.lock().unwrap().clone();
     assert_eq!(
@@ -80,8 +103,15 @@ fn strings(mut bytes: &[u8]) -> Vec<(u8, String)> {
 
 #[test]
 fn a_claim_has_its_uid_before_its_name_on_the_wire() {
-    let claim = dra::v1::Claim { namespace: "ns".into(), uid: "u-1".into(), name: "c".into() };
-    assert_eq!(strings(&claim.encode_to_vec()), [(1, "ns".into()), (2, "u-1".into()), (3, "c".into())]);
+    let claim = dra::v1::Claim {
+        namespace: "ns".into(),
+        uid: "u-1".into(),
+        name: "c".into(),
+    };
+    assert_eq!(
+        strings(&claim.encode_to_vec()),
+        [(1, "ns".into()), (2, "u-1".into()), (3, "c".into())]
+    );
 }
 
 #[test]
@@ -93,10 +123,18 @@ fn a_device_carries_its_share_in_field_five_and_only_when_it_has_one() {
         cdi_device_ids: vec!["v/c=d".into()],
         share_id: None,
     };
-    let plain = vec![(1, "r".into()), (2, "p".into()), (3, "d".into()), (4, "v/c=d".into())];
+    let plain = vec![
+        (1, "r".into()),
+        (2, "p".into()),
+        (3, "d".into()),
+        (4, "v/c=d".into()),
+    ];
     assert_eq!(strings(&device.encode_to_vec()), plain);
     device.share_id = Some("s".into());
-    assert_eq!(strings(&device.encode_to_vec()).last(), Some(&(5, "s".into())));
+    assert_eq!(
+        strings(&device.encode_to_vec()).last(),
+        Some(&(5, "s".into()))
+    );
 }
 
 #[test]
@@ -123,14 +161,20 @@ fn plugin_info_and_pod_resources_use_the_kubelets_field_numbers() {
         device_name: "g".into(),
         share_id: None,
     };
-    assert_eq!(strings(&used.encode_to_vec()), [(2, "d".into()), (3, "p".into()), (4, "g".into())]);
+    assert_eq!(
+        strings(&used.encode_to_vec()),
+        [(2, "d".into()), (3, "p".into()), (4, "g".into())]
+    );
 }
 
 #[test]
 fn the_health_of_a_device_uses_the_kubelets_field_numbers() {
     use crate::health::v1::{DeviceHealth, DeviceIdentifier, HealthStatus};
     let health = DeviceHealth {
-        device: Some(DeviceIdentifier { pool_name: "p".into(), device_name: "d".into() }),
+        device: Some(DeviceIdentifier {
+            pool_name: "p".into(),
+            device_name: "d".into(),
+        }),
         health: HealthStatus::Unhealthy.into(),
         last_updated_time: 7,
         health_check_timeout_seconds: 30,

@@ -1,4 +1,4 @@
-//! How long things take and how often they are done.
+//! Intervals and time limits.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -6,64 +6,68 @@ use std::time::Duration;
 /// Intervals and limits. The defaults are what production uses; tests shorten them.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// How long one prepare or unprepare may take in all. The kubelet gives up after 45 s, and a failed prepare
-    /// costs the pod 60 to 90 s, so that anything transient is retried up to here.
+    /// Time limit of one prepare or unprepare in all. The kubelet gives up after 45 s, and a
+    /// failed prepare costs the pod 60 to 90 s, so that anything transient is retried up to here.
     pub call: Duration,
-    /// How long the API server may take to begin an answer.
+    /// Time limit for the API server to begin an answer.
     pub answer: Duration,
-    /// How often the list of GPUs is asked for.
+    /// Interval at which the list of GPUs is asked for.
     pub list: Duration,
-    /// How often all facts are read again.
+    /// Interval at which all facts about GPUs are read again.
     pub refresh: Duration,
-    /// How often neighbours are looked for: what pods hold of others, and processes that no claim accounts for.
+    /// Interval at which neighbours are looked for: devices that others gave to pods, and processes
+    /// that no claim accounts for.
     pub neighbours: Duration,
-    /// How often the utilisation of GPUs that claims hold is read.
+    /// Interval at which the utilisation of GPUs that claims hold is read.
     pub usage: Duration,
     /// The same for their memory and processes: those calls hold up others.
     pub usage_lists: Duration,
-    /// How often it is confirmed that the pods of a claim are to be evicted.
+    /// Interval at which it is confirmed that the pods of a claim are to be evicted.
     pub usage_confirm: Duration,
-    /// How often other drivers' devices and allocations are asked for; at once when a pod holds one that is not known.
+    /// Interval at which other drivers' devices and allocations are asked for; at once when a pod
+    /// holds one that is not known.
     pub neighbour_drivers: Duration,
-    /// How often all claims of the cluster are asked for where another driver publishes one of our GPUs.
+    /// Interval at which all claims of the cluster are asked for where another driver publishes one
+    /// of our GPUs.
     pub neighbour_claims: Duration,
-    /// How long a driver may be away before an Event on the node reports it: after a boot it may take a while to load.
+    /// Time for which a driver may be away before an Event on the node reports it: after a boot it
+    /// may take a while to load.
     pub driver_away: Duration,
     /// Longest pause between attempts to reach a driver that is not there.
     pub driver_retry: Duration,
-    /// How often the GPUs are asked how they are.
+    /// Interval of health polls.
     pub health: Duration,
     /// The same while one is not well.
     pub health_busy: Duration,
-    /// How often records are compared with the API, the kubelet and the GPUs.
+    /// Interval at which records are compared with the API, the kubelet and the GPUs.
     pub reconcile: Duration,
-    /// The same while something is left to finish (a lingering claim, an orphan in its grace period).
+    /// The same while something is left to finish (a lingering claim, an orphan in its grace
+    /// period).
     pub reconcile_busy: Duration,
-    /// How often a withdrawn device that is still held is looked for in the API.
+    /// Interval at which a withdrawn device that is still held is looked for in the API.
     pub withdrawn: Duration,
-    /// How long a device that is not offered any more is tainted before the API is asked who holds it: a write of the
-    /// scheduler, which may have chosen the device before it saw the taint, must have arrived by then.
+    /// Time for which a device that is not offered any more is tainted before the API is asked who
+    /// holds it: a write of the scheduler, which may have chosen the device before it saw the
+    /// taint, must have arrived by then.
     pub leave: Duration,
-    /// How long after a CDI file vanished it is restored: the plugin removes files itself.
+    /// Pause between the loss of a CDI file and its restoration: the plugin removes files itself.
     pub cdi_settle: Duration,
-    /// How often the CDI folder is looked at even if nothing was reported.
+    /// Interval at which the CDI folder is looked at even if nothing was reported.
     pub cdi_check: Duration,
-    /// How often another instance's wish to publish is looked for.
+    /// Interval at which another instance's wish to publish is looked for.
     pub publisher_poll: Duration,
-    /// What the executor waits for.
+    /// Time limits of the executor.
     pub executor: divvy_executor::Timing,
-    /// How often the API server's version is asked for.
-    pub version: Duration,
-    /// How long policies may stay unknown at the start before the node goes on with what it remembers of them.
+    /// Time for which policies may stay unknown at the start before the node goes on with what it
+    /// remembers of them.
     pub policy_wait: Duration,
-    /// How often a definition of policies that is not there, or a right to them that is missing, is asked for again.
+    /// Interval at which a definition of policies that is not there, or a right to them that is
+    /// missing, is asked for again.
     pub policy_retry: Duration,
     /// Least time between two writes of the node's GpuNode.
     pub gpu_node: Duration,
-    /// How often it is looked whether the node's GpuNode was deleted.
+    /// Interval at which the GpuNode is looked for, which may have been deleted.
     pub gpu_node_look: Duration,
-    /// How long running calls may take to finish when the plugin stops.
-    pub drain: Duration,
 }
 
 impl Default for Timing {
@@ -91,23 +95,26 @@ impl Default for Timing {
             cdi_check: Duration::from_mins(5),
             publisher_poll: Duration::from_secs(2),
             executor: divvy_executor::Timing::default(),
-            version: Duration::from_mins(10),
             gpu_node: Duration::from_secs(5),
             gpu_node_look: Duration::from_secs(30),
             policy_wait: crate::sources::policies::WAIT,
             policy_retry: crate::sources::policies::RETRY,
-            drain: Duration::from_secs(20),
         }
     }
 }
 
 impl Timing {
-    /// A policy changes for all nodes at once, and each then asks who holds what it withdraws: they take turns.
+    /// A policy changes for all nodes at once, and each then asks who holds what it withdraws: they
+    /// take turns.
     pub(super) fn of_node(name: &str) -> Self {
         let timing = Self::default();
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
+        // Up to half of the time more, the same at each start of a node.
         let turn = timing.leave / 2000 * u32::try_from(hasher.finish() % 1000).unwrap_or(0);
-        Self { leave: timing.leave + turn, ..timing }
+        Self {
+            leave: timing.leave + turn,
+            ..timing
+        }
     }
 }

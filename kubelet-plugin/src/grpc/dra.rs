@@ -8,8 +8,8 @@ use divvy_claims::PreparedDevice;
 use divvy_proto::dra::v1;
 use tonic::{Request, Response, Status};
 
-use crate::claim::Asked;
-use crate::service::ClaimService;
+use crate::claims::claim::Asked;
+use crate::claims::service::ClaimService;
 
 /// Serves the DRA protocol.
 #[derive(Clone)]
@@ -21,7 +21,11 @@ impl v1::dra_plugin_server::DraPlugin for DraServer {
         &self,
         request: Request<v1::NodePrepareResourcesRequest>,
     ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
-        let claims = request.into_inner().claims.into_iter().map(|c| Asked::new(c.namespace, c.name, c.uid));
+        let claims = request
+            .into_inner()
+            .claims
+            .into_iter()
+            .map(|c| Asked::new(c.namespace, c.name, c.uid));
         let claims = self.0.prepare(claims.collect()).await;
         let claims = claims.into_iter().map(|(uid, result)| {
             let answer = match result {
@@ -29,31 +33,50 @@ impl v1::dra_plugin_server::DraPlugin for DraServer {
                     devices: devices.into_iter().map(device_v1).collect(),
                     error: String::new(),
                 },
-                Err(error) => v1::NodePrepareResourceResponse { devices: Vec::new(), error },
+                Err(error) => v1::NodePrepareResourceResponse {
+                    devices: Vec::new(),
+                    error,
+                },
             };
             (uid, answer)
         });
-        Ok(Response::new(v1::NodePrepareResourcesResponse { claims: claims.collect() }))
+        Ok(Response::new(v1::NodePrepareResourcesResponse {
+            claims: claims.collect(),
+        }))
     }
 
     async fn node_unprepare_resources(
         &self,
         request: Request<v1::NodeUnprepareResourcesRequest>,
     ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
-        let claims = request.into_inner().claims.into_iter().map(|c| Asked::new(c.namespace, c.name, c.uid));
+        let claims = request
+            .into_inner()
+            .claims
+            .into_iter()
+            .map(|c| Asked::new(c.namespace, c.name, c.uid));
         let claims = errors(self.0.unprepare(claims.collect()).await);
         let claims = claims.map(|(uid, error)| (uid, v1::NodeUnprepareResourceResponse { error }));
-        Ok(Response::new(v1::NodeUnprepareResourcesResponse { claims: claims.collect() }))
+        Ok(Response::new(v1::NodeUnprepareResourcesResponse {
+            claims: claims.collect(),
+        }))
     }
 }
 
 /// The protocol's form of an unprepare: an empty error is success.
 fn errors(results: BTreeMap<String, Result<(), String>>) -> impl Iterator<Item = (String, String)> {
-    results.into_iter().map(|(uid, result)| (uid, result.err().unwrap_or_default()))
+    results
+        .into_iter()
+        .map(|(uid, result)| (uid, result.err().unwrap_or_default()))
 }
 
 fn device_v1(device: PreparedDevice) -> v1::Device {
-    let PreparedDevice { requests, pool, device, cdi_ids, share_id } = device;
+    let PreparedDevice {
+        requests,
+        pool,
+        device,
+        cdi_ids,
+        share_id,
+    } = device;
     v1::Device {
         request_names: requests,
         pool_name: pool,

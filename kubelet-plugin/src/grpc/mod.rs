@@ -4,3 +4,4 @@ pub(crate) mod dra;
 pub(crate) mod health;
 pub(crate) mod pod_resources;
 pub(crate) mod registration;
+pub(crate) mod serve;

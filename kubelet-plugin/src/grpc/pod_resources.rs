@@ -1,6 +1,6 @@
 //! The devices of running pods, from the kubelet's PodResources socket.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,13 +9,17 @@ use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesList
 use divvy_proto::podresources::v1::{DynamicResource, ListPodResourcesRequest, PodResources};
 use tonic::transport::Endpoint;
 
+use crate::node::facts::PodsOfClaims;
+
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why the kubelet could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PodResourcesError {
     /// The socket does not answer.
-    #[error("the kubelet does not answer on {path} (check that it runs, and --pod-resources-socket)")]
+    #[error(
+        "the kubelet does not answer on {path} (check that it runs, and --pod-resources-socket)"
+    )]
     Connect {
         path: String,
         #[source]
@@ -30,21 +34,24 @@ pub(crate) enum PodResourcesError {
     },
 }
 
-/// The names of the pods that have each claim for devices of a driver, with those of their containers that use it; by
-/// namespace and name of the claim.
-pub(crate) type PodsOfClaims = BTreeMap<(String, String), BTreeMap<String, BTreeSet<String>>>;
-
-/// Which pods have which claims.
+/// Returns the pods of each claim for devices of a driver, and their containers that use it.
 pub(crate) fn claims(pods: &[PodResources], driver: &str) -> PodsOfClaims {
     let mut claims = PodsOfClaims::new();
     for pod in pods {
         for container in &pod.containers {
             let ours = |dynamic: &&DynamicResource| {
-                dynamic.claim_resources.iter().any(|used| used.driver_name == driver)
+                dynamic
+                    .claim_resources
+                    .iter()
+                    .any(|used| used.driver_name == driver)
             };
             for dynamic in container.dynamic_resources.iter().filter(ours) {
                 let claim = (dynamic.claim_namespace.clone(), dynamic.claim_name.clone());
-                let containers = claims.entry(claim).or_default().entry(pod.name.clone()).or_default();
+                let containers = claims
+                    .entry(claim)
+                    .or_default()
+                    .entry(pod.name.clone())
+                    .or_default();
                 containers.insert(container.name.clone());
             }
         }
@@ -52,15 +59,29 @@ pub(crate) fn claims(pods: &[PodResources], driver: &str) -> PodsOfClaims {
     claims
 }
 
-/// What all pods of the node hold.
+/// Asks the kubelet for the devices that all pods of the node hold.
 pub(crate) async fn pods(socket: &Path) -> Result<Vec<PodResources>, PodResourcesError> {
     let path = socket.display().to_string();
-    let connect = |source| PodResourcesError::Connect { path: path.clone(), source };
+    let connect = |source| PodResourcesError::Connect {
+        path: path.clone(),
+        source,
+    };
     let endpoint = Endpoint::from_shared(format!("unix:{path}")).map_err(connect)?;
-    let channel = endpoint.connect_timeout(TIMEOUT).timeout(TIMEOUT).connect().await.map_err(connect)?;
-    let answer = PodResourcesListerClient::new(channel).list(ListPodResourcesRequest {}).await;
-    let answer =
-        answer.map_err(|source| PodResourcesError::List { path: path.clone(), source: Box::new(source) })?;
+    // A connection for each question: a kubelet that was restarted has another socket under the
+    // same path.
+    let channel = endpoint
+        .connect_timeout(TIMEOUT)
+        .timeout(TIMEOUT)
+        .connect()
+        .await
+        .map_err(connect)?;
+    let answer = PodResourcesListerClient::new(channel)
+        .list(ListPodResourcesRequest {})
+        .await;
+    let answer = answer.map_err(|source| PodResourcesError::List {
+        path: path.clone(),
+        source: Box::new(source),
+    })?;
     Ok(answer.into_inner().pod_resources)
 }
 
@@ -68,8 +89,16 @@ pub(crate) async fn pods(socket: &Path) -> Result<Vec<PodResources>, PodResource
 pub(crate) fn held(pods: &[PodResources], driver: &str) -> BTreeSet<RunningDevice> {
     let mut held = BTreeSet::new();
     for pod in pods {
-        for dynamic in pod.containers.iter().flat_map(|container| &container.dynamic_resources) {
-            for used in dynamic.claim_resources.iter().filter(|used| used.driver_name == driver) {
+        for dynamic in pod
+            .containers
+            .iter()
+            .flat_map(|container| &container.dynamic_resources)
+        {
+            for used in dynamic
+                .claim_resources
+                .iter()
+                .filter(|used| used.driver_name == driver)
+            {
                 if let Ok(device) = used.device_name.parse() {
                     held.insert(RunningDevice {
                         namespace: dynamic.claim_namespace.clone(),

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use divvy_proto::registration::registration_server::{Registration, RegistrationServer};
-use divvy_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use divvy_proto::registration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
 use divvy_proto::{dra, health};
 use divvy_telemetry::ReadyHandle;
 use tokio::sync::watch;
@@ -12,50 +14,41 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::ready::what_is_missing;
-use crate::servers::serve;
+use super::serve::serve;
+use crate::node::facts::{GpusSeen, Registered, what_is_missing};
 use crate::sockets::bind;
-use crate::sources::inventory::GpusSeen;
-
-/// What the kubelet last said.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum Registered {
-    /// Nothing yet.
-    #[default]
-    NotYet,
-    /// We are registered.
-    Yes,
-    /// It refused, and why. It tries again by itself.
-    Refused(String),
-}
 
 /// The registration socket, opened when the kubelet may call this instance.
 pub(crate) struct RegistrationSocket {
     pub(crate) path: PathBuf,
-    /// Who answers there.
+    /// The answers given there.
     pub(crate) registrar: Registrar,
-    /// What is known of the GPUs.
+    /// The latest state of the GPUs.
     pub(crate) seen: watch::Receiver<GpusSeen>,
-    /// Whether this instance holds the publisher lock.
+    /// True while this instance holds the publisher lock.
     pub(crate) in_charge: watch::Receiver<bool>,
     /// Says whether it is open.
     pub(crate) ready: ReadyHandle,
 }
 
 impl RegistrationSocket {
-    /// Serves until `stop`. The kubelet calls the instance that registered last, whether or not it can work: one that
-    /// finds no driver, say, would take the node over from one that does. So while another instance is in charge this
-    /// one waits until it can give GPUs to containers. Without another it registers at once: unprepare needs no driver.
+    /// Serves until `stop`. The kubelet calls the instance that registered last, whether or not it
+    /// can work: one that finds no driver, say, would take the node over from one that does. So
+    /// while another instance is in charge this one waits until it can give GPUs to containers.
+    /// Without another it registers at once: unprepare needs no driver.
     pub(crate) async fn serve(mut self, stop: CancellationToken) -> anyhow::Result<()> {
         while let Some(missing) = self.must_wait() {
-            self.ready
-                .waiting(format!("another instance serves the kubelet; this one is not ready: {missing}"));
+            self.ready.waiting(format!(
+                "another instance serves the kubelet; this one is not ready: {missing}"
+            ));
             tokio::select! {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.in_charge.changed() => {}
                 () = stop.cancelled() => return Ok(()),
             }
         }
+        // The kubelet watches the folder and dials a socket as soon as it is there: from here on it
+        // may call.
         let (listener, file) =
             bind(&self.path).context("the registration socket (--registry-dir) cannot be used")?;
         self.ready.ready();
@@ -68,10 +61,14 @@ impl RegistrationSocket {
             file.remove();
             gone.cancel();
         };
-        tokio::join!(serve("registration", router, listener, gone.clone()), removed).0
+        tokio::join!(
+            serve("registration", router, listener, gone.clone()),
+            removed
+        )
+        .0
     }
 
-    /// What keeps this instance from registering.
+    /// Returns the reason why this instance must not register yet.
     fn must_wait(&mut self) -> Option<String> {
         let alone = *self.in_charge.borrow_and_update();
         what_is_missing(&self.seen.borrow_and_update()).filter(|_| !alone)
@@ -88,7 +85,11 @@ pub(crate) struct Registrar {
 impl Registrar {
     /// `endpoint`: path of the DRA socket as the kubelet sees it.
     pub(crate) fn new(driver: String, endpoint: String, state: watch::Sender<Registered>) -> Self {
-        Self { driver, endpoint, state }
+        Self {
+            driver,
+            endpoint,
+            state,
+        }
     }
 }
 
@@ -111,7 +112,10 @@ impl Registration for Registrar {
         &self,
         status: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        let RegistrationStatus { plugin_registered, error } = status.into_inner();
+        let RegistrationStatus {
+            plugin_registered,
+            error,
+        } = status.into_inner();
         let state = if plugin_registered {
             tracing::info!(driver = %self.driver, "registered with the kubelet");
             Registered::Yes
@@ -119,6 +123,7 @@ impl Registration for Registrar {
             tracing::error!(driver = %self.driver, %error, "the kubelet refused the registration");
             Registered::Refused(error)
         };
+        // Publishing and the publisher lock wait for this.
         self.state.send_replace(state);
         Ok(Response::new(RegistrationStatusResponse {}))
     }

@@ -7,12 +7,10 @@ use divvy_executor::Executor;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::claims::service::ClaimService;
 use crate::config::Config;
-use crate::grpc::registration::Registered;
 use crate::node::State;
-use crate::service::ClaimService;
-use crate::sources::inventory::GpusSeen;
-use crate::sources::policies::Effective;
+use crate::node::facts::{Effective, GpusSeen, Registered};
 
 /// Where the state is read from.
 pub(crate) struct Debug {
@@ -29,6 +27,7 @@ pub(crate) struct Debug {
 impl Debug {
     /// All of it. Reads files, so it may block.
     pub(crate) fn state(&self) -> Value {
+        // Copies: a reader that is slow must not hold the channel that the inventory writes.
         let seen = self.seen.borrow().clone();
         let gpus = seen.inventory.as_ref().map(|inventory| {
             let gpus = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.to_string(), json!(gpu)));
@@ -44,7 +43,12 @@ impl Debug {
             Registered::Refused(why) => json!({ "refused": why }),
         };
         let publish = self.published.borrow().clone();
-        let State { neighbours, health, effective, offering } = self.state.borrow().clone();
+        let State {
+            neighbours,
+            health,
+            effective,
+            offering,
+        } = self.state.borrow().clone();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "node": self.config.node_name,
@@ -56,7 +60,7 @@ impl Debug {
             "inventoryProblem": seen.problem,
             "driverDown": seen.down,
             "driverReleased": seen.released,
-            "neighbours": *neighbours,
+            "neighbours": neighbours,
             "health": {
                 "gpus": health.book.gpus(),
                 "removed": health.book.removed(),

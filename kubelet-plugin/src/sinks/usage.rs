@@ -1,6 +1,5 @@
-//! Shows what is used: metrics, and, where a claim goes over its grant or becomes idle, a condition in its status and Events.
-
-mod metrics;
+//! Shows what is used: metrics, and, where a claim goes over its grant or becomes idle, a condition
+//! in its status and Events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,24 +23,23 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
+use crate::claims::held::held_now;
 use crate::events::{EventSubject, Notifier, Written, condition, usage_conditions_of};
-use crate::grpc::pod_resources::PodsOfClaims;
-use crate::sources::usage::Used;
-
-pub(crate) use metrics::UsageMetrics;
+use crate::metrics::UsageMetrics;
+use crate::node::facts::{PodsOfClaims, Used};
 
 /// Shows.
 pub(crate) struct UsageSink {
     pub(crate) used: watch::Receiver<Arc<Used>>,
-    /// What policies make of the GPUs.
+    /// The rules of policies for the GPUs.
     pub(crate) resolved: watch::Receiver<Arc<Resolved>>,
     /// The pods and containers that the kubelet lists for claims.
     pub(crate) listed: watch::Receiver<Arc<PodsOfClaims>>,
-    /// Whether this instance publishes: another one says something of claims while it does not.
+    /// `true` while this instance publishes: another one reports claims while it does not.
     pub(crate) publishes: watch::Receiver<bool>,
-    /// After so long without any use a claim is idle, where no policy says otherwise.
+    /// Time without any use after which a claim is idle, where no policy says otherwise.
     pub(crate) idle_after: Duration,
-    /// How often it is confirmed that pods are to be evicted.
+    /// Time between two confirmations that pods are to be evicted.
     pub(crate) confirm: Duration,
     pub(crate) metrics: UsageMetrics,
     pub(crate) executor: Arc<Executor>,
@@ -50,21 +48,22 @@ pub(crate) struct UsageSink {
     pub(crate) reports: TaskTracker,
 }
 
-/// What was said of a claim: by device and type.
+/// Conditions of a claim, by device and type.
 type Said = BTreeMap<(DeviceName, String), Condition>;
 
-/// What is remembered from one reading to the next.
+/// State that is kept from one reading to the next.
 struct Memory {
     watch: Watch,
     means: BTreeMap<(String, String), Mean>,
     said: BTreeMap<ClaimUid, (ClaimRef, Said)>,
     writes: Writes,
-    /// Claims whose conditions of another instance are yet to be read; `None` before the first reading since it ended.
+    /// Claims whose conditions of another instance are yet to be read; `None` before the first
+    /// reading since it ended.
     unread: Option<BTreeSet<ClaimRef>>,
 }
 
-/// Writes of conditions: of a claim one at a time, or an older one might come last; and again until the server has it, or a
-/// pod would be evicted of which the condition was taken back.
+/// Writes of conditions: of a claim one at a time, or an older one might come last; and again until
+/// the server has it, or a pod would be evicted of which the condition was taken back.
 #[derive(Default)]
 struct Writes {
     wanted: BTreeSet<ClaimUid>,
@@ -72,14 +71,17 @@ struct Writes {
 }
 
 impl Writes {
-    /// What is to be written now.
+    /// Returns the claims whose conditions are to be written now.
     fn next(&mut self) -> Vec<ClaimUid> {
         for (uid, ended) in self.running.extract_if(.., |_, write| write.is_finished()) {
+            // Failed or panicked: written again, with the newest conditions of then.
             if !matches!(ended.now_or_never(), Some(Ok(true))) {
                 self.wanted.insert(uid);
             }
         }
-        self.wanted.extract_if(.., |uid| !self.running.contains_key(uid)).collect()
+        self.wanted
+            .extract_if(.., |uid| !self.running.contains_key(uid))
+            .collect()
     }
 }
 
@@ -97,6 +99,8 @@ impl UsageSink {
         loop {
             tokio::select! {
                 Ok(()) = self.publishes.changed() => {
+                    // Another instance has written meanwhile, or will: its conditions are read
+                    // before the next verdict.
                     memory.unread = None;
                     continue;
                 }
@@ -104,6 +108,8 @@ impl UsageSink {
                 () = stop.cancelled() => return,
                 else => return,
             }
+            // Conditions of an earlier instance are read before the first verdict: a verdict
+            // without them would write over what it cannot take back.
             let used = self.used.borrow_and_update().clone();
             let devices = used.gpus.values().flat_map(|gpu| &gpu.devices);
             let there: BTreeSet<ClaimRef> = devices.map(|device| device.claim.clone()).collect();
@@ -116,29 +122,49 @@ impl UsageSink {
     }
 
     fn show(&self, memory: &mut Memory, used: &Used, now: Duration) {
+        // Phase 1: what the readings mean. Metrics show it whether or not it is news.
         let policies = policies_of(&self.resolved.borrow());
         let news = memory.watch.step(&used.gpus, &policies, now);
         let pods = means(&mut memory.means, used, now);
         let listed = self.listed.borrow().clone();
-        self.metrics.show(used, &memory.watch.verdicts(now), &pods, &listed);
+        self.metrics
+            .show(used, &memory.watch.verdicts(now), &pods, &listed);
+        // Phase 2: what is news becomes a condition, kept in memory, and its claim is to be
+        // written.
         for change in &news {
-            memory.writes.wanted.insert(self.note(&mut memory.said, change, used));
+            memory
+                .writes
+                .wanted
+                .insert(self.note(&mut memory.said, change, used));
         }
         // A claim that was let go while something was said of it: its next pods begin with nothing.
         let devices = used.gpus.values().flat_map(|gpu| &gpu.devices);
         let there: BTreeSet<&ClaimUid> = devices.map(|device| &device.claim.uid).collect();
-        for (claim, _) in memory.said.extract_if(.., |uid, _| !there.contains(uid)).map(|(_, said)| said) {
+        for (claim, _) in memory
+            .said
+            .extract_if(.., |uid, _| !there.contains(uid))
+            .map(|(_, said)| said)
+        {
             self.forget(claim);
         }
-        memory.writes.wanted.extend(confirmed(&mut memory.said, self.confirm));
+        // Phase 3: conditions that a controller acts on are renewed before they are too old to
+        // count.
+        memory
+            .writes
+            .wanted
+            .extend(confirmed(&mut memory.said, self.confirm));
+        // Phase 4: writes, last, with everything that has come to a claim in this round.
         for uid in memory.writes.next() {
             if let Some((claim, said)) = memory.said.get(&uid) {
-                memory.writes.running.insert(uid, self.write(claim.clone(), said.clone()));
+                memory
+                    .writes
+                    .running
+                    .insert(uid, self.write(claim.clone(), said.clone()));
             }
         }
     }
 
-    /// Keeps what has changed, and reports it; whose it is.
+    /// Keeps a change, and reports it. Returns the claim.
     fn note(
         &self,
         said: &mut BTreeMap<ClaimUid, (ClaimRef, Said)>,
@@ -146,16 +172,31 @@ impl UsageSink {
         used: &Used,
     ) -> ClaimUid {
         let (claim, devices, condition, bad) = match change {
-            Change::Overuse { claim, device, over, used, granted } => {
+            Change::Overuse {
+                claim,
+                device,
+                over,
+                used,
+                granted,
+            } => {
                 if *over {
                     self.metrics.overuses.inc();
                 }
                 let message = overuse_message(*over, *used, *granted);
-                let reason = if *over { "MemoryOverGrant" } else { "MemoryWithinGrant" };
+                let reason = if *over {
+                    "MemoryOverGrant"
+                } else {
+                    "MemoryWithinGrant"
+                };
                 let condition = condition(conditions::WITHIN_GRANT, !over, reason, &message);
                 (claim, vec![device.clone()], condition, *over)
             }
-            Change::Idle { claim, idle, after, reclaim } => {
+            Change::Idle {
+                claim,
+                idle,
+                after,
+                reclaim,
+            } => {
                 if *idle {
                     self.metrics.idles.inc();
                 }
@@ -164,8 +205,10 @@ impl UsageSink {
                 let devices = own.map(|device| device.device.clone()).collect();
                 let minutes = |time: &Duration| time.as_secs() / 60;
                 let (reason, message) = if *idle {
-                    let what =
-                        format!("nothing has used the devices of the claim for {} minutes", minutes(after));
+                    let what = format!(
+                        "nothing has used the devices of the claim for {} minutes",
+                        minutes(after)
+                    );
                     let then = reclaim.as_ref().map(|grace| {
                         format!(
                             "; by the policy of the GPU it is marked for eviction after {} more",
@@ -176,7 +219,12 @@ impl UsageSink {
                 } else {
                     ("Used", "the devices of the claim are used again".to_owned())
                 };
-                (claim, devices, condition(conditions::IDLE, *idle, reason, &message), false)
+                (
+                    claim,
+                    devices,
+                    condition(conditions::IDLE, *idle, reason, &message),
+                    false,
+                )
             }
             Change::Due { claim, device, due } => {
                 let (reason, message) = match due {
@@ -188,7 +236,10 @@ impl UsageSink {
                         reclaim::IDLE,
                         "nothing uses the devices of the claim: the policy of the GPU calls for the eviction of its pods",
                     ),
-                    None => (reclaim::NOT_DUE, "nothing calls for the eviction of the pods of the claim"),
+                    None => (
+                        reclaim::NOT_DUE,
+                        "nothing calls for the eviction of the pods of the claim",
+                    ),
                 };
                 let condition = condition(conditions::RECLAIM_DUE, due.is_some(), reason, message);
                 (claim, vec![device.clone()], condition, due.is_some())
@@ -196,7 +247,9 @@ impl UsageSink {
         };
         tracing::info!(%claim, reason = condition.reason, "{}", condition.message);
         self.report(claim, &condition, bad);
-        let (_, said) = said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
+        let (_, said) = said
+            .entry(claim.uid.clone())
+            .or_insert_with(|| (claim.clone(), Said::new()));
         for device in devices {
             said.insert((device, condition.type_.clone()), condition.clone());
         }
@@ -204,29 +257,51 @@ impl UsageSink {
     }
 
     fn report(&self, claim: &ClaimRef, condition: &Condition, bad: bool) {
-        let (notifier, executor, claim) = (self.notifier.clone(), self.executor.clone(), claim.clone());
+        let (notifier, executor, claim) =
+            (self.notifier.clone(), self.executor.clone(), claim.clone());
         let (reason, message) = (condition.reason.clone(), condition.message.clone());
         self.reports.spawn(async move {
-            let held = held_of(executor, &claim).await;
-            let pods = held.first().map(|held| held.pods.clone()).unwrap_or_default();
+            // The record names the pods: without it only the claim gets the Event.
+            let held = held_of(&executor, &claim).await.unwrap_or_default();
+            let pods = held
+                .first()
+                .map(|held| held.pods.clone())
+                .unwrap_or_default();
             let action = format!("Measure {}", claim.uid);
             let note = format!("claim {}: {message}", claim.name);
-            let pods = pods.iter().map(|pod| EventSubject::Pod(&claim.namespace, pod));
+            let pods = pods
+                .iter()
+                .map(|pod| EventSubject::Pod(&claim.namespace, pod));
             for about in std::iter::once(EventSubject::Claim(&claim)).chain(pods) {
-                notifier.report_device(&about, bad, &reason, &action, &note).await;
+                notifier
+                    .report_device(&about, bad, &reason, &action, &note)
+                    .await;
             }
         });
     }
 
-    /// Puts everything that was said of the claim into its status; whether there is nothing left to do.
+    /// Puts all conditions of the claim into its status. Returns whether there is nothing left to
+    /// do.
     fn write(&self, claim: ClaimRef, said: Said) -> JoinHandle<bool> {
         let (notifier, executor) = (self.notifier.clone(), self.executor.clone());
-        let takes_back = said.values().any(|c| c.type_ == conditions::RECLAIM_DUE && c.status == "False");
+        let takes_back = said
+            .values()
+            .any(|c| c.type_ == conditions::RECLAIM_DUE && c.status == "False");
         self.reports.spawn(async move {
-            let held = held_of(executor, &claim).await;
+            // Read now and not earlier: a claim that was let go meanwhile has no devices to write
+            // about. Records that cannot be read say no such thing: what stands in the status stays,
+            // and the claim is written in a later round.
+            let Some(held) = held_of(&executor, &claim).await else {
+                return false;
+            };
             let entries = held.iter().map(|held| {
-                let of_device = said.iter().filter(|((device, _), _)| *device == held.hold.device);
-                (&held.allocated, of_device.map(|(_, condition)| condition.clone()).collect())
+                let of_device = said
+                    .iter()
+                    .filter(|((device, _), _)| *device == held.hold.device);
+                (
+                    &held.allocated,
+                    of_device.map(|(_, condition)| condition.clone()).collect(),
+                )
             });
             match notifier.usage_conditions(&claim, entries.collect()).await {
                 Written::Done => true,
@@ -237,28 +312,42 @@ impl UsageSink {
         })
     }
 
-    /// Takes everything back that was said of a claim, unless it is only this instance that does not measure any more.
+    /// Takes everything back that was said of a claim, unless it is only this instance that does
+    /// not measure any more.
     fn forget(&self, claim: ClaimRef) {
         let (notifier, executor) = (self.notifier.clone(), self.executor.clone());
         self.reports.spawn(async move {
-            if held_of(executor, &claim).await.is_empty() {
+            // Still held means that another instance measures it now, and writes its own. So may a
+            // claim be whose record cannot be read.
+            let held = held_of(&executor, &claim).await;
+            if held.is_some_and(|held| held.is_empty()) {
                 notifier.usage_conditions(&claim, Vec::new()).await;
             }
         });
     }
 
-    async fn found(&self, claim: &ClaimRef) -> Result<Vec<(DeviceName, &'static str)>, kube::Error> {
+    async fn found(
+        &self,
+        claim: &ClaimRef,
+    ) -> Result<Vec<(DeviceName, &'static str)>, kube::Error> {
         let api = Api::<ResourceClaim>::namespaced(self.claims.client.clone(), &claim.namespace);
         let found = api.get_opt(&claim.name).await?;
         let found = found.filter(|found| found.metadata.uid.as_deref() == Some(claim.uid.as_str()));
-        Ok(found.map(|found| usage_conditions_of(&found, &self.claims.driver)).unwrap_or_default())
+        Ok(found
+            .map(|found| usage_conditions_of(&found, &self.claims.driver))
+            .unwrap_or_default())
     }
 
-    /// What an earlier instance of the plugin has said of the claims: it is over when readings say so.
+    /// Reads the conditions that an earlier instance of the plugin has written to the claims: they
+    /// are over when readings say so.
     async fn remember(&self, memory: &mut Memory, there: &BTreeSet<ClaimRef>) {
-        let Some(unread) = &mut memory.unread else { return };
-        let claims: Vec<ClaimRef> =
-            std::mem::take(unread).into_iter().filter(|c| there.contains(c)).collect();
+        let Some(unread) = &mut memory.unread else {
+            return;
+        };
+        let claims: Vec<ClaimRef> = std::mem::take(unread)
+            .into_iter()
+            .filter(|c| there.contains(c))
+            .collect();
         for claim in claims {
             let found = match self.found(&claim).await {
                 Ok(found) => found,
@@ -270,8 +359,10 @@ impl UsageSink {
                 }
             };
             for (device, kind) in found {
-                let (_, said) =
-                    memory.said.entry(claim.uid.clone()).or_insert_with(|| (claim.clone(), Said::new()));
+                let (_, said) = memory
+                    .said
+                    .entry(claim.uid.clone())
+                    .or_insert_with(|| (claim.clone(), Said::new()));
                 let about = (device, kind.to_owned());
                 if said.contains_key(&about) {
                     // This instance knows better.
@@ -279,10 +370,20 @@ impl UsageSink {
                 }
                 let condition = if kind == conditions::RECLAIM_DUE {
                     // Not before this instance has seen it: the other may have ended long ago.
-                    condition(kind, false, reclaim::NOT_DUE, "the node plugin has restarted")
+                    condition(
+                        kind,
+                        false,
+                        reclaim::NOT_DUE,
+                        "the node plugin has restarted",
+                    )
                 } else if kind == conditions::IDLE {
                     memory.watch.was_idle(&claim.uid);
-                    condition(kind, true, "NotUsed", "nothing uses the devices of the claim")
+                    condition(
+                        kind,
+                        true,
+                        "NotUsed",
+                        "nothing uses the devices of the claim",
+                    )
                 } else {
                     memory.watch.was_over(&claim.uid, &about.0);
                     let message = "the pods of the claim use more memory than it was granted";
@@ -291,7 +392,9 @@ impl UsageSink {
                 said.insert(about, condition);
             }
             if let Some((_, said)) = memory.said.get(&claim.uid)
-                && said.keys().any(|(_, kind)| *kind == conditions::RECLAIM_DUE)
+                && said
+                    .keys()
+                    .any(|(_, kind)| *kind == conditions::RECLAIM_DUE)
             {
                 memory.writes.wanted.insert(claim.uid);
             }
@@ -299,7 +402,7 @@ impl UsageSink {
     }
 }
 
-/// What policies say of the use of GPUs.
+/// Returns the rules of policies about the use of GPUs.
 fn policies_of(resolved: &Resolved) -> BTreeMap<GpuUuid, UsagePolicy> {
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
     let of = resolved.rules.iter().map(|(gpu, rules)| {
@@ -314,13 +417,16 @@ fn policies_of(resolved: &Resolved) -> BTreeMap<GpuUuid, UsagePolicy> {
     of.collect()
 }
 
-/// Claims whose pods are still to be evicted, and of which that is to be said anew: a controller that acts on it is to ignore
-/// what is old, because a node that does not measure any more cannot take it back.
+/// Renews the conditions of claims whose pods are still to be evicted, and returns these: a
+/// controller that acts on it is to ignore what is old, because a node that does not measure any
+/// more cannot take it back.
 fn confirmed(said: &mut BTreeMap<ClaimUid, (ClaimRef, Said)>, every: Duration) -> Vec<ClaimUid> {
     let (now, mut anew) = (Timestamp::now(), Vec::new());
     for (uid, (_, said)) in said {
         for ((_, kind), condition) in said.iter_mut() {
-            let age = now.duration_since(condition.last_transition_time.0).unsigned_abs();
+            let age = now
+                .duration_since(condition.last_transition_time.0)
+                .unsigned_abs();
             if *kind == conditions::RECLAIM_DUE && condition.status == "True" && age > every {
                 condition.last_transition_time = Time(now);
                 anew.push(uid.clone());
@@ -330,12 +436,11 @@ fn confirmed(said: &mut BTreeMap<ClaimUid, (ClaimRef, Said)>, every: Duration) -
     anew
 }
 
-/// As it is now.
-async fn held_of(executor: Arc<Executor>, claim: &ClaimRef) -> Vec<HeldDevice> {
-    let read = tokio::task::spawn_blocking(move || executor.held().unwrap_or_default());
-    let mut held = read.await.unwrap_or_default();
+/// Returns the devices that a claim holds now; `None` if the records cannot be read.
+async fn held_of(executor: &Arc<Executor>, claim: &ClaimRef) -> Option<Vec<HeldDevice>> {
+    let mut held = held_now(executor).await?;
     held.retain(|held| held.claim.uid == claim.uid);
-    held
+    Some(held)
 }
 
 fn overuse_message(over: bool, used: u64, granted: u64) -> String {
@@ -351,7 +456,7 @@ fn overuse_message(over: bool, used: u64, granted: u64) -> String {
     }
 }
 
-/// Means of a minute, of the pods whose utilisation is known now.
+/// Returns means of a minute, of the pods whose utilisation is known now.
 fn means(
     kept: &mut BTreeMap<(String, String), Mean>,
     used: &Used,

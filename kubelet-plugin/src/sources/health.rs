@@ -1,39 +1,35 @@
-//! The health of the GPUs: listens for events on a thread of its own, polls vitals, keeps the [`HealthBook`], and sends
-//! what comes out.
+//! The health of the GPUs: listens for events on a thread of its own, polls vitals, keeps the
+//! [`HealthBook`], and sends what comes out.
 
 mod file;
+mod schedule;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_claims::Phase;
 use divvy_executor::{Executor, HeldDevice};
 use divvy_model::health::{
     GpuEvent, GpuEventKind, GpuVitals, HealthBook, HealthChange, HealthRules, XidClass,
 };
-use divvy_model::mig::{GpuInstanceId, Placement};
-use divvy_model::{GpuDriver, GpuError, GpuErrorCode, GpuUuid, HoldKind};
+use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId, Placement};
+use divvy_model::{ClaimUid, GpuDriver, GpuError, GpuErrorCode, GpuUuid, Target};
 use divvy_offer::{HealthView, Sick, Unmonitored};
 use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::claims::held::held_now;
 use crate::config::Timing;
-use crate::node::{Fact, Facts, Health};
-use crate::sinks::metrics::Metrics;
-use crate::sources::inventory::GpusSeen;
+use crate::metrics::Metrics;
+use crate::node::facts::{Facts, GpusSeen, Health, HealthState, Report};
 pub(crate) use file::HealthFile;
 use file::StoredHealth;
+use schedule::{Action, DriverState, Event, Schedule};
 use watch::{Heard, listen};
-
-/// How long the first look may keep the first pool waiting.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
-/// Longer than any poll takes.
-const NEVER: Duration = Duration::from_hours(24);
-/// Events come in bursts; the GPUs are not polled more often than this.
-const AT_MOST: Duration = Duration::from_secs(1);
 
 /// Keeps the health of the GPUs.
 pub(crate) struct HealthOwner {
@@ -44,21 +40,8 @@ pub(crate) struct HealthOwner {
     pub(crate) seen: channel::Receiver<GpusSeen>,
     pub(crate) facts: Facts,
     pub(crate) metrics: Metrics,
-    /// What an earlier process learnt from events, which a later one cannot poll.
+    /// Faults that an earlier process learnt of by events, which a later one cannot poll.
     pub(crate) file: Arc<HealthFile>,
-}
-
-/// What is remembered.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct HealthState {
-    pub(crate) book: HealthBook,
-    /// Where the GPU instances are that something is wrong with.
-    places: BTreeMap<(GpuUuid, GpuInstanceId), Placement>,
-    /// Whether anything was sent.
-    sent: bool,
-    /// GPUs whose events cannot be had, and why; all of them if the driver has none.
-    pub(crate) unmonitored: BTreeMap<GpuUuid, GpuErrorCode>,
-    pub(crate) no_events: Option<(GpuErrorCode, String)>,
 }
 
 /// The answers of one GPU.
@@ -67,6 +50,58 @@ struct Polled {
     vitals: Result<GpuVitals, GpuError>,
     /// Its GPU instances, if they were asked for and could be had.
     living: Option<BTreeSet<GpuInstanceId>>,
+    /// Places of partitions that claims hold and that are not there; `None` if that could not be
+    /// found out.
+    gone: Option<BTreeSet<Placement>>,
+}
+
+/// A partition that a claim holds, as its record has it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Partition {
+    claim: ClaimUid,
+    gpu: GpuUuid,
+    instance: GpuInstanceId,
+    profile: GpuInstanceProfileId,
+    place: Placement,
+}
+
+impl Partition {
+    /// Returns all partitions of claims that are prepared: while a claim is being prepared or
+    /// unprepared its partition comes and goes. `None` if the records cannot be read.
+    fn all_held(executor: &Executor) -> Option<BTreeSet<Self>> {
+        let held = executor.held().ok()?.into_iter();
+        let prepared = held.filter(|held| held.phase == Phase::Prepared);
+        let partitions = prepared
+            .filter_map(|held| {
+                let place = held.hold.target.place()?;
+                Some(Self {
+                    claim: held.claim.uid,
+                    gpu: held.hold.gpu,
+                    instance: held.made?.gi,
+                    profile: place.profile,
+                    place: place.placement,
+                })
+            })
+            .collect();
+        Some(partitions)
+    }
+
+    fn is_among(&self, living: &[GpuInstance]) -> bool {
+        let wanted = (self.instance, self.profile, self.place);
+        living
+            .iter()
+            .any(|one| (one.id, one.profile, one.placement) == wanted)
+    }
+}
+
+/// Returns the GPU instances of a GPU: none if its MIG mode is off, as it may be after a reset.
+/// `None` if the driver does not answer.
+fn living(gpus: &dyn GpuDriver, gpu: &GpuUuid) -> Option<Vec<GpuInstance>> {
+    match gpus.gpu_instances(gpu) {
+        Ok(living) => Some(living),
+        Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => Some(Vec::new()),
+        Err(_) => None,
+    }
 }
 
 /// A poll on its way.
@@ -75,8 +110,8 @@ struct Polling {
     polled: JoinHandle<Vec<Polled>>,
 }
 
-/// When the poll began, and its answers once it has them all; without a poll, never. Only a panic of the driver's code leaves
-/// none.
+/// Waits for the poll that is under way and returns its start and its answers; only a panic of the
+/// driver's code leaves none. Never returns if none is under way.
 async fn ended(polling: &mut Option<Polling>) -> (Instant, Option<Vec<Polled>>) {
     match polling {
         Some(Polling { begun, polled }) => (*begun, polled.await.ok()),
@@ -88,90 +123,115 @@ impl HealthOwner {
     /// Runs until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let (out, mut heard) = mpsc::channel(64);
+        // A thread of its own: NVML's wait for events blocks. Its gate is closed until the driver
+        // may be asked.
         let gate = listen(self.gpus.clone(), out);
-        let mut open = false;
+        let mut is_open = false;
         let epoch = Instant::now();
-        let mut kept = HealthState::default();
-        let mut remembered = self.file.load();
-        kept.book.remember(Duration::ZERO, remembered.gpus.clone());
-        kept.places = remembered.places.iter().map(|(gpu, id, place)| ((gpu.clone(), *id), *place)).collect();
+        let (mut kept, mut remembered) = self.recall();
+        let mut schedule = Schedule::new(self.timing.health, self.timing.health_busy);
         let mut polling: Option<Polling> = None;
-        let mut polled_at: Option<Instant> = None;
-        let mut poll_at = epoch;
-        let mut known = BTreeSet::new();
+        let mut event = Event::Time;
         loop {
-            let (usable, released, listed) = {
-                let seen = self.seen.borrow_and_update();
-                let inventory = seen.inventory.as_ref();
-                let listed: BTreeSet<GpuUuid> = inventory
-                    .map(|i| i.gpus.keys().cloned().chain(i.problems.iter().map(|p| p.gpu.clone())).collect())
-                    .unwrap_or_default();
-                let open_now = inventory.is_some() && seen.problem.is_none() && seen.released.is_none();
-                if std::mem::replace(&mut open, open_now) != open_now {
-                    // Without the thread health is only polled, as was said when it could not be started.
-                    let _ = gate.send(open_now);
-                }
-                (inventory.is_some() && seen.released.is_none(), seen.released.is_some(), listed)
-            };
-            if released {
+            // The driver first: whatever has happened, a released driver is not asked.
+            let (driver, opens) = self.driver_state();
+            if std::mem::replace(&mut is_open, opens) != opens {
+                // Without the thread health is only polled, which was reported when it could not be
+                // started.
+                let _ = gate.send(opens);
+            }
+            if driver.released {
                 // A released driver may be exchanged, and GPUs reset, without events.
                 kept.book.all_away();
                 self.remember(&kept, &mut remembered).await;
-                // What it answers is about the time before. A call that hangs goes on by itself.
-                if polling.take().is_some() {
-                    poll_at = Instant::now();
-                }
-                // Nothing is published before health is known, and on a cordoned node the driver is released at once.
-                if !kept.sent {
-                    self.report(&mut kept, &[]);
-                }
             }
-            if listed != known {
-                poll_at = Instant::now();
-                known = listed;
+            schedule.see(driver, epoch.elapsed());
+            if kept.sent {
+                schedule.published();
             }
-            let begun = polling.as_ref().map(|polling| polling.begun);
-            let first_pool_at = begun.filter(|_| !kept.sent).map(|begun| begun + FIRST_LOOK);
-            tokio::select! {
+
+            // Then everything that is due.
+            let until = loop {
+                match schedule.next(std::mem::replace(&mut event, Event::Time), epoch.elapsed()) {
+                    Action::Poll => polling = Some(self.poll(&kept, schedule.listed())),
+                    Action::Abandon => polling = None,
+                    Action::PublishUnpolled => {
+                        if !schedule.is_released() {
+                            tracing::warn!(
+                                "initial health poll timed out; publishing with what is known from before"
+                            );
+                        }
+                        self.report(&mut kept, &[]);
+                    }
+                    Action::Wait(until) => break until,
+                }
+            };
+
+            // Then the next event. While a GPU hangs in a poll, events of the others are heard.
+            event = tokio::select! {
                 Some(heard) = heard.recv() => {
                     if self.hear(&mut kept, heard, epoch.elapsed()).await {
-                        let soon = polled_at.map_or(epoch, |at| at + AT_MOST);
-                        poll_at = poll_at.min(soon.max(Instant::now()));
+                        Event::Heard
+                    } else {
+                        Event::Time
                     }
                 }
-                () = sleep_until(poll_at), if usable && polling.is_none() => {
-                    polling = Some(self.poll(&kept, &known));
-                    // Unless something happens meanwhile, its end says when the next is due.
-                    poll_at += NEVER;
-                }
-                // While a GPU hangs in a poll, events of the others are heard.
                 (begun, done) = ended(&mut polling) => {
                     polling = None;
                     self.looked(&mut kept, done, begun.duration_since(epoch));
-                    polled_at = Some(Instant::now());
-                    let patients = kept.book.has_patients();
-                    let wait = if patients { self.timing.health_busy } else { self.timing.health };
-                    poll_at = poll_at.min(Instant::now() + wait);
+                    Event::Polled { patients: kept.book.has_patients() }
                 }
-                () = sleep_until(first_pool_at.unwrap_or(epoch)), if first_pool_at.is_some() => {
-                    tracing::warn!("initial health poll timed out; publishing with what is known from before");
-                    self.report(&mut kept, &[]);
-                }
+                () = sleep_until(epoch + until.unwrap_or_default()), if until.is_some() => Event::Time,
                 Ok(()) = self.seen.changed() => continue,
                 () = stop.cancelled() => return,
-            }
+            };
             self.remember(&kept, &mut remembered).await;
         }
     }
 
+    /// Returns the faults that an earlier process learnt of by events, and the file that has them.
+    fn recall(&self) -> (HealthState, StoredHealth) {
+        let remembered = self.file.load();
+        let mut kept = HealthState::default();
+        // Counted as found at the start: a GPU must show anew that it has recovered.
+        kept.book.remember(Duration::ZERO, remembered.gpus.clone());
+        kept.places = remembered
+            .places
+            .iter()
+            .map(|(gpu, id, place)| ((gpu.clone(), *id), *place))
+            .collect();
+        (kept, remembered)
+    }
+
+    /// Returns the state of the driver, and whether its events can be heard.
+    fn driver_state(&mut self) -> (DriverState, bool) {
+        let seen = self.seen.borrow_and_update();
+        let inventory = seen.inventory.as_ref();
+        let listed = inventory.into_iter().flat_map(|inventory| {
+            let unreadable = inventory.problems.iter().map(|problem| &problem.gpu);
+            inventory.gpus.keys().chain(unreadable).cloned()
+        });
+        let usable = inventory.is_some() && seen.released.is_none();
+        let driver = DriverState {
+            usable,
+            released: seen.released.is_some(),
+            listed: listed.collect(),
+        };
+        (driver, usable && seen.problem.is_none())
+    }
+
     /// Saves what has been learnt from events since it was last saved.
     async fn remember(&self, kept: &HealthState, saved: &mut StoredHealth) {
+        // Written when it changes, not when it is reported: a restart comes at any time.
         let gpus = kept.book.remembered();
         let known = |gpu: &GpuUuid, id: &GpuInstanceId| {
-            gpus.get(gpu).is_some_and(|remembered| remembered.partitions.contains_key(id))
+            gpus.get(gpu)
+                .is_some_and(|remembered| remembered.partitions.contains_key(id))
         };
         let places = kept.places.iter().filter(|((gpu, id), _)| known(gpu, id));
-        let places = places.map(|((gpu, id), place)| (gpu.clone(), *id, *place)).collect();
+        let places = places
+            .map(|((gpu, id), place)| (gpu.clone(), *id, *place))
+            .collect();
         let memory = StoredHealth { gpus, places };
         if memory == *saved {
             return;
@@ -188,8 +248,10 @@ impl HealthOwner {
         }
     }
 
-    /// Takes in what was heard; whether to poll now.
+    /// Takes in what was heard. Returns whether a poll may explain it.
     async fn hear(&mut self, kept: &mut HealthState, heard: Heard, now: Duration) -> bool {
+        // Phase 1: can events be heard at all? GPUs without them are reported, since a fault of
+        // them is found late.
         let events = match heard {
             Ok(events) => events,
             Err(error) => {
@@ -204,14 +266,26 @@ impl HealthOwner {
         kept.unmonitored = events.unmonitored;
         self.report_unmonitored(kept);
         let mut interesting = false;
-        let placed = events.events.iter().any(|event| event.gpu_instance.is_some());
-        let held = if placed { self.held_now().await } else { Vec::new() };
+        // Phase 2: the places of instances, read once for all events and only if one names an
+        // instance.
+        let placed = events
+            .events
+            .iter()
+            .any(|event| event.gpu_instance.is_some());
+        let held = if placed {
+            // Records that cannot be read leave the inventory to name the place.
+            held_now(&self.executor).await.unwrap_or_default()
+        } else {
+            Vec::new()
+        };
         for event in events.events {
+            // Phase 3: event by event, each reported before the next: two may be about the same
+            // fault.
             interesting |= HealthBook::is_of_interest(&self.rules, &event);
             self.count(&event);
             let event = self.placed(kept, event, &held);
             let changes = kept.book.event(&self.rules, now, &event);
-            // What changes nothing waits for the first poll.
+            // An event that changes nothing waits for the first poll.
             if kept.sent || !changes.is_empty() {
                 self.report(kept, &changes);
             }
@@ -225,7 +299,11 @@ impl HealthOwner {
             return;
         };
         let class = XidClass::of(xid);
-        let gpu = event.gpu.as_ref().map(ToString::to_string).unwrap_or_default();
+        let gpu = event
+            .gpu
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let instance = event.gpu_instance.map(|id| id.0);
         tracing::warn!(gpu, instance, xid, class = class.name(), "Xid");
         self.metrics.xid(gpu, xid, class);
@@ -233,62 +311,102 @@ impl HealthOwner {
 
     /// The event of an instance whose place is not known is the whole GPU's.
     fn placed(&self, kept: &mut HealthState, event: GpuEvent, held: &[HeldDevice]) -> GpuEvent {
-        let (Some(gpu), Some(id)) = (&event.gpu, event.gpu_instance) else { return event };
+        let (Some(gpu), Some(id)) = (&event.gpu, event.gpu_instance) else {
+            return event;
+        };
         let place = self.place(gpu, id, held);
         match place {
             Some(place) => {
                 kept.places.insert((gpu.clone(), id), place);
                 event
             }
-            None => GpuEvent { gpu_instance: None, ..event },
+            None => GpuEvent {
+                gpu_instance: None,
+                ..event
+            },
         }
     }
 
-    /// The current records, which may be newer than the last fact.
-    async fn held_now(&self) -> Vec<HeldDevice> {
-        let executor = self.executor.clone();
-        let read = tokio::task::spawn_blocking(move || executor.held().unwrap_or_default());
-        read.await.unwrap_or_default()
-    }
-
-    /// Where a GPU instance is: by the records, which know those that were made a moment ago, or by the inventory.
+    /// Where a GPU instance is: by the records, which know those that were made a moment ago, or by
+    /// the inventory.
     fn place(&self, gpu: &GpuUuid, id: GpuInstanceId, held: &[HeldDevice]) -> Option<Placement> {
-        let recorded = held.iter().find_map(|held| match held.hold.kind {
-            HoldKind::Partition { placement, .. }
+        let recorded = held.iter().find_map(|held| match held.hold.target {
+            Target::Partition(at)
                 if held.hold.gpu == *gpu
-                    && held.made.as_ref().is_some_and(|made| made.gpu_instance == id) =>
+                    && held.made.as_ref().is_some_and(|made| made.gi == id) =>
             {
-                Some(placement)
+                Some(at.placement)
             }
             _ => None,
         });
         recorded.or_else(|| {
             let seen = self.seen.borrow();
             let mig = seen.inventory.as_ref()?.gpus.get(gpu)?.mig.as_ref()?;
-            mig.instances.iter().find(|instance| instance.id == id).map(|instance| instance.placement)
+            mig.instances
+                .iter()
+                .flatten()
+                .find(|instance| instance.id == id)
+                .map(|instance| instance.placement)
         })
     }
 
     /// Begins to poll all GPUs that are listed or numbered.
     fn poll(&self, kept: &HealthState, listed: &BTreeSet<GpuUuid>) -> Polling {
         let (gpus, executor, listed) = (self.gpus.clone(), self.executor.clone(), listed.clone());
-        let with_instances: BTreeSet<GpuUuid> = kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
+        let with_instances: BTreeSet<GpuUuid> =
+            kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
         let polled = tokio::task::spawn_blocking(move || {
             let ordinals = executor.ordinals().unwrap_or_default();
+            // GPUs that are not listed any more too: their answer says whether they are lost or
+            // were taken out.
             let mut all = listed;
             all.extend(ordinals.iter().map(|(gpu, _)| gpu.clone()));
+            // Records before the GPUs: a partition that is made in between is not looked for.
+            let held = Partition::all_held(&executor);
             let polled = all.into_iter().map(|gpu| {
                 let vitals = gpus.vitals(&gpu);
-                let living = with_instances
-                    .contains(&gpu)
-                    .then(|| gpus.gpu_instances(&gpu).ok())
+                let of_gpu: BTreeSet<&Partition> = held
+                    .iter()
                     .flatten()
+                    .filter(|partition| partition.gpu == gpu)
+                    .collect();
+                let asked = with_instances.contains(&gpu) || !of_gpu.is_empty();
+                let living = asked.then(|| living(&*gpus, &gpu)).flatten();
+                let gone = match &living {
+                    // Without the records it is not known what claims have.
+                    _ if held.is_none() => None,
+                    None => of_gpu.is_empty().then(BTreeSet::new),
+                    Some(living) => {
+                        let mut gone = of_gpu;
+                        gone.retain(|partition| !partition.is_among(living));
+                        // A claim that was let go since the records were read has lost nothing.
+                        let still = if gone.is_empty() {
+                            Some(BTreeSet::new())
+                        } else {
+                            Partition::all_held(&executor)
+                        };
+                        still.map(|still| {
+                            gone.retain(|partition| still.contains(*partition));
+                            gone.into_iter().map(|partition| partition.place).collect()
+                        })
+                    }
+                };
+                let living = living
+                    .filter(|_| with_instances.contains(&gpu))
                     .map(|living| living.iter().map(|instance| instance.id).collect());
-                Polled { gpu, vitals, living }
+                Polled {
+                    gpu,
+                    vitals,
+                    living,
+                    gone,
+                }
             });
             polled.collect()
         });
-        Polling { begun: Instant::now(), polled }
+        Polling {
+            begun: Instant::now(),
+            polled,
+        }
     }
 
     /// Takes in the answers of a poll that began at `now`.
@@ -296,7 +414,20 @@ impl HealthOwner {
         // Only a panic of the driver's code leaves nothing; the next look tries again.
         let polled = done.unwrap_or_default();
         let mut changes = Vec::new();
-        for Polled { gpu, vitals, living } in polled {
+        for Polled {
+            gpu,
+            vitals,
+            living,
+            gone,
+        } in polled
+        {
+            if let Some(gone) = gone {
+                // Only answers replace what was known: a GPU that could not be asked keeps its lost
+                // partitions.
+                kept.gone.retain(|(of, _)| *of != gpu);
+                kept.gone
+                    .extend(gone.into_iter().map(|at| (gpu.clone(), at)));
+            }
             let answer = vitals.map_err(|error| error.code);
             changes.extend(kept.book.poll(&self.rules, now, &gpu, answer));
             if let Some(living) = living {
@@ -317,16 +448,28 @@ impl HealthOwner {
 
     fn count_unmonitored(&self, kept: &HealthState) {
         let all = || kept.book.gpus().len();
-        let count = kept.no_events.as_ref().map_or(kept.unmonitored.len(), |_| all());
-        self.metrics.unmonitored.set(i64::try_from(count).unwrap_or(i64::MAX));
+        let count = kept
+            .no_events
+            .as_ref()
+            .map_or(kept.unmonitored.len(), |_| all());
+        self.metrics
+            .unmonitored
+            .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Publishes health changes and the current health view.
     fn report(&mut self, kept: &mut HealthState, changes: &[HealthChange]) {
         let sick = kept.book.gpus();
-        kept.places.retain(|(gpu, id), _| sick.get(gpu).is_some_and(|gpu| gpu.partitions.contains_key(id)));
+        // Places of instances that are well again are dropped: the driver gives their ids to
+        // others.
+        kept.places.retain(|(gpu, id), _| {
+            sick.get(gpu)
+                .is_some_and(|gpu| gpu.partitions.contains_key(id))
+        });
         let changes = changes.iter().map(|change| {
-            let place = change.partition.and_then(|id| kept.places.get(&(change.gpu.clone(), id)).copied());
+            let place = change
+                .partition
+                .and_then(|id| kept.places.get(&(change.gpu.clone(), id)).copied());
             (change.clone(), place)
         });
         let changes = changes.collect();
@@ -340,9 +483,13 @@ impl HealthOwner {
         changes: Vec<(HealthChange, Option<Placement>)>,
     ) {
         kept.sent = true;
-        let health = Health { view, book: Arc::new(kept.clone()), changes };
+        let health = Health {
+            view,
+            book: Arc::new(kept.clone()),
+            changes,
+        };
         // Without a brain the plugin ends.
-        drop(self.facts.send(Fact::Health(health)));
+        drop(self.facts.send(Report::Health(health).into()));
     }
 }
 
@@ -353,16 +500,27 @@ fn view_of(kept: &HealthState) -> HealthView {
             let place = kept.places.get(&(uuid.clone(), *id))?;
             Some((*place, ailments.keys().copied().collect()))
         });
-        let sick = Sick { gpu: gpu.ailments.keys().copied().collect(), partitions: partitions.collect() };
+        let sick = Sick {
+            gpu: gpu.ailments.keys().copied().collect(),
+            partitions: partitions.collect(),
+        };
         (uuid.clone(), sick)
     });
-    HealthView { sick: sick.collect(), removed: kept.book.removed().clone(), unmonitored: unmonitored(kept) }
+    HealthView {
+        sick: sick.collect(),
+        removed: kept.book.removed().clone(),
+        gone: kept.gone.clone(),
+        unmonitored: unmonitored(kept),
+    }
 }
 
 fn unmonitored(kept: &HealthState) -> BTreeMap<GpuUuid, Unmonitored> {
     let none = |code: GpuErrorCode, why: &str| Unmonitored {
         why: why.to_owned(),
-        for_good: matches!(code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND),
+        for_good: matches!(
+            code,
+            GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND
+        ),
     };
     match &kept.no_events {
         // The driver is away, which is reported as such.
@@ -373,11 +531,20 @@ fn unmonitored(kept: &HealthState) -> BTreeMap<GpuUuid, Unmonitored> {
             | GpuErrorCode::LIB_RM_VERSION_MISMATCH,
             _,
         )) => BTreeMap::new(),
-        Some((code, why)) => kept.book.gpus().keys().map(|gpu| (gpu.clone(), none(*code, why))).collect(),
+        Some((code, why)) => kept
+            .book
+            .gpus()
+            .keys()
+            .map(|gpu| (gpu.clone(), none(*code, why)))
+            .collect(),
         None => {
             // A lost GPU is already reported as lost.
-            let all = kept.unmonitored.iter().filter(|(_, code)| **code != GpuErrorCode::GPU_IS_LOST);
-            all.map(|(gpu, code)| (gpu.clone(), none(*code, &code.to_string()))).collect()
+            let all = kept
+                .unmonitored
+                .iter()
+                .filter(|(_, code)| **code != GpuErrorCode::GPU_IS_LOST);
+            all.map(|(gpu, code)| (gpu.clone(), none(*code, &code.to_string())))
+                .collect()
         }
     }
 }

@@ -1,8 +1,10 @@
-//! What is observed. Each source sends [`crate::node::Fact`]s and decides nothing.
+//! Observations. Each source sends [`crate::node::facts::Fact`]s and decides nothing.
 
+pub(crate) mod disk;
 pub(crate) mod health;
 pub(crate) mod holders;
 pub(crate) mod inventory;
+pub(crate) mod neighbours;
 pub(crate) mod node_labels;
 pub(crate) mod policies;
 pub(crate) mod records;

@@ -1,6 +1,6 @@
-//! This node's object in the API, as far as decisions need it: its labels, and whether it is cordoned.
+//! This node's object in the API, as far as decisions need it: its labels, and whether it is
+//! cordoned.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -10,24 +10,10 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// What is known of the node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct NodeFacts {
-    /// Its labels.
-    pub(crate) labels: BTreeMap<String, String>,
-    /// Whether it is cordoned.
-    pub(crate) cordoned: bool,
-}
+use crate::node::facts::NodeFacts;
 
-impl From<Node> for NodeFacts {
-    fn from(node: Node) -> Self {
-        let cordoned = node.spec.and_then(|spec| spec.unschedulable).unwrap_or_default();
-        Self { labels: node.metadata.labels.unwrap_or_default(), cordoned }
-    }
-}
-
-/// Keeps `facts` up to date until `stop`. What was known stays while the API does not answer, and when the object is
-/// gone.
+/// Keeps `facts` up to date until `stop`. The last known labels stay while the API does not answer,
+/// and when the object is gone.
 pub(crate) async fn run(
     client: Client,
     node: String,
@@ -35,7 +21,9 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) {
     let config = watcher::Config::default().fields(&format!("metadata.name={node}"));
-    let changes = watcher(Api::<Node>::all(client), config).default_backoff().applied_objects();
+    let changes = watcher(Api::<Node>::all(client), config)
+        .default_backoff()
+        .applied_objects();
     let mut changes = std::pin::pin!(changes);
     let follow = async {
         let mut reported = false;
@@ -44,6 +32,8 @@ pub(crate) async fn run(
                 Ok(object) => {
                     reported = false;
                     let now = NodeFacts::from(object);
+                    // The kubelet writes its Node every few minutes. Followers wake only for labels
+                    // and the cordon.
                     facts.send_if_modified(|known| {
                         let new = known.as_deref() != Some(&now);
                         if new {

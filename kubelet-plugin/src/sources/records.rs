@@ -1,4 +1,5 @@
-//! Reads what the records, the GPU states and the numbers on disk say, whenever they may have changed.
+//! Reads what the records, the GPU states and the numbers on disk say, whenever they may have
+//! changed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,18 +8,18 @@ use std::time::Duration;
 use divvy_claims::Phase;
 use divvy_executor::{Executor, HeldDevice};
 use divvy_model::mig::{GpuInstance, Placement};
-use divvy_model::{ClaimUid, GpuUuid, HoldKind, Inventory};
+use divvy_model::{ClaimUid, GpuUuid, Inventory, Place, Target};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Timing;
-use crate::node::{Fact, Facts, Recorded};
-use crate::sources::inventory::GpusSeen;
+use crate::node::facts::{Facts, GpusSeen, Recorded, Report};
 
 /// Changes of records come in bursts; one look after each is enough.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long an answer about instances made outside divvy counts: the GPUs are locked while they are read.
+/// Time for which an answer about instances made outside divvy counts: the GPUs are locked while
+/// they are read.
 const FOREIGN_LASTS: Duration = Duration::from_secs(1);
 
 /// Reads records.
@@ -38,12 +39,13 @@ pub(crate) struct RecordsSource {
 /// Instances without a record; as of when.
 type Foreign = Option<(Instant, Vec<(GpuUuid, Placement)>)>;
 
-/// One reading.
+/// A reading of the records.
 struct Reading {
     recorded: Recorded,
     foreign: Foreign,
-    /// Whether it may be different in a moment without a notification: what others have made was read a moment ago, or a
-    /// claim is being let go, which the other instance of an update may be doing.
+    /// True if it may be different in a moment without a notification: instances of others were
+    /// read a moment ago, or a claim is being let go, which the other instance of an update may be
+    /// doing.
     look_soon: bool,
 }
 
@@ -53,6 +55,7 @@ impl RecordsSource {
         let mut foreign: Foreign = None;
         let mut problem: Option<String> = None;
         loop {
+            // Marked as seen before the read: a change that comes meanwhile leads to another round.
             let inventory = self.seen.borrow_and_update().inventory.clone();
             let forget = self.forget.borrow_and_update().clone();
             let (executor, busy, last) = (self.executor.clone(), self.busy.clone(), foreign.take());
@@ -63,10 +66,18 @@ impl RecordsSource {
                 Ok(reading) => {
                     problem = None;
                     foreign = reading.foreign;
-                    if self.facts.send(Fact::Records(reading.recorded)).is_err() {
+                    if self
+                        .facts
+                        .send(Report::Records(reading.recorded).into())
+                        .is_err()
+                    {
                         return;
                     }
-                    if reading.look_soon { FOREIGN_LASTS } else { self.timing.withdrawn }
+                    if reading.look_soon {
+                        FOREIGN_LASTS
+                    } else {
+                        self.timing.withdrawn
+                    }
                 }
                 Err(error) => {
                     if problem.as_ref() != Some(&error) {
@@ -99,37 +110,66 @@ fn read(
     forget: &BTreeSet<GpuUuid>,
     last: Foreign,
 ) -> Result<Reading, String> {
+    // Numbers first: a GPU without one is not offered, and names of devices are made of them.
     let ordinals = match inventory {
         Some(inventory) => {
-            let present = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address));
+            let present = inventory
+                .gpus
+                .iter()
+                .map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address));
             let present: Vec<_> = present.collect();
             let numbered = executor.number_gpus(&present, &|gpu, _| !forget.contains(gpu));
             numbered.map_err(|error| crate::chain(&error))?
         }
         None => executor.ordinals().map_err(|error| crate::chain(&error))?,
     };
-    // Work that ends while records are read counts as running: they may be read as they were before its end.
-    let mut working = busy();
-    let held = executor.held().map_err(|error| crate::chain(&error))?;
-    working.append(&mut busy());
+    let (held, working) = while_working(busy, || executor.held());
+    let held = held.map_err(|error| crate::chain(&error))?;
     let is_leaving = |record: &&HeldDevice| matches!(record.phase, Phase::Leaving(_));
-    let leaving = held.iter().filter(is_leaving).map(|record| record.claim.uid.clone());
+    let leaving = held
+        .iter()
+        .filter(is_leaving)
+        .map(|record| record.claim.uid.clone());
     let leaving: BTreeSet<ClaimUid> = leaving.collect();
+    // Instances are compared with the records just read, so that one of a claim that is new is not
+    // taken for another owner's.
     let (found, foreign, stale) = foreign(executor, inventory, &held, last);
     let recorded = Recorded {
         ordinals,
         lingering: leaving.difference(&working).cloned().collect(),
         fences: executor.fences().map_err(|error| crate::chain(&error))?,
-        newer: executor.fenced_by_newer().map_err(|error| crate::chain(&error))?,
+        newer: executor
+            .fenced_by_newer()
+            .map_err(|error| crate::chain(&error))?,
         foreign: found,
+        mig_found: executor.mig_found().map_err(|error| crate::chain(&error))?,
+        share_units: executor
+            .share_units()
+            .map_err(|error| crate::chain(&error))?,
         held,
     };
-    Ok(Reading { recorded, foreign, look_soon: stale || !leaving.is_empty() })
+    Ok(Reading {
+        recorded,
+        foreign,
+        look_soon: stale || !leaving.is_empty(),
+    })
 }
 
-/// Instances that no record accounts for, and whether that is an answer of a moment ago. The executor is asked, under the
-/// GPUs' locks, only when an instance was there when the GPUs were last read and has no record now: it was made outside
-/// divvy, or was ours and is gone.
+/// Reads the records between two looks at running work. Work that ends or begins meanwhile counts as
+/// running: the records may be read as they were before its end, or as they are after its begin.
+fn while_working<T>(
+    busy: &dyn Fn() -> BTreeSet<ClaimUid>,
+    records: impl FnOnce() -> T,
+) -> (T, BTreeSet<ClaimUid>) {
+    let mut working = busy();
+    let read = records();
+    working.append(&mut busy());
+    (read, working)
+}
+
+/// Instances that no record accounts for, and whether that is an answer of a moment ago. The
+/// executor is asked, under the GPUs' locks, only when an instance was there when the GPUs were
+/// last read and has no record now: it was made outside divvy, or was ours and is gone.
 fn foreign(
     executor: &Executor,
     inventory: Option<&Inventory>,
@@ -137,14 +177,23 @@ fn foreign(
     last: Foreign,
 ) -> (Vec<(GpuUuid, Placement)>, Foreign, bool) {
     let gpus = inventory.into_iter().flat_map(|inventory| &inventory.gpus);
-    let mut living = gpus
-        .filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?)))
-        .flat_map(|(uuid, mig)| mig.instances.iter().map(move |instance| (uuid, instance)));
+    let mut cut = gpus.filter_map(|(uuid, gpu)| Some((uuid, gpu.mig.as_ref()?)));
     let has_record = |gpu: &GpuUuid, instance: &GpuInstance| {
-        let kind = HoldKind::Partition { profile: instance.profile, placement: instance.placement };
-        records.iter().any(|record| record.hold.gpu == *gpu && record.hold.kind == kind)
+        let target = Target::Partition(Place {
+            profile: instance.profile,
+            placement: instance.placement,
+        });
+        records
+            .iter()
+            .any(|record| record.hold.gpu == *gpu && record.hold.target == target)
     };
-    if living.all(|(gpu, instance)| has_record(gpu, instance)) {
+    // Instances that were not listed may be others'.
+    let is_ours = |(gpu, mig): (&GpuUuid, &divvy_model::GpuMig)| {
+        let listed = mig.instances.as_ref();
+        listed.is_some_and(|all| all.iter().all(|instance| has_record(gpu, instance)))
+    };
+    // The cheap answer first: the executor would take the locks of all GPUs.
+    if cut.all(is_ours) {
         return (Vec::new(), None, false);
     }
     if let Some((at, found)) = last
@@ -153,7 +202,29 @@ fn foreign(
         return (found.clone(), Some((at, found)), true);
     }
     let all = executor.foreign().into_iter();
-    let found: Vec<_> =
-        all.flat_map(|(gpu, all)| all.into_iter().map(move |one| (gpu.clone(), one.placement))).collect();
+    let found: Vec<_> = all
+        .flat_map(|(gpu, all)| all.into_iter().map(move |one| (gpu.clone(), one.placement)))
+        .collect();
     (found.clone(), Some((Instant::now(), found)), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn work_that_ends_or_begins_while_records_are_read_counts_as_running() {
+        let claims = |names: &[&str]| -> BTreeSet<ClaimUid> {
+            names.iter().map(|name| name.parse().unwrap()).collect()
+        };
+        let running = RefCell::new(claims(&["ends", "lasts"]));
+        let (read, working) = while_working(&|| running.borrow().clone(), || {
+            running.replace(claims(&["begins", "lasts"]));
+            "records"
+        });
+        assert_eq!(read, "records");
+        assert_eq!(working, claims(&["begins", "ends", "lasts"]));
+    }
 }

@@ -13,13 +13,26 @@ use serde_json::{Value, json};
 use crate::node::{DRIVER, Node, POOL, device, wait};
 
 fn config(claim: &mut ResourceClaim, driver: &str, requests: &[&str], parameters: Value) {
-    let opaque = OpaqueDeviceConfiguration { driver: driver.into(), parameters: RawExtension(parameters) };
+    let opaque = OpaqueDeviceConfiguration {
+        driver: driver.into(),
+        parameters: RawExtension(parameters),
+    };
     let entry = DeviceAllocationConfiguration {
         source: "FromClaim".into(),
-        requests: (!requests.is_empty()).then(|| requests.iter().map(|r| (*r).to_owned()).collect()),
+        requests: (!requests.is_empty())
+            .then(|| requests.iter().map(|r| (*r).to_owned()).collect()),
         opaque: Some(opaque),
     };
-    let devices = claim.status.as_mut().unwrap().allocation.as_mut().unwrap().devices.as_mut().unwrap();
+    let devices = claim
+        .status
+        .as_mut()
+        .unwrap()
+        .allocation
+        .as_mut()
+        .unwrap()
+        .devices
+        .as_mut()
+        .unwrap();
     devices.config.get_or_insert_default().push(entry);
 }
 
@@ -71,25 +84,42 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_drivers_results_and_configs_in_the_same_claim_are_none_of_our_business() {
+async fn other_drivers_results_and_configs_of_a_claim_are_left_alone() {
     let node = Node::new("h100x1");
     let plugin = node.start().await;
-    let results =
-        vec![mk_result("nic", "nic.example.com", "n1", "nic-0"), mk_result("gpu", DRIVER, POOL, "gpu-0")];
+    let results = vec![
+        mk_result("nic", "nic.example.com", "n1", "nic-0"),
+        mk_result("gpu", DRIVER, POOL, "gpu-0"),
+    ];
     let mut claim = allocated(mk_claim("default", "c", DRIVER, 1), results);
-    config(&mut claim, "nic.example.com", &[], json!({ "apiVersion": "nic.example.com/v1", "kind": "Nic" }));
-    config(&mut claim, DRIVER, &["gpu"], json!({ "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig" }));
+    config(
+        &mut claim,
+        "nic.example.com",
+        &[],
+        json!({ "apiVersion": "nic.example.com/v1", "kind": "Nic" }),
+    );
+    config(
+        &mut claim,
+        DRIVER,
+        &["gpu"],
+        json!({ "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig" }),
+    );
     let claim = node.put(claim);
-    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-0")]));
+    assert_eq!(
+        node.prepare(&claim).await,
+        Ok(vec![device(&claim, "gpu", "gpu-0")])
+    );
     plugin.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_field_in_a_config_fails_its_claim_only_and_says_where_it_stands() {
+async fn an_unknown_field_in_a_config_fails_its_claim_with_its_place() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;
-    let mut bad =
-        allocated(mk_claim("default", "bad", DRIVER, 1), vec![mk_result("gpu", DRIVER, POOL, "gpu-0")]);
+    let mut bad = allocated(
+        mk_claim("default", "bad", DRIVER, 1),
+        vec![mk_result("gpu", DRIVER, POOL, "gpu-0")],
+    );
     config(
         &mut bad,
         DRIVER,
@@ -97,8 +127,15 @@ async fn an_unknown_field_in_a_config_fails_its_claim_only_and_says_where_it_sta
         json!({ "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig", "shareing": {} }),
     );
     let (bad, good) = (node.put(bad), node.claim("good", &["gpu-1"]));
-    let mut answers = node.kubelet.prepare(DRIVER, &[bad.clone(), good.clone()]).await.unwrap();
-    assert_eq!(answers.remove(&good.uid).unwrap(), Ok(vec![device(&good, "gpu", "gpu-1")]));
+    let mut answers = node
+        .kubelet
+        .prepare(DRIVER, &[bad.clone(), good.clone()])
+        .await
+        .unwrap();
+    assert_eq!(
+        answers.remove(&good.uid).unwrap(),
+        Ok(vec![device(&good, "gpu", "gpu-1")])
+    );
     assert_eq!(
         answers.remove(&bad.uid).unwrap().unwrap_err(),
         format!(
@@ -115,13 +152,19 @@ async fn an_api_server_that_is_away_for_a_while_is_waited_for_inside_the_call() 
     let node = Node::new("h100x1");
     let plugin = node.start().await;
     let claim = node.claim("c", &["gpu-0"]);
-    node.api.fail_next(2, "get", "resourceclaims", Fault::Status(500));
-    node.api.fail_next(1, "get", "resourceclaims", Fault::DropBefore);
-    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-0")]));
+    node.api
+        .fail_next(2, "get", "resourceclaims", Fault::Status(500));
+    node.api
+        .fail_next(1, "get", "resourceclaims", Fault::DropBefore);
+    assert_eq!(
+        node.prepare(&claim).await,
+        Ok(vec![device(&claim, "gpu", "gpu-0")])
+    );
 
     let late = node.claim("late", &["gpu-0"]);
     node.unprepare(&claim).await.unwrap();
-    node.api.fail_next(1, "get", "resourceclaims", Fault::Status(403));
+    node.api
+        .fail_next(1, "get", "resourceclaims", Fault::Status(403));
     let refused = node.prepare(&late).await.unwrap_err();
     let expected = format!(
         "reading claim default/late (UID {}) is forbidden: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io: ",
@@ -134,33 +177,50 @@ async fn an_api_server_that_is_away_for_a_while_is_waited_for_inside_the_call() 
     config.timing.call = std::time::Duration::from_millis(300);
     let plugin = node.start_with(config);
     plugin.wait_ready().await;
-    node.api.fail_next(1000, "get", "resourceclaims", Fault::Status(503));
+    node.api
+        .fail_next(1000, "get", "resourceclaims", Fault::Status(503));
     let error = node.prepare(&late).await.unwrap_err();
     // How many seconds that were depends on how busy the machine is.
-    let expected = format!("failed to read claim default/late (UID {}) from the API within ", late.uid);
+    let expected = format!(
+        "failed to read claim default/late (UID {}) from the API within ",
+        late.uid
+    );
     assert!(error.starts_with(&expected), "{error}");
     node.api.clear_faults();
     plugin.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_nvml_the_plugin_registers_says_why_it_publishes_nothing_and_catches_up() {
+async fn without_nvml_the_plugin_registers_says_why_and_catches_up() {
     let node = Node::new("h100x1");
     let old = node.claim("old", &["gpu-0"]);
-    node.sim.fault(GpuFault::fail(GpuErrorCode::LIBRARY_NOT_FOUND));
+    node.sim
+        .fault(GpuFault::fail(GpuErrorCode::LIBRARY_NOT_FOUND));
     let plugin = node.start_with(node.config(&[]));
-    node.kubelet.wait_registered(DRIVER, crate::node::PATIENCE).await.unwrap();
+    node.kubelet
+        .wait_registered(DRIVER, crate::node::PATIENCE)
+        .await
+        .unwrap();
     let missing = wait("the driver's absence", || {
         let missing = plugin.readiness.missing();
-        missing.iter().any(|m| m.starts_with("inventory: NVML")).then_some(missing)
+        missing
+            .iter()
+            .any(|m| m.starts_with("inventory: NVML"))
+            .then_some(missing)
     })
     .await;
     assert!(
         missing.iter().any(|m| m.starts_with("inventory: NVML ")
-            && m.ends_with("failed: LIBRARY_NOT_FOUND (12) (check --driver-root and --nvml-library)")),
+            && m.ends_with(
+                "failed: LIBRARY_NOT_FOUND (12) (check --driver-root and --nvml-library)"
+            )),
         "{missing:?}"
     );
-    assert_eq!(node.unprepare(&old).await, Ok(()), "unprepare is served without a driver");
+    assert_eq!(
+        node.unprepare(&old).await,
+        Ok(()),
+        "unprepare is served without a driver"
+    );
     assert_eq!(
         node.prepare(&old).await.unwrap_err(),
         format!(
@@ -170,12 +230,15 @@ async fn without_nvml_the_plugin_registers_says_why_it_publishes_nothing_and_cat
     );
     node.sim.clear_faults();
     plugin.wait_ready().await;
-    assert_eq!(node.prepare(&old).await, Ok(vec![device(&old, "gpu", "gpu-0")]));
+    assert_eq!(
+        node.prepare(&old).await,
+        Ok(vec![device(&old, "gpu", "gpu-0")])
+    );
     plugin.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cdi_folder_that_is_not_mounted_fails_the_claim_with_the_flag_to_look_at() {
+async fn an_unmounted_cdi_folder_fails_the_claim_with_the_flag() {
     let node = Node::new("h100x1");
     let plugin = node.start().await;
     fs_err::remove_dir_all(node.dir.path().join("run")).unwrap();
@@ -187,7 +250,11 @@ async fn a_cdi_folder_that_is_not_mounted_fails_the_claim_with_the_flag_to_look_
         dir = node.cdi_dir().display()
     );
     assert!(error.starts_with(&expected), "{error}");
-    assert_eq!(node.records(), Vec::<String>::new(), "nothing is left behind");
+    assert_eq!(
+        node.records(),
+        Vec::<String>::new(),
+        "nothing is left behind"
+    );
     fs_err::create_dir_all(node.dir.path().join("run")).unwrap();
     assert_eq!(
         node.prepare(&claim).await,
@@ -198,7 +265,7 @@ async fn a_cdi_folder_that_is_not_mounted_fails_the_claim_with_the_flag_to_look_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_that_cannot_be_used_ends_the_start_with_the_flag_that_names_it() {
+async fn an_unusable_folder_ends_the_start_with_its_flag() {
     let node = Node::new("h100x1");
     let plugin_dir = node.kubelet.config().plugin_dir(DRIVER);
     fs_err::create_dir_all(plugin_dir.parent().unwrap()).unwrap();

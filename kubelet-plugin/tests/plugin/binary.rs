@@ -1,4 +1,5 @@
-//! The binary itself: flags, the mock library through NVML's C ABI, a kubeconfig, signals and exit codes.
+//! The binary itself: flags, the mock library through NVML's C ABI, a kubeconfig, signals and exit
+//! codes.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,7 +10,9 @@ const BINARY: &str = env!("CARGO_BIN_EXE_divvy-kubelet-plugin");
 
 /// The mock library, which cargo puts beside this test.
 pub(crate) fn library() -> PathBuf {
-    std::env::current_exe().unwrap().with_file_name("libnvidia_ml.so")
+    std::env::current_exe()
+        .unwrap()
+        .with_file_name("libnvidia_ml.so")
 }
 
 /// A process that does not outlive its test.
@@ -79,14 +82,28 @@ async fn the_binary_serves_is_killed_starts_again_and_stops_at_sigterm() {
     let node = Node::new("h100x2");
     let server = node.api.serve_http().await.unwrap();
     let mut first = Process::start(&node, &server.kubeconfig());
-    let registered = node.kubelet.wait_registered(DRIVER, PATIENCE).await.unwrap();
-    wait("slices", || (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())).await;
+    let registered = node
+        .kubelet
+        .wait_registered(DRIVER, PATIENCE)
+        .await
+        .unwrap();
+    wait("slices", || {
+        (node.published() == plain(&["gpu-1", "gpu-0"])).then_some(())
+    })
+    .await;
     let limits = fs_err::read_to_string(format!("/proc/{}/limits", first.0.id())).unwrap();
-    let files: Vec<&str> =
-        limits.lines().find(|line| line.starts_with("Max open files")).unwrap().split_whitespace().collect();
+    let files: Vec<&str> = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"))
+        .unwrap()
+        .split_whitespace()
+        .collect();
     assert_eq!(files[3], files[4], "{limits}");
     let claim = node.claim("c", &["gpu-1"]);
-    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-1")]));
+    assert_eq!(
+        node.prepare(&claim).await,
+        Ok(vec![device(&claim, "gpu", "gpu-1")])
+    );
 
     first.signal(rustix::process::Signal::KILL);
     first.end().await;
@@ -94,28 +111,51 @@ async fn the_binary_serves_is_killed_starts_again_and_stops_at_sigterm() {
         fs_err::remove_file(node.cdi_dir().join(file)).unwrap();
     }
     let mut second = Process::start(&node, &server.kubeconfig());
-    wait("the claim's CDI file", || (node.cdi_files().len() == 1).then_some(())).await;
-    // Both use the same sockets: the second's is connected to before the kubelet finds the first's registration gone.
+    wait("the claim's CDI file", || {
+        (node.cdi_files().len() == 1).then_some(())
+    })
+    .await;
+    // Both use the same sockets: the second's is connected to before the kubelet finds the first's
+    // registration gone.
     let again = |plugins: &[divvy_fake_cluster::kubelet::Plugin]| {
-        plugins.iter().any(|p| p.connected && p.registration > registered.registration).then_some(())
+        plugins
+            .iter()
+            .any(|p| p.connected && p.registration > registered.registration)
+            .then_some(())
     };
     node.kubelet.wait_for(again, PATIENCE).await.unwrap();
-    assert_eq!(node.prepare(&claim).await, Ok(vec![device(&claim, "gpu", "gpu-1")]));
+    assert_eq!(
+        node.prepare(&claim).await,
+        Ok(vec![device(&claim, "gpu", "gpu-1")])
+    );
     assert_eq!(node.unprepare(&claim).await, Ok(()));
 
     second.signal(rustix::process::Signal::TERM);
     assert!(second.end().await.success());
     assert_eq!(node.published(), plain(&["gpu-1", "gpu-0"]), "slices stay");
-    assert!(!node.kubelet.config().plugin_dir(DRIVER).join("dra.sock").exists());
+    assert!(
+        !node
+            .kubelet
+            .config()
+            .plugin_dir(DRIVER)
+            .join("dra.sock")
+            .exists()
+    );
 }
 
 #[test]
 fn an_invalid_flag_is_reported_on_stderr_with_a_failing_exit_code() {
-    let out =
-        Command::new(BINARY).env_clear().args(["--node-name", "n1", "--cdi-dir", "cdi"]).output().unwrap();
-    assert_eq!(out.status.code(), Some(1));
-    assert_eq!(
-        String::from_utf8(out.stderr).unwrap(),
-        "divvy-kubelet-plugin: --cdi-dir \"cdi\" cannot be used: expected an absolute path\n"
+    let out = Command::new(BINARY)
+        .env_clear()
+        .args(["--node-name", "n1", "--cdi-dir", "cdi"])
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(
+        said.starts_with(
+            "error: invalid value 'cdi' for '--cdi-dir <CDI_DIR>': expected an absolute path\n"
+        ),
+        "{said}"
     );
 }

@@ -1,7 +1,9 @@
-//! The real plugin process with the mock library, killed at random moments of preparing and unpreparing partitions.
-//! Its GPUs, like real ones, stay as they are. Nothing may leak, and no intervention may be needed.
+//! The real plugin process with the mock library, killed at random moments of preparing and
+//! unpreparing partitions. Its GPUs, like real ones, stay as they are. Nothing may leak, and no
+//! intervention may be needed.
 //!
-//! More kills than the default: `DIVVY_KILLS=300 cargo test -p divvy-kubelet-plugin --test plugin kills -- --nocapture`.
+//! More kills than the default: `DIVVY_KILLS=300 cargo test -p divvy-kubelet-plugin --test plugin
+//! kills -- --nocapture`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -46,15 +48,26 @@ pub(crate) async fn until_done(what: &str, mut call: impl AsyncFnMut() -> Result
 }
 
 pub(crate) async fn prepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
-    let answers = node.kubelet.prepare(DRIVER, std::slice::from_ref(claim)).await;
+    let answers = node
+        .kubelet
+        .prepare(DRIVER, std::slice::from_ref(claim))
+        .await;
     let mut answers = answers.map_err(|error| error.to_string())?;
-    answers.remove(&claim.uid).unwrap_or_else(|| Err("left out".to_owned())).map(drop)
+    answers
+        .remove(&claim.uid)
+        .unwrap_or_else(|| Err("left out".to_owned()))
+        .map(drop)
 }
 
 pub(crate) async fn unprepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
-    let answers = node.kubelet.unprepare(DRIVER, std::slice::from_ref(claim)).await;
+    let answers = node
+        .kubelet
+        .unprepare(DRIVER, std::slice::from_ref(claim))
+        .await;
     let mut answers = answers.map_err(|error| error.to_string())?;
-    answers.remove(&claim.uid).unwrap_or_else(|| Err("left out".to_owned()))
+    answers
+        .remove(&claim.uid)
+        .unwrap_or_else(|| Err("left out".to_owned()))
 }
 
 /// One claim's life. Some give up between the two, as a pod that is deleted while it starts does.
@@ -65,10 +78,13 @@ async fn life(node: &Node, claim: &ClaimRef, patient: bool) {
         let _whatever = prepare(node, claim).await;
     }
     until_done("unprepare", async || unprepare(node, claim).await).await;
-    node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
+    node.api
+        .delete::<ResourceClaim>("default", &claim.name)
+        .unwrap();
 }
 
-/// Kills and starts the plugin, again and again, until so many kills have been done, at most so many milliseconds apart.
+/// Kills and starts the plugin, again and again, until so many kills have been done, at most so
+/// many milliseconds apart.
 pub(crate) async fn killer(
     node: &Node,
     kubeconfig: &str,
@@ -88,16 +104,32 @@ pub(crate) async fn killer(
 }
 
 fn start(node: &Node, kubeconfig: &str) -> Process {
-    Process::start_with(node, kubeconfig, &[("OFFER", "everything"), ("LOG_LEVEL", "error")])
+    Process::start_with(
+        node,
+        kubeconfig,
+        &[("OFFER", "everything"), ("LOG_LEVEL", "error")],
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::too_many_lines, reason = "one story")]
 async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
-    let kills = std::env::var("DIVVY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let kills = std::env::var("DIVVY_KILLS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(20);
     let node = Node::new("h100x2");
     let state = MockState::open_or_create(mock_state(&node), &"h100x2".parse().unwrap()).unwrap();
     // Long enough for kills to land in every call.
-    state.edit(|engine| engine.latency = MigLatency { create_ms: 30, destroy_ms: 30, mode_ms: 20 }).unwrap();
+    state
+        .edit(|engine| {
+            engine.latency = MigLatency {
+                create_ms: 30,
+                destroy_ms: 30,
+                mode_ms: 20,
+            }
+        })
+        .unwrap();
     let server = node.api.serve_http().await.unwrap();
     let kubeconfig = server.kubeconfig();
     let begun = Instant::now();
@@ -114,11 +146,17 @@ async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
                 .iter()
                 .map(|part| {
                     let device = format!("gpu-{gpu}-{part}");
-                    node.claim(&format!("c{gpu}-{round}-{part}"), &[device.trim_end_matches('-')])
+                    node.claim(
+                        &format!("c{gpu}-{round}-{part}"),
+                        &[device.trim_end_matches('-')],
+                    )
                 })
                 .collect();
             let patient: Vec<bool> = claims.iter().map(|_| dice.below(4) > 0).collect();
-            let each = claims.iter().zip(patient).map(|(claim, patient)| life(&node, claim, patient));
+            let each = claims
+                .iter()
+                .zip(patient)
+                .map(|(claim, patient)| life(&node, claim, patient));
             futures::future::join_all(each).await;
             lived += claims.len() as u64;
         }
@@ -134,15 +172,25 @@ async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
 
     // Everything was given back: the last process alone clears away what is still there, by itself.
     let left = || {
-        let instances: Vec<_> =
-            state.read().unwrap().gpus().iter().flat_map(|gpu| gpu.instances.clone()).collect();
+        let instances: Vec<_> = state
+            .read()
+            .unwrap()
+            .gpus()
+            .iter()
+            .flat_map(|gpu| gpu.instances.clone())
+            .collect();
         let files = node.cdi_files().into_keys().chain(node.records());
         let files: BTreeSet<String> = files.filter(|name| !name.starts_with('.')).collect();
         (instances, files)
     };
     let until = Instant::now() + PATIENCE;
     while left() != (vec![], BTreeSet::new()) {
-        assert!(Instant::now() < until, "left: {:?}\n{:#?}", left(), node.record_texts());
+        assert!(
+            Instant::now() < until,
+            "left: {:?}\n{:#?}",
+            left(),
+            node.record_texts()
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     for gpu in 0..2 {
@@ -150,10 +198,18 @@ async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
             let claim = node.claim(&format!("last-{device}"), &[&device]);
             until_done("a last prepare", async || prepare(&node, &claim).await).await;
             until_done("a last unprepare", async || unprepare(&node, &claim).await).await;
-            node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
+            node.api
+                .delete::<ResourceClaim>("default", &claim.name)
+                .unwrap();
         }
     }
-    wait("no taints", || node.published().iter().all(|(_, taints)| taints.is_empty()).then_some(())).await;
+    wait("no taints", || {
+        node.published()
+            .iter()
+            .all(|(_, taints)| taints.is_empty())
+            .then_some(())
+    })
+    .await;
     assert_eq!(left(), (vec![], BTreeSet::new()));
     process.signal(Signal::TERM);
     assert!(process.end().await.success());
@@ -172,9 +228,16 @@ async fn a_plugin_killed_at_any_moment_leaks_nothing_and_needs_no_hand() {
     }
     if !node.records().is_empty() {
         let mut process = start(&node, &kubeconfig);
-        wait("temporary files to go", || node.records().is_empty().then_some(())).await;
+        wait("temporary files to go", || {
+            node.records().is_empty().then_some(())
+        })
+        .await;
         process.signal(Signal::TERM);
         assert!(process.end().await.success());
     }
-    eprintln!("{kills} kills, {} claims, {:.1?}", first + second, begun.elapsed());
+    eprintln!(
+        "{kills} kills, {} claims, {:.1?}",
+        first + second,
+        begun.elapsed()
+    );
 }

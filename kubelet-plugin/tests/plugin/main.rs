@@ -1,5 +1,5 @@
-//! The plugin as a whole, in this process: real sockets, a fake kubelet, a fake API server, simulated GPUs and a
-//! host made of files.
+//! The plugin as a whole, in this process: real sockets, a fake kubelet, a fake API server,
+//! simulated GPUs and a host made of files.
 
 #![expect(
     clippy::unwrap_used,

@@ -14,7 +14,10 @@ use crate::node::{DRIVER, Node, POOL, Plugin, device, wait};
 mod offered;
 mod others;
 
-const ON: MigMode = MigMode::Supported { current: true, pending: true };
+const ON: MigMode = MigMode::Supported {
+    current: true,
+    pending: true,
+};
 
 impl Node {
     /// GPU 0, 1, … as devices are named.
@@ -23,7 +26,11 @@ impl Node {
     }
 
     fn look_at(&self, ordinal: usize) -> Gpu {
-        self.sim.inventory().gpus.remove(&self.gpu(ordinal)).unwrap()
+        self.sim
+            .inventory()
+            .gpus
+            .remove(&self.gpu(ordinal))
+            .unwrap()
     }
 
     /// Whether MIG mode of a GPU is on.
@@ -33,14 +40,17 @@ impl Node {
 
     fn turn_mig_on(&self, ordinal: usize) {
         let gpu = self.gpu(ordinal);
-        self.sim.edit(|engine| engine.gpu(&gpu).unwrap().facts.mig_mode = ON);
+        self.sim
+            .edit(|engine| engine.gpu(&gpu).unwrap().facts.mig_mode = ON);
     }
 
     /// What lives on a GPU: profile id, start and size, by start.
     fn instances(&self, ordinal: usize) -> Vec<(u32, u32, u32)> {
-        let live = self.look_at(ordinal).mig.unwrap().instances;
-        let mut live: Vec<_> =
-            live.iter().map(|i| (i.profile.0, i.placement.start, i.placement.size)).collect();
+        let live = self.look_at(ordinal).mig.unwrap().instances.unwrap();
+        let mut live: Vec<_> = live
+            .iter()
+            .map(|i| (i.profile.0, i.placement.start, i.placement.size))
+            .collect();
         live.sort_by_key(|(_, start, _)| *start);
         live
     }
@@ -57,8 +67,13 @@ impl Node {
     async fn start_cutting(&self, config: Config) -> Plugin {
         let plugin = self.start_with(config);
         plugin.wait_ready().await;
-        wait("partitions", || self.published().iter().any(|(name, _)| name.contains("-mig-")).then_some(()))
-            .await;
+        wait("partitions", || {
+            self.published()
+                .iter()
+                .any(|(name, _)| name.contains("-mig-"))
+                .then_some(())
+        })
+        .await;
         plugin
     }
 
@@ -82,20 +97,39 @@ async fn a_partition_is_made_at_its_exact_placement_and_the_claim_has_its_uuid()
     let plugin = node.start_with_everything().await;
     let claim = node.claim("c", &["gpu-1-mig-1g10gb-19-3"]);
     assert!(!node.mig_is_on(1));
-    assert_eq!(node.prepare(&claim).await, named(&claim, "gpu-1-mig-1g10gb-19-3"));
-    assert_eq!((node.instances(0), node.instances(1)), (vec![], vec![(19, 3, 1)]));
+    assert_eq!(
+        node.prepare(&claim).await,
+        named(&claim, "gpu-1-mig-1g10gb-19-3")
+    );
+    assert_eq!(
+        (node.instances(0), node.instances(1)),
+        (vec![], vec![(19, 3, 1)])
+    );
     let live = node.sim.engine().gpus()[1].instances[0].clone();
     let (gi, uuid) = (live.instance.id.0, live.compute[0].uuid.to_string());
 
     let files = node.cdi_files();
-    let edits = &files[&format!("{DRIVER}-claim_{}.json", claim.uid)]["devices"][0]["containerEdits"];
+    let edits =
+        &files[&format!("{DRIVER}-claim_{}.json", claim.uid)]["devices"][0]["containerEdits"];
     let nodes: Vec<_> = edits["deviceNodes"].as_array().unwrap().iter().collect();
-    let paths: Vec<_> = nodes.iter().map(|n| n["path"].as_str().unwrap().to_owned()).collect();
+    let paths: Vec<_> = nodes
+        .iter()
+        .map(|n| n["path"].as_str().unwrap().to_owned())
+        .collect();
     let minor = 3 + 135 + gi * 9;
     let cap = |minor: u32| format!("/dev/nvidia-caps/nvidia-cap{minor}");
-    assert_eq!(paths, ["/dev/nvidia1".to_owned(), cap(minor), cap(minor + 1)]);
-    assert_eq!((&nodes[1]["major"], &nodes[1]["minor"]), (&json!(507), &json!(minor)));
-    assert_eq!(edits["env"], json!([format!("DIVVY_MIG_UUID_GPU_1_MIG_1G10GB_19_3={uuid}")]));
+    assert_eq!(
+        paths,
+        ["/dev/nvidia1".to_owned(), cap(minor), cap(minor + 1)]
+    );
+    assert_eq!(
+        (&nodes[1]["major"], &nodes[1]["minor"]),
+        (&json!(507), &json!(minor))
+    );
+    assert_eq!(
+        edits["env"],
+        json!([format!("DIVVY_MIG_UUID_GPU_1_MIG_1G10GB_19_3={uuid}")])
+    );
     let reported = wait("the claim's status", || {
         let claim: ResourceClaim = node.api.get("default", "c")?;
         claim.status?.devices?.into_iter().next()?.data
@@ -103,10 +137,17 @@ async fn a_partition_is_made_at_its_exact_placement_and_the_claim_has_its_uuid()
     .await;
     assert_eq!(reported.0, json!({ "uuid": uuid }));
 
-    assert_eq!(node.prepare(&claim).await, named(&claim, "gpu-1-mig-1g10gb-19-3"), "again: the same");
+    assert_eq!(
+        node.prepare(&claim).await,
+        named(&claim, "gpu-1-mig-1g10gb-19-3"),
+        "again: the same"
+    );
     assert_eq!(node.unprepare(&claim).await, Ok(()));
     node.nothing_is_left();
-    assert!(node.mig_is_on(1), "MIG mode goes off when something else needs it");
+    assert!(
+        node.mig_is_on(1),
+        "MIG mode goes off when something else needs it"
+    );
 
     let whole = node.claim("whole", &["gpu-1"]);
     assert_eq!(node.prepare(&whole).await, named(&whole, "gpu-1"));
@@ -120,13 +161,21 @@ async fn the_next_plugin_writes_the_status_that_a_killed_one_did_not_write() {
     let plugin = node.start_with_everything().await;
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-3"]);
     node.prepare(&claim).await.unwrap();
-    let reported =
-        || node.api.get::<ResourceClaim>("default", "c")?.status?.devices?.into_iter().next()?.data;
+    let reported = || {
+        node.api
+            .get::<ResourceClaim>("default", "c")?
+            .status?
+            .devices?
+            .into_iter()
+            .next()?
+            .data
+    };
     let before = wait("the claim's status", reported).await;
     plugin.stop().await;
     let forget = |claim: &mut ResourceClaim| claim.status.as_mut().unwrap().devices = None;
     node.api.modify("default", "c", forget).unwrap();
-    node.api.fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(500));
+    node.api
+        .fail_next(1, "patch", "resourceclaims/status", ApiFault::Status(500));
     let plugin = node.start_with_everything().await;
     assert_eq!(wait("the claim's status again", reported).await, before);
     assert_eq!(node.unprepare(&claim).await, Ok(()));
@@ -147,13 +196,28 @@ async fn every_mix_that_fits_is_made_at_once_and_goes_again() {
             ("1g10gb", 19, 5, 1),
             ("1g10gb", 19, 6, 1),
         ],
-        &[("1g10gb", 19, 0, 1), ("2g20gb", 14, 2, 2), ("3g40gb", 9, 4, 4)],
-        &[("4g40gb", 5, 0, 4), ("2g20gb", 14, 4, 2), ("1g10gb", 19, 6, 1)],
+        &[
+            ("1g10gb", 19, 0, 1),
+            ("2g20gb", 14, 2, 2),
+            ("3g40gb", 9, 4, 4),
+        ],
+        &[
+            ("4g40gb", 5, 0, 4),
+            ("2g20gb", 14, 4, 2),
+            ("1g10gb", 19, 6, 1),
+        ],
         &[("7g80gb", 0, 0, 8)],
-        &[("1g20gb", 15, 0, 2), ("1g20gb", 15, 2, 2), ("1g20gb", 15, 4, 2), ("1g20gb", 15, 6, 2)],
+        &[
+            ("1g20gb", 15, 0, 2),
+            ("1g20gb", 15, 2, 2),
+            ("1g20gb", 15, 4, 2),
+            ("1g20gb", 15, 6, 2),
+        ],
     ];
     for (number, mix) in mixes.iter().enumerate() {
-        let devices = mix.iter().map(|(name, id, start, _)| format!("gpu-0-mig-{name}-{id}-{start}"));
+        let devices = mix
+            .iter()
+            .map(|(name, id, start, _)| format!("gpu-0-mig-{name}-{id}-{start}"));
         let claims: Vec<_> = devices
             .enumerate()
             .map(|(n, device)| (node.claim(&format!("c{number}-{n}"), &[&device]), device))
@@ -162,7 +226,10 @@ async fn every_mix_that_fits_is_made_at_once_and_goes_again() {
         for ((claim, device), answer) in claims.iter().zip(answers) {
             assert_eq!(answer, named(claim, device));
         }
-        let expected: Vec<_> = mix.iter().map(|(_, id, start, size)| (*id, *start, *size)).collect();
+        let expected: Vec<_> = mix
+            .iter()
+            .map(|(_, id, start, size)| (*id, *start, *size))
+            .collect();
         assert_eq!(node.instances(0), expected);
         let references: Vec<_> = claims.into_iter().map(|(claim, _)| claim).collect();
         let answers = node.kubelet.unprepare(DRIVER, &references).await.unwrap();
@@ -177,17 +244,31 @@ async fn one_claim_with_two_partitions_gives_each_container_its_own() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
     let (train, serve) = ("gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-0");
-    let results = vec![mk_result("train", DRIVER, POOL, train), mk_result("serve", DRIVER, POOL, serve)];
+    let results = vec![
+        mk_result("train", DRIVER, POOL, train),
+        mk_result("serve", DRIVER, POOL, serve),
+    ];
     let claim = node.put(allocated(mk_claim("default", "both", DRIVER, 1), results));
     assert_eq!(
         node.prepare(&claim).await,
-        Ok(vec![device(&claim, "train", train), device(&claim, "serve", serve)])
+        Ok(vec![
+            device(&claim, "train", train),
+            device(&claim, "serve", serve)
+        ])
     );
     let files = node.cdi_files();
-    let devices = files.values().next().unwrap()["devices"].as_array().unwrap().clone();
+    let devices = files.values().next().unwrap()["devices"]
+        .as_array()
+        .unwrap()
+        .clone();
     let caps = |n: usize| {
-        let nodes = devices[n]["containerEdits"]["deviceNodes"].as_array().unwrap();
-        nodes[1..].iter().map(|node| node["minor"].as_u64().unwrap()).collect::<Vec<_>>()
+        let nodes = devices[n]["containerEdits"]["deviceNodes"]
+            .as_array()
+            .unwrap();
+        nodes[1..]
+            .iter()
+            .map(|node| node["minor"].as_u64().unwrap())
+            .collect::<Vec<_>>()
     };
     assert_eq!((devices.len(), caps(0).len(), caps(1).len()), (2, 2, 2));
     assert!(caps(0).iter().all(|minor| !caps(1).contains(minor)));
@@ -216,7 +297,10 @@ async fn a_whole_gpu_is_refused_while_a_partition_lives_and_served_after_it() {
     assert!(!node.mig_is_on(0));
     assert_eq!(node.unprepare(&whole).await, Ok(()));
     let again = node.claim("again", &["gpu-0-mig-7g80gb-0-0"]);
-    assert_eq!(node.prepare(&again).await, named(&again, "gpu-0-mig-7g80gb-0-0"));
+    assert_eq!(
+        node.prepare(&again).await,
+        named(&again, "gpu-0-mig-7g80gb-0-0")
+    );
     plugin.stop().await;
 }
 
@@ -224,17 +308,28 @@ async fn a_whole_gpu_is_refused_while_a_partition_lives_and_served_after_it() {
 async fn partitions_outlive_the_plugin_and_the_next_one_lets_them_go() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
-    let claims: Vec<_> =
-        (0..3).map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-0-mig-1g10gb-19-{n}")])).collect();
+    let claims: Vec<_> = (0..3)
+        .map(|n| node.claim(&format!("c{n}"), &[&format!("gpu-0-mig-1g10gb-19-{n}")]))
+        .collect();
     for claim in &claims {
         node.prepare(claim).await.unwrap();
     }
     let before = node.sim.engine().gpus()[0].instances.clone();
     plugin.kill().await;
     let plugin = node.start_with_everything().await;
-    assert_eq!(node.prepare(&claims[1]).await, named(&claims[1], "gpu-0-mig-1g10gb-19-1"));
-    assert_eq!(node.sim.engine().gpus()[0].instances, before, "the same instances");
-    assert!(node.published().iter().all(|(_, taints)| taints.is_empty()), "none of them is foreign");
+    assert_eq!(
+        node.prepare(&claims[1]).await,
+        named(&claims[1], "gpu-0-mig-1g10gb-19-1")
+    );
+    assert_eq!(
+        node.sim.engine().gpus()[0].instances,
+        before,
+        "the same instances"
+    );
+    assert!(
+        node.published().iter().all(|(_, taints)| taints.is_empty()),
+        "none of them is foreign"
+    );
     let answers = node.kubelet.unprepare(DRIVER, &claims).await.unwrap();
     assert!(answers.values().all(Result::is_ok), "{answers:?}");
     node.nothing_is_left();
@@ -245,7 +340,9 @@ async fn partitions_outlive_the_plugin_and_the_next_one_lets_them_go() {
 async fn a_plugin_that_died_between_instance_and_record_leaves_nothing() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
-    let hang = node.sim.fault(Fault::hang_after().of(GpuOp::CreateGpuInstance));
+    let hang = node
+        .sim
+        .fault(Fault::hang_after().of(GpuOp::CreateGpuInstance));
     let claim = node.claim("c", &["gpu-0-mig-2g20gb-14-2"]);
     let call = node.prepare(&claim);
     let die = async {
@@ -279,11 +376,12 @@ async fn wait_prepared(node: &Node, claim: &ClaimRef) -> Vec<divvy_proto::dra::v
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_creation_that_fails_is_reported_and_leaves_nothing_and_the_next_try_works() {
+async fn a_failed_creation_is_reported_leaves_nothing_and_is_tried_again() {
     let node = Node::new("h100x1");
     let plugin = node.start_with_everything().await;
     let claim = node.claim("c", &["gpu-0-mig-1g10gb-19-0"]);
-    node.sim.fault(Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::CreateComputeInstance));
+    node.sim
+        .fault(Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::CreateComputeInstance));
     let refused = node.prepare(&claim).await.unwrap_err();
     assert!(refused.contains("NO_PERMISSION"), "{refused}");
     assert_eq!(node.instances(0), [], "the GPU instance is not left alone");

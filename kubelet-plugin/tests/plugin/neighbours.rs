@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_gpu_sim::Fault;
 use divvy_kubelet_plugin::{Config, SocketNames};
+use divvy_model::{GpuErrorCode, GpuOp};
 use divvy_proto::podresources::v1::{
     ClaimResource, ContainerDevices, ContainerResources, DynamicResource, PodResources,
 };
@@ -15,8 +17,17 @@ use serde_json::json;
 use crate::node::{Node, Plugin, device, plain, wait};
 
 fn used(names: &[&str], taken: &str) -> Vec<(String, Vec<String>)> {
-    let keys = |name: &str| if name == taken { vec!["gpu.divvy.dev/neighbour".to_owned()] } else { vec![] };
-    names.iter().map(|name| ((*name).to_owned(), keys(name))).collect()
+    let keys = |name: &str| {
+        if name == taken {
+            vec!["gpu.divvy.dev/neighbour".to_owned()]
+        } else {
+            vec![]
+        }
+    };
+    names
+        .iter()
+        .map(|name| ((*name).to_owned(), keys(name)))
+        .collect()
 }
 
 /// A pod that a device plugin has given devices to.
@@ -31,7 +42,11 @@ fn pod_with(resource: &str, ids: &[&str]) -> PodResources {
         devices: vec![devices],
         ..ContainerResources::default()
     };
-    PodResources { name: "trainer".to_owned(), namespace: "ml".to_owned(), containers: vec![container] }
+    PodResources {
+        name: "trainer".to_owned(),
+        namespace: "ml".to_owned(),
+        containers: vec![container],
+    }
 }
 
 /// A plugin that looks around all the time.
@@ -58,13 +73,19 @@ async fn reported(node: &Node, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_the_device_plugin_has_given_out_is_tainted_until_its_pod_is_gone() {
+async fn a_gpu_of_the_device_plugin_is_tainted_until_its_pod_is_gone() {
     let node = Node::new("h100x3");
     let plugin = start(&node).await;
     let names = ["gpu-2", "gpu-1", "gpu-0"];
     let uuid = node.sim.uuids()[1].to_string();
-    node.kubelet.set_pod_resources(vec![pod_with("nvidia.com/gpu", &[&uuid]), pod_with("rdma/hca", &["0"])]);
-    wait("the taint", || (node.published() == used(&names, "gpu-1")).then_some(())).await;
+    node.kubelet.set_pod_resources(vec![
+        pod_with("nvidia.com/gpu", &[&uuid]),
+        pod_with("rdma/hca", &["0"]),
+    ]);
+    wait("the taint", || {
+        (node.published() == used(&names, "gpu-1")).then_some(())
+    })
+    .await;
     reported(
         &node,
         &format!(
@@ -73,7 +94,10 @@ async fn a_gpu_that_the_device_plugin_has_given_out_is_tainted_until_its_pod_is_
     )
     .await;
     node.kubelet.set_pod_resources(Vec::new());
-    wait("the taint's end", || (node.published() == plain(&names)).then_some(())).await;
+    wait("the taint's end", || {
+        (node.published() == plain(&names)).then_some(())
+    })
+    .await;
     plugin.stop().await;
 }
 
@@ -84,19 +108,33 @@ async fn a_gpu_that_another_driver_has_allocated_is_tainted_before_its_pod_runs(
     let names = ["gpu-1", "gpu-0"];
     their_slice(&node);
     let theirs = vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
-    node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs)).unwrap();
-    wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
-    reported(&node, "the driver gpu.example.com has allocated it to claim ml/theirs").await;
+    node.api
+        .put(&allocated(
+            mk_claim("ml", "theirs", "gpu.example.com", 1),
+            theirs,
+        ))
+        .unwrap();
+    wait("the taint", || {
+        (ours(&node) == used(&names, "gpu-0")).then_some(())
+    })
+    .await;
+    reported(
+        &node,
+        "the driver gpu.example.com has allocated it to claim ml/theirs",
+    )
+    .await;
     node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
-    wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
+    wait("the taint's end", || {
+        (ours(&node) == plain(&names)).then_some(())
+    })
+    .await;
     plugin.stop().await;
 }
 
 /// Another driver publishes the first GPU, and something else.
 fn their_slice(node: &Node) {
     let uuid = node.sim.uuids().remove(0).to_string();
-    let device =
-        |name: &str, uuid: &str| json!({ "name": name, "attributes": { "uuid": { "string": uuid } } });
+    let device = |name: &str, uuid: &str| json!({ "name": name, "attributes": { "uuid": { "string": uuid } } });
     let slice: ResourceSlice = serde_json::from_value(json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -112,42 +150,67 @@ fn their_slice(node: &Node) {
     node.api.put(&slice).unwrap();
 }
 
+/// Beside another driver of a GPU its claims are asked for by name and all claims seldom.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beside_another_driver_of_a_gpu_its_claims_are_asked_for_by_name_and_all_claims_seldom() {
+async fn beside_another_driver_claims_are_read_by_name_and_lists_are_few() {
     let node = Node::new("h100x2");
     their_slice(&node);
     let theirs = vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
-    node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs)).unwrap();
+    node.api
+        .put(&allocated(
+            mk_claim("ml", "theirs", "gpu.example.com", 1),
+            theirs,
+        ))
+        .unwrap();
     let mut config = node.config(&[]);
     config.timing.neighbours = Duration::from_millis(50);
     config.timing.neighbour_drivers = Duration::from_millis(50);
     let plugin = node.start_with(config);
     plugin.wait_ready().await;
     let names = ["gpu-1", "gpu-0"];
-    wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
+    wait("the taint", || {
+        (ours(&node) == used(&names, "gpu-0")).then_some(())
+    })
+    .await;
     node.api.forget_requests();
-    wait("looks", || (node.api.count("get", "resourceclaims") > 3).then_some(())).await;
+    wait("looks", || {
+        (node.api.count("get", "resourceclaims") > 3).then_some(())
+    })
+    .await;
     assert_eq!(node.api.count("list", "resourceclaims"), 0);
     node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
-    wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
+    wait("the taint's end", || {
+        (ours(&node) == plain(&names)).then_some(())
+    })
+    .await;
     assert_eq!(node.api.count("list", "resourceclaims"), 0);
     plugin.stop().await;
 }
 
+/// A neighbour that has let go is noticed at the next look although devices are asked for seldom.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_neighbour_that_has_let_go_is_noticed_at_the_next_look_although_devices_are_asked_for_seldom() {
+async fn a_neighbour_that_let_go_is_noticed_at_the_next_look() {
     let node = Node::new("h100x2");
     their_slice(&node);
     let theirs = || vec![mk_result("gpu", "gpu.example.com", "n1", "card-7")];
-    node.api.put(&allocated(mk_claim("ml", "theirs", "gpu.example.com", 1), theirs())).unwrap();
+    node.api
+        .put(&allocated(
+            mk_claim("ml", "theirs", "gpu.example.com", 1),
+            theirs(),
+        ))
+        .unwrap();
     let mut config = node.config(&[]);
     config.timing.neighbours = Duration::from_millis(50);
     let plugin = node.start_with(config);
     plugin.wait_ready().await;
     let names = ["gpu-1", "gpu-0"];
-    wait("the taint", || (ours(&node) == used(&names, "gpu-0")).then_some(())).await;
+    wait("the taint", || {
+        (ours(&node) == used(&names, "gpu-0")).then_some(())
+    })
+    .await;
     // While its pod runs the kubelet lists it, and the API is not asked.
-    node.kubelet.set_pod_resources(vec![pod_of_driver("gpu.example.com", "card-7")]);
+    node.kubelet
+        .set_pod_resources(vec![pod_of_driver("gpu.example.com", "card-7")]);
     let asked = || node.api.count("get", "resourceclaims");
     let mut before = asked();
     loop {
@@ -161,7 +224,10 @@ async fn a_neighbour_that_has_let_go_is_noticed_at_the_next_look_although_device
     wait("looks", || (asked() > before + 2).then_some(())).await;
     assert_eq!(ours(&node), used(&names, "gpu-0"), "allocated still");
     node.api.delete::<ResourceClaim>("ml", "theirs").unwrap();
-    wait("the taint's end", || (ours(&node) == plain(&names)).then_some(())).await;
+    wait("the taint's end", || {
+        (ours(&node) == plain(&names)).then_some(())
+    })
+    .await;
     plugin.stop().await;
 }
 
@@ -170,18 +236,37 @@ async fn two_divvy_drivers_of_one_node_do_not_give_out_one_gpu_at_once() {
     const OTHER: &str = "gpu.two.example";
     let node = Node::new("h100x2");
     let first = node.start().await;
-    let dir = node.kubelet.config().plugin_dir(OTHER).display().to_string();
+    let dir = node
+        .kubelet
+        .config()
+        .plugin_dir(OTHER)
+        .display()
+        .to_string();
     let config = node.config(&["--driver-name", OTHER]);
     assert!(config.run_dir.is_some() && config.run_dir == first.config.run_dir);
-    let sockets =
-        SocketNames::new(OTHER, Path::new(&dir), &node.kubelet.config().registry_dir(), None).unwrap();
-    let second = node.start_with(Config { plugin_dir: dir.into(), sockets, ..config });
+    let sockets = SocketNames::new(
+        OTHER,
+        Path::new(&dir),
+        &node.kubelet.config().registry_dir(),
+        None,
+    )
+    .unwrap();
+    let second = node.start_with(Config {
+        plugin_dir: dir.into(),
+        sockets,
+        ..config
+    });
     second.wait_ready().await;
     let theirs = vec![mk_result("gpu", OTHER, crate::node::POOL, "gpu-0")];
     let theirs = node.put(allocated(mk_claim("default", "theirs", OTHER, 1), theirs));
     let prepare = async || {
         let claims = std::slice::from_ref(&theirs);
-        node.kubelet.prepare(OTHER, claims).await.unwrap().remove(&theirs.uid).unwrap()
+        node.kubelet
+            .prepare(OTHER, claims)
+            .await
+            .unwrap()
+            .remove(&theirs.uid)
+            .unwrap()
     };
     let ours = node.claim("ours", &["gpu-0"]);
     node.prepare(&ours).await.unwrap();
@@ -194,7 +279,12 @@ async fn two_divvy_drivers_of_one_node_do_not_give_out_one_gpu_at_once() {
     node.api.delete::<ResourceClaim>("default", "ours").unwrap();
     prepare().await.unwrap();
     let late = node.claim("late", &["gpu-0"]);
-    assert!(node.prepare(&late).await.unwrap_err().contains("is held by driver gpu.two.example"));
+    assert!(
+        node.prepare(&late)
+            .await
+            .unwrap_err()
+            .contains("is held by driver gpu.two.example")
+    );
     first.stop().await;
     second.stop().await;
 }
@@ -211,18 +301,29 @@ fn pod_of_driver(driver: &str, device: &str) -> PodResources {
             ..ClaimResource::default()
         }],
     };
-    let container = ContainerResources { dynamic_resources: vec![claim], ..ContainerResources::default() };
-    PodResources { name: "trainer".to_owned(), namespace: "ml".to_owned(), containers: vec![container] }
+    let container = ContainerResources {
+        dynamic_resources: vec![claim],
+        ..ContainerResources::default()
+    };
+    PodResources {
+        name: "trainer".to_owned(),
+        namespace: "ml".to_owned(),
+        containers: vec![container],
+    }
 }
 
 /// What we publish.
 fn ours(node: &Node) -> Vec<(String, Vec<String>)> {
     let slices = node.api.list::<ResourceSlice>().into_iter();
-    crate::node::devices(slices.filter(|slice| slice.spec.driver == crate::node::DRIVER).collect())
+    crate::node::devices(
+        slices
+            .filter(|slice| slice.spec.driver == crate::node::DRIVER)
+            .collect(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_names_it() {
+async fn a_foreign_process_taints_its_gpu_and_the_first_hold_names_it() {
     let node = Node::new("h100x2");
     let plugin = start(&node).await;
     let names = ["gpu-1", "gpu-0"];
@@ -233,8 +334,25 @@ async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_
 
     let uuid = node.sim.uuids()[0].clone();
     node.sim.start_process(&uuid, 4711);
-    wait("the taint", || (node.published() == used(&names, "gpu-0")).then_some(())).await;
-    reported(&node, "process 4711 computes on it without a claim of divvy").await;
+    wait("the taint", || {
+        (node.published() == used(&names, "gpu-0")).then_some(())
+    })
+    .await;
+    reported(
+        &node,
+        "process 4711 computes on it without a claim of divvy",
+    )
+    .await;
+    // A list that fails is no empty list.
+    let fault = Fault::fail(GpuErrorCode::TIMEOUT).of(GpuOp::Processes);
+    node.sim.fault(fault.on(&uuid));
+    let lists = node.sim.calls(GpuOp::Processes) + 4;
+    wait("some rounds", || {
+        (node.sim.calls(GpuOp::Processes) > lists).then_some(())
+    })
+    .await;
+    assert_eq!(node.published(), used(&names, "gpu-0"));
+    node.sim.clear_faults();
     // Allocated before the taint was seen.
     let claim = node.claim("c", &["gpu-0"]);
     assert_eq!(
@@ -244,19 +362,27 @@ async fn a_process_that_no_claim_accounts_for_taints_its_gpu_and_the_first_hold_
             claim.uid
         )
     );
-    assert_eq!(node.records(), [format!("{}.json", held.uid)], "nothing is held for it");
+    assert_eq!(
+        node.records(),
+        [format!("{}.json", held.uid)],
+        "nothing is held for it"
+    );
     // It ends while the kubelet's next call waits.
     let (answer, ()) = tokio::join!(node.prepare(&claim), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         node.sim.end_process(4711);
     });
     assert_eq!(answer, Ok(vec![device(&claim, "gpu", "gpu-0")]));
-    wait("the taint's end", || (node.published() == plain(&names)).then_some(())).await;
+    wait("the taint's end", || {
+        (node.published() == plain(&names)).then_some(())
+    })
+    .await;
     plugin.stop().await;
 }
 
+/// The first partition of a GPU is refused while a process computes on the whole GPU.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_partition_of_a_gpu_is_refused_while_a_process_computes_on_the_whole_gpu() {
+async fn the_first_partition_is_refused_while_the_whole_gpu_computes() {
     let node = Node::new("h100x1");
     let plugin = node.start_with(node.config(&["--offer", "everything"]));
     plugin.wait_ready().await;
@@ -275,6 +401,8 @@ async fn the_first_partition_of_a_gpu_is_refused_while_a_process_computes_on_the
         node.sim.engine().gpus()[0].instances[0].instance.id,
         100,
     );
-    node.prepare(&node.claim("next", &["gpu-0-mig-1g10gb-19-1"])).await.unwrap();
+    node.prepare(&node.claim("next", &["gpu-0-mig-1g10gb-19-1"]))
+        .await
+        .unwrap();
     plugin.stop().await;
 }

@@ -51,7 +51,10 @@ impl Plugin {
     }
 
     pub(crate) async fn wait_ready(&self) {
-        wait("readiness", || self.readiness.missing().is_empty().then_some(())).await;
+        wait("readiness", || {
+            self.readiness.missing().is_empty().then_some(())
+        })
+        .await;
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -60,7 +63,11 @@ impl Plugin {
 
     /// How the run ends by itself.
     pub(crate) async fn ended(self) -> String {
-        let error = tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap_err();
+        let error = tokio::time::timeout(PATIENCE, self.task)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap_err();
         divvy_telemetry::Chain(error.as_ref()).to_string()
     }
 }
@@ -97,7 +104,11 @@ impl Node {
             minor: gpu.facts.minor.unwrap(),
             pci: gpu.facts.pci_address,
             numa_node: gpu.topology.numa_node,
-            pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".into()),
+            pcie_root: gpu
+                .topology
+                .pcie_root
+                .clone()
+                .unwrap_or_else(|| "pci0000:00".into()),
         });
         let fixture = Fixture::new(fixture.collect());
         let host = fixture.build(&dir.path().join("host")).unwrap();
@@ -106,7 +117,14 @@ impl Node {
         api.put(&mk_node("n1")).unwrap();
         let config = change(KubeletConfig::new(dir.path().join("k"), "n1", api.clone()));
         let kubelet = FakeKubelet::start(config).unwrap();
-        Self { api, kubelet, sim, host, fixture, dir }
+        Self {
+            api,
+            kubelet,
+            sim,
+            host,
+            fixture,
+            dir,
+        }
     }
 
     /// A plugin's configuration for this node.
@@ -131,7 +149,9 @@ impl Node {
             }
         }
         args.extend(
-            flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.display().to_string()]),
+            flags
+                .into_iter()
+                .flat_map(|(flag, value)| [flag.to_owned(), value.display().to_string()]),
         );
         args.extend(more.iter().map(|flag| (*flag).to_owned()));
         let mut config = Config::try_from(Args::try_parse_from(args).unwrap()).unwrap();
@@ -159,7 +179,11 @@ impl Node {
     }
 
     pub(crate) fn metadata_dir(&self) -> PathBuf {
-        self.dir.path().join("host/run/divvy").join(DRIVER).join("metadata")
+        self.dir
+            .path()
+            .join("host/run/divvy")
+            .join(DRIVER)
+            .join("metadata")
     }
 
     pub(crate) fn cdi_dir(&self) -> PathBuf {
@@ -181,7 +205,13 @@ impl Node {
         let (metrics, readiness) = (deps.metrics.clone(), deps.readiness.clone());
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(config.clone(), deps, stop.clone()));
-        Plugin { stop, task, metrics, readiness, config }
+        Plugin {
+            stop,
+            task,
+            metrics,
+            readiness,
+            config,
+        }
     }
 
     /// A plugin that is registered and ready.
@@ -191,7 +221,8 @@ impl Node {
         plugin
     }
 
-    /// The same with so much time for a call that waits for something that a busy machine gets there.
+    /// The same with so much time for a call that waits for something that a busy machine gets
+    /// there.
     pub(crate) async fn start_patient(&self, more: &[&str]) -> Plugin {
         let mut config = self.config(more);
         config.timing.call = PATIENCE;
@@ -201,47 +232,78 @@ impl Node {
         plugin
     }
 
-    /// Waits until a plugin has made the API calls of its start: the publisher, the brain, the watch for neighbours and the
-    /// numbering of the GPUs of a fresh node have each listed slices, and the GpuNode has been written.
+    /// Waits until a plugin has made the API calls of its start: the publisher, the brain, the
+    /// watch for neighbours and the numbering of the GPUs of a fresh node have each listed slices,
+    /// and the GpuNode has been written.
     pub(crate) async fn wait_calm(&self) {
         let calm = || {
-            self.api.count("list", "resourceslices") >= 4 && self.api.count("patch", "gpunodes/status") > 0
+            self.api.count("list", "resourceslices") >= 4
+                && self.api.count("patch", "gpunodes/status") > 0
         };
-        wait("the first lists and the node's report", || calm().then_some(())).await;
+        wait("the first lists and the node's report", || {
+            calm().then_some(())
+        })
+        .await;
     }
 
     /// A claim in the API with these devices of ours allocated.
     pub(crate) fn claim(&self, name: &str, devices: &[&str]) -> ClaimRef {
-        let results = devices.iter().map(|device| mk_result("gpu", DRIVER, POOL, device)).collect();
+        let results = devices
+            .iter()
+            .map(|device| mk_result("gpu", DRIVER, POOL, device))
+            .collect();
         let count = i64::try_from(devices.len().max(1)).unwrap();
         self.put(allocated(mk_claim("default", name, DRIVER, count), results))
     }
 
     pub(crate) fn put(&self, claim: ResourceClaim) -> ClaimRef {
         let name = claim.metadata.name.clone().unwrap();
-        let stored = self.api.put(&reserved(claim, "pod", "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab")).unwrap();
+        let stored = self
+            .api
+            .put(&reserved(
+                claim,
+                "pod",
+                "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab",
+            ))
+            .unwrap();
         ClaimRef::new("default", &name, &stored.metadata.uid.unwrap())
     }
 
     /// One claim's prepare, as the kubelet calls it.
     pub(crate) async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>, String> {
-        self.kubelet.prepare(DRIVER, std::slice::from_ref(claim)).await.unwrap().remove(&claim.uid).unwrap()
+        self.kubelet
+            .prepare(DRIVER, std::slice::from_ref(claim))
+            .await
+            .unwrap()
+            .remove(&claim.uid)
+            .unwrap()
     }
 
     pub(crate) async fn unprepare(&self, claim: &ClaimRef) -> Result<(), String> {
-        self.kubelet.unprepare(DRIVER, std::slice::from_ref(claim)).await.unwrap().remove(&claim.uid).unwrap()
+        self.kubelet
+            .unprepare(DRIVER, std::slice::from_ref(claim))
+            .await
+            .unwrap()
+            .remove(&claim.uid)
+            .unwrap()
     }
 
     /// The CDI files, read as JSON.
     pub(crate) fn cdi_files(&self) -> BTreeMap<String, Value> {
-        let Ok(entries) = fs_err::read_dir(self.cdi_dir()) else { return BTreeMap::new() };
+        let Ok(entries) = fs_err::read_dir(self.cdi_dir()) else {
+            return BTreeMap::new();
+        };
         // Others are being written.
-        let entries =
-            entries.map(Result::unwrap).filter(|e| e.path().extension().is_some_and(|e| e == "json"));
+        let entries = entries
+            .map(Result::unwrap)
+            .filter(|e| e.path().extension().is_some_and(|e| e == "json"));
         entries
             .map(|entry| {
                 let text = fs_err::read_to_string(entry.path()).unwrap();
-                (entry.file_name().into_string().unwrap(), serde_json::from_str(&text).unwrap())
+                (
+                    entry.file_name().into_string().unwrap(),
+                    serde_json::from_str(&text).unwrap(),
+                )
             })
             .collect()
     }
@@ -249,8 +311,12 @@ impl Node {
     /// Names of the records.
     pub(crate) fn records(&self) -> Vec<String> {
         let dir = self.kubelet.config().plugin_dir(DRIVER).join("claims");
-        let Ok(entries) = fs_err::read_dir(dir) else { return Vec::new() };
-        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let Ok(entries) = fs_err::read_dir(dir) else {
+            return Vec::new();
+        };
+        let mut names: Vec<_> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -258,7 +324,10 @@ impl Node {
     /// The records themselves, for messages.
     pub(crate) fn record_texts(&self) -> Vec<String> {
         let dir = self.kubelet.config().plugin_dir(DRIVER).join("claims");
-        self.records().iter().filter_map(|name| fs_err::read_to_string(dir.join(name)).ok()).collect()
+        self.records()
+            .iter()
+            .filter_map(|name| fs_err::read_to_string(dir.join(name)).ok())
+            .collect()
     }
 
     /// Names of published devices, in the scheduler's order, with the keys of their taints.
@@ -269,7 +338,10 @@ impl Node {
 
 /// The claim with a config for all its requests, of these fields.
 pub(crate) fn with_config(mut claim: ResourceClaim, mut fields: Value) -> ResourceClaim {
-    fields.as_object_mut().unwrap().insert("apiVersion".to_owned(), "divvy.dev/v1beta1".into());
+    fields
+        .as_object_mut()
+        .unwrap()
+        .insert("apiVersion".to_owned(), "divvy.dev/v1beta1".into());
     let entry = DeviceAllocationConfiguration {
         opaque: Some(OpaqueDeviceConfiguration {
             driver: DRIVER.to_owned(),
@@ -279,21 +351,43 @@ pub(crate) fn with_config(mut claim: ResourceClaim, mut fields: Value) -> Resour
         source: "FromClaim".to_owned(),
     };
     let status = claim.status.as_mut().unwrap();
-    status.allocation.as_mut().unwrap().devices.as_mut().unwrap().config = Some(vec![entry]);
+    status
+        .allocation
+        .as_mut()
+        .unwrap()
+        .devices
+        .as_mut()
+        .unwrap()
+        .config = Some(vec![entry]);
     claim
 }
 
 pub(crate) fn devices(mut slices: Vec<ResourceSlice>) -> Vec<(String, Vec<String>)> {
     slices.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    let devices = slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+    let devices = slices
+        .into_iter()
+        .flat_map(|slice| slice.spec.devices.unwrap_or_default());
     devices
-        .map(|device| (device.name, device.taints.unwrap_or_default().into_iter().map(|t| t.key).collect()))
+        .map(|device| {
+            (
+                device.name,
+                device
+                    .taints
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|t| t.key)
+                    .collect(),
+            )
+        })
         .collect()
 }
 
 /// Devices without taints.
 pub(crate) fn plain(names: &[&str]) -> Vec<(String, Vec<String>)> {
-    names.iter().map(|name| ((*name).to_owned(), Vec::new())).collect()
+    names
+        .iter()
+        .map(|name| ((*name).to_owned(), Vec::new()))
+        .collect()
 }
 
 /// The answer for one device.
@@ -314,7 +408,10 @@ pub(crate) async fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         if let Some(found) = look() {
             return found;
         }
-        assert!(tokio::time::Instant::now() < until, "waited in vain for {what}");
+        assert!(
+            tokio::time::Instant::now() < until,
+            "waited in vain for {what}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

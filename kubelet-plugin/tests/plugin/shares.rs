@@ -1,7 +1,8 @@
-//! Time-sliced shares: the whole way of a claim, and the real process killed at random moments while 64 claims come and
-//! go on one GPU.
+//! Time-sliced shares: the whole way of a claim, and the real process killed at random moments
+//! while 64 claims come and go on one GPU.
 //!
-//! More kills than the default: `DIVVY_KILLS=300 cargo test -p divvy-kubelet-plugin --test plugin shares -- --nocapture`.
+//! More kills than the default: `DIVVY_KILLS=300 cargo test -p divvy-kubelet-plugin --test plugin
+//! shares -- --nocapture`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,18 +29,29 @@ fn policy(node: &Node, slice: Option<&str>) {
         Some(slice) => json!({ "modes": modes, "shares": { "timeSlice": slice } }),
         None => json!({ "modes": modes }),
     };
-    node.api.put(&GpuPolicy::new("shares", json!({ "rules": [rule] }))).unwrap();
+    node.api
+        .put(&GpuPolicy::new("shares", json!({ "rules": [rule] })))
+        .unwrap();
 }
 
-/// The same, and a plugin that has published it; before that prepares may go by what was said earlier.
+/// The same, and a plugin that has published it; before that prepares may go by what was said
+/// earlier.
 async fn published(node: &Node, slice: Option<&str>) {
     policy(node, slice);
     let expected = slice.unwrap_or("Default");
     wait("the time slice in the slices", || {
         let slices = node.api.list::<ResourceSlice>();
-        let mut devices = slices.iter().filter_map(|slice| slice.spec.devices.as_ref()).flatten();
+        let mut devices = slices
+            .iter()
+            .filter_map(|slice| slice.spec.devices.as_ref())
+            .flatten();
         let share = devices.find(|device| device.name == "gpu-0-ts")?;
-        let found = share.attributes.as_ref()?.get("timeSlice")?.string.as_deref();
+        let found = share
+            .attributes
+            .as_ref()?
+            .get("timeSlice")?
+            .string
+            .as_deref();
         (found == Some(expected)).then_some(())
     })
     .await;
@@ -56,7 +68,10 @@ fn shares(node: &Node, name: &str, ids: &[&str]) -> ClaimRef {
         result
     };
     let count = i64::try_from(ids.len()).unwrap();
-    node.put(allocated(mk_claim("default", name, DRIVER, count), ids.iter().map(share).collect()))
+    node.put(allocated(
+        mk_claim("default", name, DRIVER, count),
+        ids.iter().map(share).collect(),
+    ))
 }
 
 fn time_slice(node: &Node) -> TimeSlice {
@@ -64,7 +79,7 @@ fn time_slice(node: &Node) -> TimeSlice {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_back() {
+async fn shares_come_with_ids_env_and_slice_and_the_last_gives_it_back() {
     let node = Node::new("h100x1");
     policy(&node, Some("Long"));
     let plugin = node.start().await;
@@ -93,27 +108,41 @@ async fn shares_come_with_ids_env_and_a_time_slice_and_the_last_one_gives_it_bac
     let claim = node.api.get::<ResourceClaim>("default", "other").unwrap();
     node.put(with_config(claim, asks));
     let refused = node.prepare(&other).await.unwrap_err();
-    assert!(refused.contains("a claim selects shares by their attribute timeSlice"), "{refused}");
-    node.api.delete::<ResourceClaim>("default", "other").unwrap();
+    assert!(
+        refused.contains("a claim selects shares by their attribute timeSlice"),
+        "{refused}"
+    );
+    node.api
+        .delete::<ResourceClaim>("default", "other")
+        .unwrap();
     let whole = node.claim("whole", &["gpu-0"]);
     let refused = node.prepare(&whole).await.unwrap_err();
-    assert!(refused.contains("in another mode than claim default/"), "{refused}");
+    assert!(
+        refused.contains("in another mode than claim default/"),
+        "{refused}"
+    );
 
     for claim in [&first, &second] {
         assert_eq!(time_slice(&node), TimeSlice::Short, "a share is left");
         node.unprepare(claim).await.unwrap();
-        node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
+        node.api
+            .delete::<ResourceClaim>("default", &claim.name)
+            .unwrap();
     }
     assert_eq!(time_slice(&node), TimeSlice::Default);
     node.prepare(&whole).await.unwrap();
     plugin.stop().await;
 }
 
+/// A GPU left in an exclusive compute mode is shared in default and a prohibited one is named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_left_in_an_exclusive_compute_mode_is_shared_in_default_and_a_prohibited_one_is_named() {
+async fn an_exclusive_compute_mode_is_changed_and_a_prohibited_one_named() {
     let node = Node::new("h100x1");
     let gpu = node.sim.uuids().remove(0);
-    let set = |mode| node.sim.edit(|e| e.gpu(&gpu).unwrap().facts.compute_mode = Some(mode));
+    let set = |mode| {
+        node.sim
+            .edit(|e| e.gpu(&gpu).unwrap().facts.compute_mode = Some(mode));
+    };
     let mode = || node.sim.facts(&gpu).unwrap().compute_mode.unwrap();
     set(ComputeMode::ExclusiveProcess);
     let plugin = node.start().await;
@@ -126,7 +155,11 @@ async fn a_gpu_left_in_an_exclusive_compute_mode_is_shared_in_default_and_a_proh
     let command = format!("nvidia-smi -i {gpu} -c DEFAULT");
     let until = Instant::now() + PATIENCE;
     // Until the plugin has read it.
-    while !node.prepare(&share).await.is_err_and(|refused| refused.contains(&command)) {
+    while !node
+        .prepare(&share)
+        .await
+        .is_err_and(|refused| refused.contains(&command))
+    {
         assert!(Instant::now() < until, "it is never refused");
         node.unprepare(&share).await.unwrap();
     }
@@ -137,8 +170,11 @@ async fn a_gpu_left_in_an_exclusive_compute_mode_is_shared_in_default_and_a_proh
 async fn a_card_without_time_slices_is_named() {
     let node = Node::new("h100x1");
     let program = node.dir.path().join("host/usr/bin/nvidia-smi");
-    fs_err::write(&program, "#!/bin/sh\necho 'Setting the timeslice is not supported for GPU 0'\nexit 3\n")
-        .unwrap();
+    fs_err::write(
+        &program,
+        "#!/bin/sh\necho 'Setting the timeslice is not supported for GPU 0'\nexit 3\n",
+    )
+    .unwrap();
     policy(&node, Some("Long"));
     let plugin = node.start().await;
     published(&node, Some("Long")).await;
@@ -146,7 +182,9 @@ async fn a_card_without_time_slices_is_named() {
     let refused = node.prepare(&claim).await.unwrap_err();
     let gpu = node.sim.uuids().remove(0);
     assert!(
-        refused.contains(&format!("{gpu} (NVIDIA H100 80GB HBM3) does not support setting a time slice")),
+        refused.contains(&format!(
+            "{gpu} (NVIDIA H100 80GB HBM3) does not support setting a time slice"
+        )),
         "{refused}"
     );
     assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
@@ -157,41 +195,61 @@ async fn a_card_without_time_slices_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_time_slice_that_cannot_be_read_is_set_and_taken_for_the_default_afterwards() {
+async fn an_unreadable_time_slice_is_set_and_taken_for_the_default() {
     let node = Node::new("h100x1");
     let host = node.dir.path().join("host");
     let said = host.join("said");
     let script = format!("[ $4 = --list ] && exit 2\necho $4 $5 >>{}", said.display());
-    fs_err::write(host.join("usr/bin/nvidia-smi"), format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs_err::write(
+        host.join("usr/bin/nvidia-smi"),
+        format!("#!/bin/sh\n{script}\n"),
+    )
+    .unwrap();
     policy(&node, Some("Long"));
     let plugin = node.start().await;
     published(&node, Some("Long")).await;
     let claim = shares(&node, "c", &["s"]);
     node.prepare(&claim).await.unwrap();
     node.unprepare(&claim).await.unwrap();
-    assert_eq!(fs_err::read_to_string(&said).unwrap(), "--set-timeslice 3\n--set-timeslice 0\n");
+    assert_eq!(
+        fs_err::read_to_string(&said).unwrap(),
+        "--set-timeslice 3\n--set-timeslice 0\n"
+    );
     plugin.stop().await;
 }
 
-/// What was set on a GPU and could not be given back at once is given back when the plugin looks again.
+/// What was set on a GPU and could not be given back at once is given back when the plugin looks
+/// again.
 async fn assert_nothing_is_left(node: &Node) {
     let files = node.cdi_files().into_keys().chain(node.records());
-    assert_eq!(files.filter(|name| !name.starts_with('.')).collect::<Vec<_>>(), Vec::<String>::new());
+    assert_eq!(
+        files
+            .filter(|name| !name.starts_with('.'))
+            .collect::<Vec<_>>(),
+        Vec::<String>::new()
+    );
     let states = fs_err::read_dir(node.kubelet.config().plugin_dir(DRIVER).join("gpus")).unwrap();
     for file in states.map(|entry| entry.unwrap().path()) {
         let rest = || {
             let state = divvy_claims::GpuState::decode(&fs_err::read(&file).unwrap());
             let granted = state.fine().unwrap().clone();
-            divvy_claims::GpuState { may_change_mode: false, share_time_slice: None, ..granted }
+            divvy_claims::GpuState {
+                grant: divvy_claims::Granted::default(),
+                ..granted
+            }
         };
         let what = format!("nothing to be left on the GPU, there is {:?}", rest());
         wait(&what, || rest().is_default().then_some(())).await;
     }
 }
 
+/// Sixty four shares outlive kills and the GPU is free exactly when the last is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_last_is_gone() {
-    let kills = std::env::var("DIVVY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
+async fn sixty_four_shares_outlive_kills_and_the_last_frees_the_gpu() {
+    let kills = std::env::var("DIVVY_KILLS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(10);
     let node = Node::new("h100x1");
     let server = node.api.serve_http().await.unwrap();
     let kubeconfig = server.kubeconfig();
@@ -230,7 +288,12 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
         let intruder = async {
             let mut tried = 0;
             while !over.is_cancelled() {
-                tried += u64::from(!prepare(&node, &whole).await.unwrap_err().contains("connect"));
+                tried += u64::from(
+                    !prepare(&node, &whole)
+                        .await
+                        .unwrap_err()
+                        .contains("connect"),
+                );
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             tried
@@ -241,7 +304,8 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     let rounds: u64 = last.iter().map(|(_, rounds)| rounds).sum();
     assert_eq!(last.len() + 1, SHARES);
 
-    // All 64 are there. They go in another order than they came, with the plugin killed now and then.
+    // All 64 are there. They go in another order than they came, with the plugin killed now and
+    // then.
     let mut dice = Dice(0x7e57);
     let mut left: Vec<_> = last.into_iter().map(|(claim, _)| claim).collect();
     while !left.is_empty() {
@@ -253,7 +317,9 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
             process = Process::start_with(&node, &kubeconfig, &[("LOG_LEVEL", "error")]);
         }
         until_done("unprepare", async || unprepare(&node, &claim).await).await;
-        node.api.delete::<ResourceClaim>("default", &claim.name).unwrap();
+        node.api
+            .delete::<ResourceClaim>("default", &claim.name)
+            .unwrap();
     }
     until_done("a call", async || match prepare(&node, &whole).await {
         Err(why) if why.contains("claim default/anchor") => Ok(()),
@@ -261,8 +327,15 @@ async fn sixty_four_shares_outlive_kills_and_the_gpu_is_free_exactly_when_the_la
     })
     .await;
     assert_eq!(unprepare(&node, &anchor).await, Ok(()));
-    wait("the time slice to be back", || (time_slice(&node) == TimeSlice::Default).then_some(())).await;
-    assert_eq!(prepare(&node, &whole).await, Ok(()), "free with the last release, not some time after it");
+    wait("the time slice to be back", || {
+        (time_slice(&node) == TimeSlice::Default).then_some(())
+    })
+    .await;
+    assert_eq!(
+        prepare(&node, &whole).await,
+        Ok(()),
+        "free with the last release, not some time after it"
+    );
     assert_eq!(unprepare(&node, &whole).await, Ok(()));
 
     assert_nothing_is_left(&node).await;

@@ -5,68 +5,64 @@ use std::collections::BTreeSet;
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
 use divvy_claims::Phase;
 use divvy_executor::HeldDevice;
-use divvy_model::mig::Placement;
-use divvy_model::{DeviceKind, GpuUuid, HoldKind, Inventory, Mode};
-use divvy_offer::{Device, HealthView, Note, OneMode, Pool};
+use divvy_model::{GpuUuid, Mode, Ordinals};
+use divvy_offer::Finding;
 
 use super::troubles::troubles;
-use crate::neighbours::Uses;
-use crate::node::Recorded;
-use crate::sources::policies::Effective;
+use crate::node::findings::Known;
 
 /// Behind the device of a holder with admin access, which holds nothing.
 const ADMIN: &str = " (admin)";
 
-/// What is known.
-pub(crate) struct Facts<'a> {
-    /// `None` where the driver has not answered since the plugin started.
-    pub(crate) inventory: Option<&'a Inventory>,
-    /// Numbers, records and fences.
-    pub(crate) recorded: &'a Recorded,
-    pub(crate) pool: Option<&'a Pool>,
-    pub(crate) effective: Option<&'a Effective>,
-    pub(crate) health: &'a HealthView,
-    /// GPUs that others use.
-    pub(crate) neighbours: &'a Uses,
-    /// Instances that others have made.
-    pub(crate) foreign: &'a [(GpuUuid, Placement)],
-    /// What is not published as it could be.
-    pub(crate) notes: &'a BTreeSet<Note>,
-    /// Why there is one mode for each GPU although more are asked for.
-    pub(crate) one_mode: Option<&'a OneMode>,
-    /// Why the driver cannot be used now.
-    pub(crate) driver: Option<&'a str>,
-    /// Who has asked that the driver be let go, while it is.
-    pub(crate) released: Option<&'a str>,
-    /// The API server's version.
-    pub(crate) kubernetes: String,
+/// Returns whether a claim can have the GPU now in whatever form it is offered. A form that is being
+/// withdrawn does not count: it takes nothing from the others.
+fn is_open(known: &Known<'_>, ordinal: u32) -> bool {
+    let mut offered = known.offered(ordinal).peekable();
+    offered.peek().is_some() && offered.all(|device| device.taints.is_empty())
 }
 
-impl Facts<'_> {
-    fn devices(&self) -> impl Iterator<Item = (&Device, DeviceKind)> {
-        let all = self.pool.into_iter().flat_map(Pool::devices);
-        all.filter_map(|device| Some((device, DeviceKind::parse(&device.name).ok()?)))
-    }
-}
-
-/// What a `GpuNode` says of it. Times are left to the writer.
-pub(crate) fn report(facts: &Facts<'_>) -> GpuNodeStatus {
-    let mut by_ordinal: Vec<(u32, &GpuUuid)> =
-        facts.recorded.ordinals.iter().map(|(uuid, n)| (n, uuid)).collect();
+/// Works out the status of a `GpuNode`. Times are left to the writer.
+pub(crate) fn report(known: &Known<'_>, findings: &BTreeSet<Finding>) -> GpuNodeStatus {
+    let mut by_ordinal: Vec<(u32, &GpuUuid)> = known
+        .recorded
+        .ordinals
+        .iter()
+        .map(|(uuid, n)| (n, uuid))
+        .collect();
+    // By number, as people read it. A GPU that has only a number left, from before it was taken
+    // out, is no part of the node.
     by_ordinal.sort();
-    let known = |(n, uuid): &(u32, &GpuUuid)| {
-        facts.inventory.is_none_or(|inventory| inventory.gpus.contains_key(*uuid))
-            || facts.recorded.held.iter().any(|r| r.hold.gpu == **uuid)
-            || facts.devices().any(|(_, kind)| kind.ordinal() == *n)
+    let is_known = |(n, uuid): &(u32, &GpuUuid)| {
+        known
+            .inventory
+            .is_none_or(|inventory| inventory.gpus.contains_key(*uuid))
+            || known.recorded.held.iter().any(|r| r.hold.gpu == **uuid)
+            || known.devices().any(|(_, kind)| kind.ordinal() == *n)
     };
-    let gpus: Vec<GpuStatus> =
-        by_ordinal.into_iter().filter(known).map(|(n, uuid)| gpu(facts, n, uuid)).collect();
-    let claims: BTreeSet<&String> = gpus.iter().flat_map(|g| &g.holders).map(|h| &h.uid).collect();
-    let is_held = |gpu: &GpuStatus| gpu.holders.iter().any(|holder| !holder.device.ends_with(ADMIN));
-    let free = gpus.iter().filter(|gpu| !is_held(gpu) && gpu.taints.is_empty() && !gpu.offered.is_empty());
+    by_ordinal.retain(is_known);
+    let gpus: Vec<GpuStatus> = by_ordinal
+        .iter()
+        .map(|(n, uuid)| gpu(known, *n, uuid))
+        .collect();
+    let claims: BTreeSet<&String> = gpus
+        .iter()
+        .flat_map(|g| &g.holders)
+        .map(|h| &h.uid)
+        .collect();
+    let is_held = |gpu: &GpuStatus| {
+        gpu.holders
+            .iter()
+            .any(|holder| !holder.device.ends_with(ADMIN))
+    };
+    let free = by_ordinal
+        .iter()
+        .zip(&gpus)
+        .filter(|((n, _), gpu)| !is_held(gpu) && is_open(known, *n));
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let troubles = troubles(facts);
-    let driver = facts.inventory.map(|inventory| inventory.system.driver_version.clone());
+    let troubles = troubles(findings, &known.recorded.ordinals);
+    let driver = known
+        .inventory
+        .map(|inventory| inventory.system.driver_version.clone());
     GpuNodeStatus {
         summary: Summary {
             gpus: count(gpus.len()),
@@ -79,57 +75,90 @@ pub(crate) fn report(facts: &Facts<'_>) -> GpuNodeStatus {
         versions: Versions {
             divvy: env!("CARGO_PKG_VERSION").to_owned(),
             driver: driver.unwrap_or_default(),
-            kubernetes: facts.kubernetes.clone(),
+            kubernetes: known.kubernetes.clone(),
         },
-        bad_policies: facts.effective.map(|e| e.known.bad.keys().cloned().collect()).unwrap_or_default(),
+        bad_policies: known
+            .effective
+            .map(|e| e.known.bad.keys().cloned().collect())
+            .unwrap_or_default(),
         gpus,
         troubles,
         changed: None,
     }
 }
 
-fn gpu(facts: &Facts<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
-    let held: Vec<&HeldDevice> =
-        facts.recorded.held.iter().filter(|record| record.hold.gpu == *uuid).collect();
-    let mode = held.iter().find_map(|record| record.hold.kind.needs()).unwrap_or(Mode::Idle);
+/// Works out the status that stays when the plugin is stopped on a node that is no longer its own:
+/// the GPUs that claims still hold, by the UIDs of these claims. Nothing is offered any more.
+pub(crate) fn last_report(before: &GpuNodeStatus, held: &BTreeSet<String>) -> GpuNodeStatus {
+    let mut gpus = before.gpus.clone();
+    for gpu in &mut gpus {
+        gpu.holders.retain(|holder| held.contains(&holder.uid));
+        gpu.offered.clear();
+    }
+    gpus.retain(|gpu| !gpu.holders.is_empty());
+    let left = Finding::NodeLeft { claims: held.len() };
+    let troubles = troubles(&BTreeSet::from([left]), &Ordinals::default());
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    GpuNodeStatus {
+        summary: Summary {
+            gpus: count(gpus.len()),
+            free: 0,
+            claims: count(held.len()),
+            modes: modes(&gpus),
+            trouble: trouble(&troubles),
+            since: None,
+        },
+        bad_policies: Vec::new(),
+        gpus,
+        troubles,
+        ..before.clone()
+    }
+}
+
+fn gpu(known: &Known<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
+    let held: Vec<&HeldDevice> = known
+        .recorded
+        .held
+        .iter()
+        .filter(|record| record.hold.gpu == *uuid)
+        .collect();
+    // The mode by records: what the GPU is now. What it is offered as, and its taints, are by the
+    // pool.
+    let mode = Mode::of(held.iter().map(|record| record.hold.alternative()));
     let (mut offered, mut taints) = (BTreeSet::new(), BTreeSet::new());
-    for (device, kind) in facts.devices() {
-        if kind.ordinal() != ordinal {
+    for (device, kind) in known.devices() {
+        if kind.ordinal() != ordinal || !kind.sharing.holds() {
             continue;
         }
-        let what = match kind {
-            DeviceKind::Whole { .. } => "whole",
-            DeviceKind::Partition(_) => "partitions",
-            DeviceKind::Share { .. } => "shares",
-            DeviceKind::Admin { .. } => continue,
-        };
-        let keys = device.taints.iter().map(|taint| &taint.key);
-        let keys: Vec<&str> = keys.map(|key| key.rsplit('/').next().unwrap_or(key)).collect();
-        if !keys.contains(&"withdrawn") {
-            offered.insert(what.to_owned());
+        let of_device = device.taints.iter().map(|taint| &taint.key);
+        let of_device: Vec<&str> = of_device
+            .map(|key| key.rsplit('/').next().unwrap_or(key))
+            .collect();
+        if !device.is_withdrawn() {
+            offered.insert(kind.alternative().nouns().to_owned());
         }
-        taints.extend(keys.into_iter().map(str::to_owned));
+        taints.extend(of_device.into_iter().map(str::to_owned));
     }
     let mut holders: Vec<Holder> = held.into_iter().map(holder).collect();
     holders.sort();
     GpuStatus {
         name: format!("gpu-{ordinal}"),
         uuid: uuid.to_string(),
-        product: facts
+        product: known
             .inventory
             .and_then(|inventory| inventory.gpus.get(uuid))
             .map(|gpu| gpu.facts.product_name.clone())
             .unwrap_or_default(),
         mode: mode.name().to_owned(),
         offered: offered.into_iter().collect(),
-        policy: facts
+        policy: known
             .effective
             .and_then(|effective| effective.resolved.by.get(uuid))
             .map(ToString::to_string)
             .unwrap_or_default(),
         holders,
         taints: taints.into_iter().collect(),
-        fence: facts
+        fence: known
             .recorded
             .fences
             .get(uuid)
@@ -145,9 +174,10 @@ fn holder(held: &HeldDevice) -> Holder {
         Phase::Prepared => ("prepared", String::new()),
         Phase::Leaving(leaving) => ("leaving", leaving.reason.clone()),
     };
-    let device = match held.hold.kind {
-        HoldKind::Admin => format!("{}{ADMIN}", held.hold.device),
-        HoldKind::Whole | HoldKind::Partition { .. } | HoldKind::Share => held.hold.device.to_string(),
+    let device = if held.hold.sharing.holds() {
+        held.hold.device.to_string()
+    } else {
+        format!("{}{ADMIN}", held.hold.device)
     };
     Holder {
         namespace: held.claim.namespace.clone(),
@@ -163,8 +193,7 @@ fn holder(held: &HeldDevice) -> Holder {
 
 /// `2 whole, 1 partitioned, 5 idle`.
 fn modes(gpus: &[GpuStatus]) -> String {
-    let all = [Mode::Whole, Mode::Partitioned, Mode::TimeSliced, Mode::Mps, Mode::Idle];
-    let counts = all.into_iter().filter_map(|mode| {
+    let counts = Mode::ALL.into_iter().filter_map(|mode| {
         let count = gpus.iter().filter(|gpu| gpu.mode == mode.name()).count();
         (count > 0).then(|| format!("{count} {}", mode.name()))
     });

@@ -1,5 +1,5 @@
-//! The start times of troubles. The object in the API is the memory that outlasts the plugin: the times in it when this
-//! process first writes it are taken over for troubles that still exist.
+//! The start times of troubles. The object in the API is the memory that outlasts the plugin: the
+//! times in it when this process first writes it are taken over for troubles that still exist.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,11 +10,16 @@ use k8s_openapi::jiff::Timestamp;
 /// Troubles of an earlier process are kept so long: not everything is found again at once.
 const TAKE_OVER: Duration = Duration::from_mins(5);
 
-/// What makes two troubles the same one. The words may change: process ids do.
+/// The identity of a trouble, without its words, which may change: process ids do.
 type Key = (String, String, String, String);
 
 fn key(trouble: &Trouble) -> Key {
-    (trouble.kind.clone(), trouble.gpu.clone(), trouble.subject.clone(), trouble.claim.clone())
+    (
+        trouble.kind.clone(),
+        trouble.gpu.clone(),
+        trouble.subject.clone(),
+        trouble.claim.clone(),
+    )
 }
 
 /// Troubles that exist, and those that an earlier process reported.
@@ -32,9 +37,12 @@ impl Since {
         if self.taken.is_some() {
             return;
         }
+        // Taken over once, before the first write: later the object has the times of this process.
         self.taken = Some(now);
-        let times =
-            earlier.troubles.iter().filter_map(|trouble| Some((key(trouble), trouble.since.clone()?)));
+        let times = earlier
+            .troubles
+            .iter()
+            .filter_map(|trouble| Some((key(trouble), trouble.since.clone()?)));
         self.earlier = times.collect();
         for (key, since) in &self.earlier {
             if let Some(known) = self.now.get_mut(key) {
@@ -43,24 +51,35 @@ impl Since {
         }
     }
 
-    /// Notes what is there now. What is not there any more is forgotten.
+    /// Notes the troubles that there are now. A trouble that is over is forgotten.
     pub(super) fn see(&mut self, report: &GpuNodeStatus, now: Timestamp) {
         let old = |taken: Timestamp| now.duration_since(taken).unsigned_abs() > TAKE_OVER;
         if self.taken.is_some_and(old) {
             self.earlier.clear();
         }
+        // Built anew from the report: a trouble that is missing in one report has ended, and begins
+        // again with a new time.
         let before = std::mem::take(&mut self.now);
-        let seconds = Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();
+        let seconds = Timestamp::from_second(now.as_second())
+            .unwrap_or(now)
+            .to_string();
         for trouble in &report.troubles {
             let key = key(trouble);
-            let since = before.get(&key).or_else(|| self.earlier.get(&key)).unwrap_or(&seconds).clone();
+            let since = before
+                .get(&key)
+                .or_else(|| self.earlier.get(&key))
+                .unwrap_or(&seconds)
+                .clone();
             self.now.insert(key, since);
         }
     }
 
     /// The report with its times.
     pub(super) fn stamp(&self, report: &GpuNodeStatus, now: Timestamp) -> GpuNodeStatus {
-        let mut report = GpuNodeStatus { changed: Some(now.to_string()), ..report.clone() };
+        let mut report = GpuNodeStatus {
+            changed: Some(now.to_string()),
+            ..report.clone()
+        };
         for trouble in &mut report.troubles {
             trouble.since = self.now.get(&key(trouble)).cloned();
         }
@@ -83,7 +102,10 @@ mod tests {
             why: "words that change".to_owned(),
             ..Trouble::default()
         };
-        GpuNodeStatus { troubles: kinds.iter().map(trouble).collect(), ..GpuNodeStatus::default() }
+        GpuNodeStatus {
+            troubles: kinds.iter().map(trouble).collect(),
+            ..GpuNodeStatus::default()
+        }
     }
 
     fn at(second: i64) -> Timestamp {
@@ -91,7 +113,11 @@ mod tests {
     }
 
     fn sinces(status: &GpuNodeStatus) -> Vec<Option<&str>> {
-        status.troubles.iter().map(|trouble| trouble.since.as_deref()).collect()
+        status
+            .troubles
+            .iter()
+            .map(|trouble| trouble.since.as_deref())
+            .collect()
     }
 
     #[test]
@@ -101,17 +127,32 @@ mod tests {
         let both = report(&[("lost", false), ("one-mode", true)]);
         since.see(&both, at(7));
         let stamped = since.stamp(&both, at(9));
-        assert_eq!(sinces(&stamped), [Some("2027-01-15T08:00:00Z"), Some("2027-01-15T08:00:07Z")]);
-        assert_eq!(stamped.summary.since.as_deref(), Some("2027-01-15T08:00:00Z"));
+        assert_eq!(
+            sinces(&stamped),
+            [Some("2027-01-15T08:00:00Z"), Some("2027-01-15T08:00:07Z")]
+        );
+        assert_eq!(
+            stamped.summary.since.as_deref(),
+            Some("2027-01-15T08:00:00Z")
+        );
         assert_eq!(stamped.changed.as_deref(), Some("2027-01-15T08:00:09Z"));
         since.see(&report(&[("one-mode", true)]), at(10));
-        assert_eq!(since.stamp(&report(&[("one-mode", true)]), at(10)).summary.since, None);
+        assert_eq!(
+            since
+                .stamp(&report(&[("one-mode", true)]), at(10))
+                .summary
+                .since,
+            None
+        );
         since.see(&report(&[("lost", false)]), at(11));
-        assert_eq!(sinces(&since.stamp(&report(&[("lost", false)]), at(11))), [Some("2027-01-15T08:00:11Z")]);
+        assert_eq!(
+            sinces(&since.stamp(&report(&[("lost", false)]), at(11))),
+            [Some("2027-01-15T08:00:11Z")]
+        );
     }
 
     #[test]
-    fn times_of_an_earlier_process_are_taken_over_and_forgotten_if_the_trouble_is_gone() {
+    fn times_of_an_earlier_process_are_taken_over_or_forgotten() {
         let (lost, none) = (report(&[("lost", false)]), report(&[]));
         let mut first = Since::default();
         first.see(&lost, at(0));
@@ -122,10 +163,17 @@ mod tests {
             second.see(if seen_before { &lost } else { &none }, at(100));
             second.take_over(&reported, at(100));
             second.see(&lost, at(200));
-            assert_eq!(second.stamp(&lost, at(200)).troubles, reported.troubles, "{seen_before}");
+            assert_eq!(
+                second.stamp(&lost, at(200)).troubles,
+                reported.troubles,
+                "{seen_before}"
+            );
             second.see(&none, at(900));
             second.see(&lost, at(901));
-            assert_eq!(second.stamp(&lost, at(901)).summary.since.as_deref(), Some("2027-01-15T08:15:01Z"));
+            assert_eq!(
+                second.stamp(&lost, at(901)).summary.since.as_deref(),
+                Some("2027-01-15T08:15:01Z")
+            );
         }
     }
 }

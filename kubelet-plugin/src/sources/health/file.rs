@@ -1,5 +1,5 @@
-//! A file of faults known from events: a process that starts later in the same boot cannot poll them, where the driver
-//! reports no recovery action.
+//! A file of faults known from events: a process that starts later in the same boot cannot poll
+//! them, where the driver reports no recovery action.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::saved;
 
-/// What is remembered of the GPUs' health.
+/// The content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredHealth {
     pub(super) gpus: BTreeMap<GpuUuid, Remembered>,
@@ -35,18 +35,28 @@ pub(crate) struct HealthFile {
 
 impl HealthFile {
     pub(crate) fn new(plugin_dir: &Path, boot: BootId) -> Self {
-        Self { path: plugin_dir.join("health.json"), boot }
+        Self {
+            path: plugin_dir.join("health.json"),
+            boot,
+        }
     }
 
-    /// What was saved in this boot.
+    /// Reads the file; nothing of an earlier boot counts.
     pub(super) fn load(&self) -> StoredHealth {
+        // A reboot resets the GPUs: faults of before it are over.
         let stored = saved::load(&self.path).filter(|stored: &Stored| stored.boot == self.boot);
         stored.map(|stored| stored.memory).unwrap_or_default()
     }
 
     /// Replaces what was saved.
     pub(super) fn save(&self, memory: &StoredHealth) -> io::Result<()> {
-        saved::save(&self.path, &Stored { boot: self.boot.clone(), memory: memory.clone() })
+        saved::save(
+            &self.path,
+            &Stored {
+                boot: self.boot.clone(),
+                memory: memory.clone(),
+            },
+        )
     }
 }
 
@@ -67,8 +77,15 @@ mod tests {
             partitions: [(GpuInstanceId(3), [Ailment::Xid(95)].into())].into(),
             away: true,
         };
-        let places = vec![(gpu.clone(), GpuInstanceId(3), Placement { start: 4, size: 4 })];
-        let memory = StoredHealth { gpus: [(gpu, remembered)].into(), places };
+        let places = vec![(
+            gpu.clone(),
+            GpuInstanceId(3),
+            Placement { start: 4, size: 4 },
+        )];
+        let memory = StoredHealth {
+            gpus: [(gpu, remembered)].into(),
+            places,
+        };
         file("b1").save(&memory).unwrap();
         assert_eq!(file("b1").load(), memory);
         assert_eq!(file("b2").load(), StoredHealth::default());

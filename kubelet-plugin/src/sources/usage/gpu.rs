@@ -1,19 +1,22 @@
-//! One GPU: what was read of it last, and what is to be read next.
+//! State of one GPU: the figures that were read last, and the times of the next readings.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use divvy_host::HostRoot;
-use divvy_model::{GpuDriver, GpuError, GpuUuid, HoldKind, MigDevice};
+use divvy_model::{
+    Alternative, GpuDriver, GpuError, GpuUuid, MigDevice, MigUuid, ProcessSample, Sharing,
+    TargetKind,
+};
 use divvy_telemetry::Durations;
 use divvy_usage::{Figure, GpuReading, Holding, Pace, Unknown, computed};
 
 use crate::config::Timing;
-use crate::sinks::metrics::{ERROR, OK};
+use crate::metrics::{ERROR, OK};
 
-/// Without a new sample for so long, everything that the driver has is asked for again: a sample of a time that is yet to
-/// come would hide all later ones.
-const NO_SAMPLE: Duration = Duration::from_mins(1);
+/// Readings after which performance monitors are asked for again that the driver said it does not
+/// have: about a minute. It also says so once in a while of monitors that it has.
+const ASK_AGAIN: u32 = 12;
 
 /// The state of one GPU.
 #[derive(Debug, Clone)]
@@ -23,17 +26,18 @@ pub(super) struct OnGpu {
     pub(super) pods: BTreeMap<u32, String>,
     lists: Turn,
     rates: Turn,
-    /// The driver's time of the newest sample, and when it came.
-    since: (u64, Instant),
-    /// The driver has no performance monitors for it.
-    no_sm: bool,
-    /// Who held it when it was last read.
+    /// The driver's time of the newest sample, in microseconds.
+    since: u64,
+    /// Partitions, and `None` for the GPU, that the driver has no performance monitors for, with
+    /// the readings that are left until they are asked for again.
+    no_sm: BTreeMap<Option<MigUuid>, u32>,
+    /// Holds on it when it was last read.
     holders: Vec<Holding>,
     /// A reading is under way.
     busy: bool,
 }
 
-/// When something is read.
+/// Times at which something is read.
 #[derive(Debug, Clone)]
 struct Turn {
     pace: Pace,
@@ -49,7 +53,13 @@ struct Turn {
 impl Turn {
     fn new(usual: Duration) -> Self {
         let now = Instant::now();
-        Self { pace: Pace::new(usual), early: usual / 4, next: now, read: None, wanted: now }
+        Self {
+            pace: Pace::new(usual),
+            early: usual / 4,
+            next: now,
+            read: None,
+            wanted: now,
+        }
     }
 
     fn is_due(&self) -> bool {
@@ -69,7 +79,7 @@ impl Turn {
     }
 }
 
-/// What is to be read.
+/// Figures that are due.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Due {
     /// Memory and processes.
@@ -107,30 +117,36 @@ impl OnGpu {
             pods: BTreeMap::new(),
             lists: Turn::new(timing.usage_lists),
             rates: Turn::new(timing.usage),
-            since: (0, Instant::now()),
-            no_sm: false,
+            since: 0,
+            no_sm: BTreeMap::new(),
             holders: Vec::new(),
             busy: false,
         }
     }
 
-    /// What is to be read now, and what of; nothing while a reading is under way.
+    /// Returns the figures that are to be read now, with a copy of the state to read into; `None`
+    /// while a reading is under way.
     pub(super) fn begin(&mut self, holdings: &[Holding]) -> Option<(Due, Self)> {
         if self.busy {
             return None;
         }
         let changed = self.holders != holdings;
         self.holders = holdings.to_vec();
-        let due = Due { lists: changed || self.lists.is_due(), rates: changed || self.rates.is_due() };
+        let due = Due {
+            lists: changed || self.lists.is_due(),
+            rates: changed || self.rates.is_due(),
+        };
         if !due.lists && !due.rates {
             return None;
         }
+        // The reading works on a copy. The figures that are shown stay until it ends, and only
+        // their age grows.
         let before = self.clone();
         self.busy = true;
         Some((due, before))
     }
 
-    /// The age of the oldest of its figures.
+    /// Returns the age of the oldest of its figures.
     pub(super) fn age(&self) -> Duration {
         self.lists.age().max(self.rates.age())
     }
@@ -144,15 +160,36 @@ impl OnGpu {
         due: Due,
         seconds: &Durations,
     ) -> Self {
-        let parts: Vec<MigDevice> = self.holders.iter().filter_map(|holding| holding.part.clone()).collect();
-        self.reading.parts.retain(|uuid, _| parts.iter().any(|part| part.uuid == *uuid));
+        // Figures of partitions that are gone go first: the lists below are for those that are held
+        // now.
+        let parts: Vec<MigDevice> = self
+            .holders
+            .iter()
+            .filter_map(|holding| holding.part.clone())
+            .collect();
+        self.reading
+            .parts
+            .retain(|uuid, _| parts.iter().any(|part| part.uuid == *uuid));
+        self.no_sm.retain(|uuid, _| {
+            let is_there = |uuid: &MigUuid| parts.iter().any(|part| part.uuid == *uuid);
+            uuid.as_ref().is_none_or(is_there)
+        });
+        // Lists before rates: samples of processes are attributed by the newest list.
         if due.lists {
-            let mut calls = Calls { seconds, longest: Duration::ZERO, failed: false };
+            let mut calls = Calls {
+                seconds,
+                longest: Duration::ZERO,
+                failed: false,
+            };
             self.read_lists(driver, host, gpu, &parts, &mut calls);
             self.lists.done(&calls);
         }
         if due.rates {
-            let mut calls = Calls { seconds, longest: Duration::ZERO, failed: false };
+            let mut calls = Calls {
+                seconds,
+                longest: Duration::ZERO,
+                failed: false,
+            };
             self.read_rates(driver, gpu, &parts, &mut calls);
             self.rates.done(&calls);
         }
@@ -168,14 +205,16 @@ impl OnGpu {
         calls: &mut Calls<'_>,
     ) {
         let any = |is: fn(&Holding) -> bool| self.holders.iter().any(is);
-        let is_shared = any(|holding| match holding.kind {
-            HoldKind::Share | HoldKind::Admin => true,
-            HoldKind::Whole => holding.pods.len() > 1,
-            HoldKind::Partition { .. } => false,
-        });
-        if any(|holding| holding.kind == HoldKind::Whole) {
+        let is_shared = any(
+            |holding| match (holding.kind.target, holding.kind.sharing) {
+                (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) => true,
+                (TargetKind::Gpu, Sharing::Exclusive) => holding.pods.len() > 1,
+                (TargetKind::Partition, Sharing::Exclusive) => false,
+            },
+        );
+        if any(|holding| holding.kind == Alternative::WHOLE) {
             self.reading.sm = self.sm(driver, gpu, None, calls);
-            // What the monitors say is better; one call is enough.
+            // The figure of the monitors is better; one call is enough.
             self.reading.busy = match self.reading.sm {
                 Err(Unknown::NotSupported) => {
                     let percent = figure(calls.time("utilization", || driver.utilization(gpu)));
@@ -207,12 +246,17 @@ impl OnGpu {
         if let Ok(processes) = &self.reading.processes {
             let pids: BTreeSet<u32> = processes.iter().map(|p| p.pid).collect();
             let pids: Vec<u32> = pids.into_iter().collect();
+            // Right after the list: a process that ends first leaves no trace of its pod.
             self.pods = crate::pods::of_processes(host, &pids, &self.pods);
         }
         self.reading.memory = figure(calls.time("memory", || driver.memory(gpu, None)));
         for part in parts {
             let memory = figure(calls.time("memory", || driver.memory(gpu, Some(part))));
-            self.reading.parts.entry(part.uuid.clone()).or_default().memory = memory;
+            self.reading
+                .parts
+                .entry(part.uuid.clone())
+                .or_default()
+                .memory = memory;
         }
     }
 
@@ -223,29 +267,78 @@ impl OnGpu {
         part: Option<&MigDevice>,
         calls: &mut Calls<'_>,
     ) -> Figure<f64> {
-        if self.no_sm {
-            return Err(Unknown::NotSupported);
+        let device = part.map(|part| part.uuid.clone());
+        // A driver that has no monitors says so at a price: it is asked again only once in a while.
+        if let Some(left) = self.no_sm.get_mut(&device) {
+            *left = left.saturating_sub(1);
+            if *left > 0 {
+                return Err(Unknown::NotSupported);
+            }
         }
+        self.no_sm.remove(&device);
         let answer = figure(calls.time("sm_utilization", || driver.sm_utilization(gpu, part)));
-        self.no_sm = answer == Err(Unknown::NotSupported);
-        answer?.map(|percent| percent / 100.0).ok_or(Unknown::NotRead)
+        if answer == Err(Unknown::NotSupported) {
+            self.no_sm.insert(device, ASK_AGAIN);
+        }
+        answer?
+            .map(|percent| percent / 100.0)
+            .ok_or(Unknown::NotRead)
     }
 
+    /// Reads what processes have computed since the newest sample that is known.
     fn read_samples(&mut self, driver: &dyn GpuDriver, gpu: &GpuUuid, calls: &mut Calls<'_>) {
-        if self.since.1.elapsed() > NO_SAMPLE {
-            self.since = (0, Instant::now());
-        }
-        let since = self.since.0;
-        let samples = figure(calls.time("process_utilization", || driver.process_utilization(gpu, since)));
-        let listed = self.reading.processes.iter().flatten().map(|p| p.pid).collect();
-        self.reading.computed = samples.map(|samples| {
-            let (used, newest) = computed(&samples, since, &listed);
-            if let Some(newest) = newest {
-                self.since = (newest, Instant::now());
-            }
-            used
-        });
+        let since = self.since;
+        let mut ask = |since| {
+            figure(calls.time("process_utilization", || {
+                driver.process_utilization(gpu, since)
+            }))
+        };
+        let samples = ask(since);
+        let is_silent = |samples: &[ProcessSample]| !samples.iter().any(|s| s.at > since);
+        // Nothing has computed, or the clock was set back: samples that are older than the newest
+        // known are left out of the answer. Only a list of all that the driver has distinguishes the two.
+        let all = match &samples {
+            Ok(samples) if since > 0 && is_silent(samples) => Some(ask(0)),
+            _ => None,
+        };
+        self.reading.computed = self.computed(samples, all);
     }
+
+    fn computed(
+        &mut self,
+        samples: Figure<Vec<ProcessSample>>,
+        all: Option<Figure<Vec<ProcessSample>>>,
+    ) -> Figure<BTreeMap<u32, f64>> {
+        let (samples, since) = (samples?, self.since);
+        if let Some(all) = all {
+            let all = all?;
+            let plausible = all.iter().filter(|sample| sample.percent <= 100);
+            let newest = plausible.map(|sample| sample.at).max();
+            // All samples are older than the newest known one: the clock was set back. Begin again
+            // from here.
+            if let Some(newest) = newest.filter(|newest| *newest < since) {
+                self.since = newest;
+                return Err(Unknown::NotRead);
+            }
+            // The driver still has a sample of before the clock was set back.
+            if since > clock_micros() {
+                return Err(Unknown::NotRead);
+            }
+        }
+        let processes = self.reading.processes.iter().flatten();
+        let listed = processes.map(|p| p.pid).collect();
+        let (used, newest) = computed(&samples, since, &listed);
+        self.since = newest.unwrap_or(since);
+        Ok(used)
+    }
+}
+
+/// Returns the time of day in microseconds, by the clock of which the driver's samples have their
+/// times, and a second more: the two are not read at the same moment.
+fn clock_micros() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let late = now.unwrap_or_default() + Duration::from_secs(1);
+    u64::try_from(late.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn figure<T>(answer: Result<T, GpuError>) -> Figure<T> {
@@ -253,4 +346,27 @@ fn figure<T>(answer: Result<T, GpuError>) -> Figure<T> {
         tracing::debug!(error = %error, "failed to read the use of a GPU");
         Unknown::from(&error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_telemetry::MetricsRegistry;
+
+    use super::*;
+
+    #[test]
+    fn a_reading_with_a_slow_call_puts_the_next_off() {
+        let seconds = MetricsRegistry::new().durations("x", "X", "call", &[], &[]);
+        let after = |millis| {
+            let mut turn = Turn::new(Duration::from_secs(5));
+            turn.done(&Calls {
+                seconds: &seconds,
+                longest: Duration::from_millis(millis),
+                failed: false,
+            });
+            turn.next
+        };
+        let (usual, later) = (after(50), after(51));
+        assert!(later >= usual + Duration::from_secs(5));
+    }
 }

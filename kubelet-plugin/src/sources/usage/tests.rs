@@ -1,4 +1,5 @@
-//! What is known of the use of each generation of GPUs in each mode, and what becomes of it when a call fails.
+//! Figures of the use of each generation of GPUs in each mode, and the effect on them when a
+//! call fails.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,10 +7,12 @@ use std::time::Duration;
 use divvy_claims::{ClaimRef, PodRef};
 use divvy_gpu_sim::{Fault, SimNode};
 use divvy_host::HostRoot;
-use divvy_model::mig::{GpuInstanceId, GpuInstanceProfileId, Placement};
-use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, GpuUuid, HoldKind, MigDevice, MigMode, ProcessSample};
+use divvy_model::mig::GpuInstanceId;
+use divvy_model::{
+    Alternative, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, MigDevice, MigMode, ProcessSample,
+};
 use divvy_telemetry::{Durations, MetricsRegistry};
-use divvy_usage::{Figure, GpuUsage, Granted, Holding, Measured, attribute};
+use divvy_usage::{Figure, GpuUsage, Granted, Holding, Measured, Unknown, attribute};
 use tempfile::TempDir;
 
 use super::gpu::OnGpu;
@@ -30,43 +33,66 @@ struct World {
 }
 
 /// Makes an instance of the smallest profile at the first slice.
-fn cut(sim: &SimNode, gpu: &GpuUuid) -> (HoldKind, MigDevice) {
+fn cut(sim: &SimNode, gpu: &GpuUuid) -> MigDevice {
     let smallest = sim.edit(|e| {
-        let on = MigMode::Supported { current: true, pending: true };
+        let on = MigMode::Supported {
+            current: true,
+            pending: true,
+        };
         e.gpu(gpu).unwrap().facts.mig_mode = on;
         let all = e.mig_capabilities(gpu).unwrap();
-        all.profiles().iter().min_by_key(|p| (p.memory_mib, p.id)).unwrap().clone()
+        all.profiles()
+            .iter()
+            .min_by_key(|p| (p.memory_mib, p.id))
+            .unwrap()
+            .clone()
     });
     let made = sim.make_foreign_instance(gpu, smallest.id, 0).unwrap();
-    let placement = Placement { start: 0, size: smallest.memory_slices() };
-    let part = MigDevice { gpu_instance: made.gpu_instance, uuid: made.uuid };
-    (HoldKind::Partition { profile: smallest.id, placement }, part)
+    MigDevice {
+        gpu_instance: made.gpu_instance,
+        uuid: made.uuid,
+    }
 }
 
 impl World {
-    fn new(board: &str, kind: HoldKind) -> Self {
+    fn new(board: &str, kind: Alternative) -> Self {
         let sim = SimNode::parse(board).unwrap();
         let gpu = sim.uuids().remove(0);
-        let (kind, part) = match kind {
-            HoldKind::Partition { .. } => {
-                let (kind, part) = cut(&sim, &gpu);
-                (kind, Some(part))
-            }
-            other => (other, None),
-        };
+        let part = (kind == Alternative::PARTITIONS).then(|| cut(&sim, &gpu));
         let uid = "0b5a4a3e-9b1f-4a8e-b3f1-00000000000c".parse().unwrap();
         let holding = Holding {
-            claim: ClaimRef { uid, namespace: "ns".to_owned(), name: "c".to_owned() },
+            claim: ClaimRef {
+                uid,
+                namespace: "ns".to_owned(),
+                name: "c".to_owned(),
+            },
             device: "gpu-0".parse().unwrap(),
             kind,
-            pods: vec![PodRef { name: "pod".to_owned(), uid: POD.to_owned() }],
+            pods: vec![PodRef {
+                name: "pod".to_owned(),
+                uid: POD.to_owned(),
+            }],
             part,
-            granted: Granted { memory: Some(4 * GIB), cores: Some(25) },
+            granted: Granted {
+                memory: Some(4 * GIB),
+                cores: Some(25),
+            },
         };
-        let timing = Timing { usage: Duration::ZERO, usage_lists: Duration::ZERO, ..Timing::default() };
+        let timing = Timing {
+            usage: Duration::ZERO,
+            usage_lists: Duration::ZERO,
+            ..Timing::default()
+        };
         let seconds = MetricsRegistry::new().durations("x", "X", "call", &[], &[]);
         let dir = tempfile::tempdir().unwrap();
-        let world = Self { sim, gpu, holding, dir, seconds, state: OnGpu::new(&timing) };
+        let world = Self {
+            sim,
+            gpu,
+            holding,
+            dir,
+            seconds,
+            state: OnGpu::new(&timing),
+        };
         world.start(7, Some(3 * GIB), 50);
         world
     }
@@ -86,8 +112,14 @@ impl World {
     /// Reads once.
     fn read(&mut self) -> GpuUsage {
         let holdings = [self.holding.clone()];
-        let (due, before) = self.state.begin(&holdings).expect("everything is due all the time");
-        assert!(self.state.begin(&holdings).is_none(), "a reading is under way");
+        let (due, before) = self
+            .state
+            .begin(&holdings)
+            .expect("everything is due all the time");
+        assert!(
+            self.state.begin(&holdings).is_none(),
+            "a reading is under way"
+        );
         let host = HostRoot::under(self.dir.path());
         self.state = before.read(&self.sim, &host, &self.gpu, due, &self.seconds);
         attribute(&self.state.reading, &self.state.pods, &holdings)
@@ -101,46 +133,118 @@ impl World {
 }
 
 fn said(usage: &GpuUsage) -> String {
-    let [device] = usage.devices.as_slice() else { panic!("{usage:?}") };
-    let [pod] = device.pods.as_slice() else { panic!("{usage:?}") };
-    let gib = |bytes: Figure<u64>| bytes.map_or_else(|why| format!("{why:?}"), |b| (b / GIB).to_string());
+    let [device] = usage.devices.as_slice() else {
+        panic!("{usage:?}")
+    };
+    let [pod] = device.pods.as_slice() else {
+        panic!("{usage:?}")
+    };
+    let gib =
+        |bytes: Figure<u64>| bytes.map_or_else(|why| format!("{why:?}"), |b| (b / GIB).to_string());
     let time = |used: Figure<Measured>| match used {
         Ok(used) => format!("{:.0}% {}", used.ratio * 100.0, used.source.name()),
         Err(why) => format!("{why:?}"),
     };
-    let quiet = device.quiet.map_or_else(|why| format!("{why:?}"), |quiet| quiet.to_string());
-    format!("{} of {}, {}, quiet {quiet}", gib(pod.memory), gib(device.limit), time(pod.utilization))
+    let quiet = device
+        .quiet
+        .map_or_else(|why| format!("{why:?}"), |quiet| quiet.to_string());
+    format!(
+        "{} of {}, {}, quiet {quiet}",
+        gib(pod.memory),
+        gib(device.limit),
+        time(pod.utilization)
+    )
 }
 
-const PARTITION: HoldKind =
-    HoldKind::Partition { profile: GpuInstanceProfileId(0), placement: Placement { start: 0, size: 1 } };
+const PARTITION: Alternative = Alternative::PARTITIONS;
 
 /// The table of docs/usage.md.
 #[test]
 fn each_mode_of_each_generation_has_the_figures_that_its_driver_measures() {
     let table = [
-        ("t4", HoldKind::Whole, "3 of 15, 50% device, quiet false", "0 of 15, 0% device, quiet true"),
-        ("a100-40", HoldKind::Whole, "3 of 40, 50% device, quiet false", "0 of 40, 0% device, quiet true"),
-        ("l4", HoldKind::Whole, "3 of 22, 50% device, quiet false", "0 of 22, 0% device, quiet true"),
-        ("h100", HoldKind::Whole, "3 of 79, 50% gpm, quiet false", "0 of 79, 0% gpm, quiet true"),
-        ("b200", HoldKind::Whole, "3 of 179, 50% gpm, quiet false", "0 of 179, 0% gpm, quiet true"),
-        ("t4", HoldKind::Share, "3 of 4, 50% process, quiet false", "0 of 4, 0% process, quiet true"),
-        ("a100-40", HoldKind::Share, "3 of 4, 50% process, quiet false", "0 of 4, 0% process, quiet true"),
-        ("l4", HoldKind::Share, "3 of 4, 50% process, quiet false", "0 of 4, 0% process, quiet true"),
-        ("h100", HoldKind::Share, "3 of 4, 50% process, quiet false", "0 of 4, 0% process, quiet true"),
-        ("b200", HoldKind::Share, "3 of 4, 50% process, quiet false", "0 of 4, 0% process, quiet true"),
-        // No process is sampled in MIG mode, and performance monitors come with Hopper: only that nothing runs is known.
+        (
+            "t4",
+            Alternative::WHOLE,
+            "3 of 15, 50% device, quiet false",
+            "0 of 15, 0% device, quiet true",
+        ),
+        (
+            "a100-40",
+            Alternative::WHOLE,
+            "3 of 40, 50% device, quiet false",
+            "0 of 40, 0% device, quiet true",
+        ),
+        (
+            "l4",
+            Alternative::WHOLE,
+            "3 of 22, 50% device, quiet false",
+            "0 of 22, 0% device, quiet true",
+        ),
+        (
+            "h100",
+            Alternative::WHOLE,
+            "3 of 79, 50% gpm, quiet false",
+            "0 of 79, 0% gpm, quiet true",
+        ),
+        (
+            "b200",
+            Alternative::WHOLE,
+            "3 of 179, 50% gpm, quiet false",
+            "0 of 179, 0% gpm, quiet true",
+        ),
+        (
+            "t4",
+            Alternative::TIME_SLICED,
+            "3 of 4, 50% process, quiet false",
+            "0 of 4, 0% process, quiet true",
+        ),
+        (
+            "a100-40",
+            Alternative::TIME_SLICED,
+            "3 of 4, 50% process, quiet false",
+            "0 of 4, 0% process, quiet true",
+        ),
+        (
+            "l4",
+            Alternative::TIME_SLICED,
+            "3 of 4, 50% process, quiet false",
+            "0 of 4, 0% process, quiet true",
+        ),
+        (
+            "h100",
+            Alternative::TIME_SLICED,
+            "3 of 4, 50% process, quiet false",
+            "0 of 4, 0% process, quiet true",
+        ),
+        (
+            "b200",
+            Alternative::TIME_SLICED,
+            "3 of 4, 50% process, quiet false",
+            "0 of 4, 0% process, quiet true",
+        ),
+        // No process is sampled in MIG mode, and performance monitors come with Hopper: only that
+        // nothing runs is known.
         (
             "a100-40",
             PARTITION,
             "3 of 4, NotSupported, quiet NotSupported",
             "0 of 4, NotSupported, quiet true",
         ),
-        ("h100", PARTITION, "3 of 9, 50% gpm, quiet false", "0 of 9, 0% gpm, quiet true"),
-        ("b200", PARTITION, "3 of 22, 50% gpm, quiet false", "0 of 22, 0% gpm, quiet true"),
         (
             "h100",
-            HoldKind::Admin,
+            PARTITION,
+            "3 of 9, 50% gpm, quiet false",
+            "0 of 9, 0% gpm, quiet true",
+        ),
+        (
+            "b200",
+            PARTITION,
+            "3 of 22, 50% gpm, quiet false",
+            "0 of 22, 0% gpm, quiet true",
+        ),
+        (
+            "h100",
+            Alternative::ADMIN,
             "3 of NoGrant, 50% process, quiet false",
             "0 of NoGrant, 0% process, quiet true",
         ),
@@ -161,17 +265,44 @@ fn a_call_that_fails_costs_its_own_figure() {
         world.sim.fault(Fault::fail(GpuErrorCode::UNKNOWN).of(op));
         said(&world.read())
     };
-    let (whole, share) = (HoldKind::Whole, HoldKind::Share);
+    let (whole, share) = (Alternative::WHOLE, Alternative::TIME_SLICED);
     let cases = [
-        (failing("l4", whole, GpuOp::Processes), "3 of 22, 50% device, quiet false"),
-        (failing("l4", whole, GpuOp::Memory), "3 of Failed, 50% device, quiet false"),
-        (failing("l4", whole, GpuOp::Utilization), "3 of 22, Failed, quiet Failed"),
-        (failing("h100", whole, GpuOp::SmUtilization), "3 of 79, NotRead, quiet NotRead"),
-        (failing("l4", share, GpuOp::Processes), "Failed of 4, Failed, quiet Failed"),
-        (failing("l4", share, GpuOp::ProcessUtilization), "3 of 4, Failed, quiet Failed"),
-        (failing("h100", PARTITION, GpuOp::Memory), "Failed of Failed, 50% gpm, quiet false"),
-        (failing("h100", PARTITION, GpuOp::Processes), "3 of 9, 50% gpm, quiet false"),
-        (failing("h100", PARTITION, GpuOp::SmUtilization), "3 of 9, Failed, quiet Failed"),
+        (
+            failing("l4", whole, GpuOp::Processes),
+            "3 of 22, 50% device, quiet false",
+        ),
+        (
+            failing("l4", whole, GpuOp::Memory),
+            "3 of Failed, 50% device, quiet false",
+        ),
+        (
+            failing("l4", whole, GpuOp::Utilization),
+            "3 of 22, Failed, quiet Failed",
+        ),
+        (
+            failing("h100", whole, GpuOp::SmUtilization),
+            "3 of 79, NotRead, quiet NotRead",
+        ),
+        (
+            failing("l4", share, GpuOp::Processes),
+            "Failed of 4, Failed, quiet Failed",
+        ),
+        (
+            failing("l4", share, GpuOp::ProcessUtilization),
+            "3 of 4, Failed, quiet Failed",
+        ),
+        (
+            failing("h100", PARTITION, GpuOp::Memory),
+            "Failed of Failed, 50% gpm, quiet false",
+        ),
+        (
+            failing("h100", PARTITION, GpuOp::Processes),
+            "3 of 9, 50% gpm, quiet false",
+        ),
+        (
+            failing("h100", PARTITION, GpuOp::SmUtilization),
+            "3 of 9, Failed, quiet Failed",
+        ),
     ];
     for (found, expected) in cases {
         assert_eq!(found, expected);
@@ -180,9 +311,12 @@ fn a_call_that_fails_costs_its_own_figure() {
 
 #[test]
 fn memory_that_the_driver_does_not_report_is_unknown() {
-    let mut world = World::new("l4", HoldKind::Share);
+    let mut world = World::new("l4", Alternative::TIME_SLICED);
     world.start(8, None, 0);
-    assert_eq!(world.look(), "MemoryOfProcess of 4, 50% process, quiet false");
+    assert_eq!(
+        world.look(),
+        "MemoryOfProcess of 4, 50% process, quiet false"
+    );
 }
 
 #[test]
@@ -192,31 +326,127 @@ fn another_partition_with_the_same_number_begins_anew() {
     world.sim.end_process(7);
     let old = world.holding.part.clone().unwrap();
     let (sim, gpu) = (&world.sim, &world.gpu);
-    sim.destroy_compute_instance(gpu, old.gpu_instance, divvy_model::mig::ComputeInstanceId(0)).unwrap();
+    sim.destroy_compute_instance(
+        gpu,
+        old.gpu_instance,
+        divvy_model::mig::ComputeInstanceId(0),
+    )
+    .unwrap();
     sim.destroy_gpu_instance(gpu, old.gpu_instance).unwrap();
-    let (_, new) = cut(sim, gpu);
-    assert_eq!((new.gpu_instance, new.uuid != old.uuid), (GpuInstanceId(old.gpu_instance.0), true));
+    let new = cut(sim, gpu);
+    assert_eq!(
+        (new.gpu_instance, new.uuid != old.uuid),
+        (GpuInstanceId(old.gpu_instance.0), true)
+    );
     // The record knows it before anything was read of it: nothing of the old one is said.
     let before = &world.state;
-    let holding = Holding { part: Some(new), ..world.holding.clone() };
-    let stale = attribute(&before.reading, &BTreeMap::new(), std::slice::from_ref(&holding));
+    let holding = Holding {
+        part: Some(new),
+        ..world.holding.clone()
+    };
+    let stale = attribute(
+        &before.reading,
+        &BTreeMap::new(),
+        std::slice::from_ref(&holding),
+    );
     assert_eq!(said(&stale), "NotRead of NotRead, NotRead, quiet NotRead");
     world.holding = holding;
     assert_eq!(said(&world.read()), "0 of 9, NotRead, quiet true");
     assert_eq!(said(&world.read()), "0 of 9, 0% gpm, quiet true");
+    let read: Vec<_> = world.state.reading.parts.keys().cloned().collect();
+    let there = world.holding.part.as_ref().map(|part| part.uuid.clone());
+    assert_eq!(
+        read,
+        Vec::from_iter(there),
+        "of the old one nothing is kept"
+    );
+}
+
+/// Readings after which `look` is the answer again, of at most 20.
+fn readings_until(world: &mut World, look: &str) -> usize {
+    (1..=20)
+        .find(|_| said(&world.read()) == look)
+        .unwrap_or(usize::MAX)
+}
+
+#[test]
+fn one_refusal_of_the_monitors_ends_them_for_a_minute_only() {
+    for code in [
+        GpuErrorCode::NO_PERMISSION,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::FUNCTION_NOT_FOUND,
+    ] {
+        for (kind, figures) in [
+            (PARTITION, "3 of 9, 50% gpm, quiet false"),
+            (Alternative::WHOLE, "3 of 79, 50% gpm, quiet false"),
+        ] {
+            let mut world = World::new("h100", kind);
+            assert_eq!(world.look(), figures);
+            let refusal = Fault::fail(code).of(GpuOp::SmUtilization).times(1);
+            world.sim.fault(refusal);
+            world.read();
+            let before = world.sim.calls(GpuOp::SmUtilization);
+            assert_eq!(readings_until(&mut world, figures), 12, "{code:?} {kind:?}");
+            assert_eq!(world.sim.calls(GpuOp::SmUtilization), before + 1);
+        }
+    }
+}
+
+#[test]
+fn a_refusal_of_one_partition_is_none_of_another() {
+    let mut world = World::new("h100", PARTITION);
+    let profile = world.sim.edit(|e| {
+        let all = e.mig_capabilities(&world.gpu).unwrap();
+        let smallest = all.profiles().iter().min_by_key(|p| (p.memory_mib, p.id));
+        smallest.unwrap().id
+    });
+    let made = world
+        .sim
+        .make_foreign_instance(&world.gpu, profile, 1)
+        .unwrap();
+    let second = MigDevice {
+        gpu_instance: made.gpu_instance,
+        uuid: made.uuid,
+    };
+    let first = world.holding.part.clone().unwrap();
+    let holdings = [&first, &second].map(|part| Holding {
+        part: Some(part.clone()),
+        ..world.holding.clone()
+    });
+    let read = |world: &mut World| {
+        let (due, before) = world.state.begin(&holdings).unwrap();
+        let host = HostRoot::under(world.dir.path());
+        world.state = before.read(&world.sim, &host, &world.gpu, due, &world.seconds);
+        [&first, &second].map(|part| world.state.reading.parts[&part.uuid].sm)
+    };
+    let _first = read(&mut world);
+    let refusal = Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::SmUtilization);
+    world.sim.fault(refusal.times(1));
+    assert_eq!(read(&mut world), [Err(Unknown::NotSupported), Ok(0.0)]);
+    assert_eq!(read(&mut world), [Err(Unknown::NotSupported), Ok(0.0)]);
 }
 
 #[test]
 fn samples_are_asked_for_once_and_a_process_that_has_ended_keeps_its_pod() {
-    let mut world = World::new("l4", HoldKind::Share);
-    let sample = |at, percent| ProcessSample { pid: 7, at, percent };
+    let mut world = World::new("l4", Alternative::TIME_SLICED);
+    let sample = |at, percent| ProcessSample {
+        pid: 7,
+        at,
+        percent,
+    };
     let with = |samples: Vec<ProcessSample>| {
-        world.sim.edit(|e| e.gpu(&world.gpu).unwrap().usage.samples = samples);
+        world
+            .sim
+            .edit(|e| e.gpu(&world.gpu).unwrap().usage.samples = samples);
         world.sim.set_usage(&world.gpu, 7, Some(3 * GIB), 0);
     };
     with(vec![sample(1000, 20), sample(2000, 40), sample(1500, 4711)]);
     assert_eq!(said(&world.read()), "3 of 4, 30% process, quiet false");
-    assert_eq!(said(&world.read()), "3 of 4, 0% process, quiet true", "nothing new");
+    assert_eq!(
+        said(&world.read()),
+        "3 of 4, 0% process, quiet true",
+        "nothing new"
+    );
     // A zombie: the driver still has its memory, /proc nothing.
     fs_err::remove_dir_all(world.dir.path().join("proc/7")).unwrap();
     assert_eq!(said(&world.read()), "3 of 4, 0% process, quiet true");
@@ -229,6 +459,50 @@ fn samples_are_asked_for_once_and_a_process_that_has_ended_keeps_its_pod() {
     assert_eq!(
         (said(&usage), usage.unattributed),
         ("0 of 4, 0% process, quiet true".to_owned(), Ok(3 * GIB))
+    );
+}
+
+/// Seconds of the driver's samples of the process that computes half of the time, one list for each
+/// reading: what is said of it after each.
+fn sampled(readings: &[&[u64]]) -> Vec<String> {
+    let mut world = World::new("l4", Alternative::TIME_SLICED);
+    world.sim.set_usage(&world.gpu, 7, Some(3 * GIB), 0);
+    let read = |seconds: &&[u64]| {
+        let sample = |at: &u64| ProcessSample {
+            pid: 7,
+            at: at * 1_000_000,
+            percent: 50,
+        };
+        let samples = seconds.iter().map(sample).collect();
+        let usage = |sim: &SimNode| {
+            sim.edit(|e| e.gpu(&world.gpu).unwrap().usage.samples = samples);
+        };
+        usage(&world.sim);
+        let said = said(&world.read());
+        said.strip_prefix("3 of 4, ").unwrap_or(&said).to_owned()
+    };
+    readings.iter().map(read).collect()
+}
+
+#[test]
+fn after_the_clock_was_set_back_use_is_unknown_and_not_zero() {
+    let (busy, zero) = ("50% process, quiet false", "0% process, quiet true");
+    let unknown = "NotRead, quiet NotRead";
+    assert_eq!(
+        sampled(&[&[100], &[100, 105], &[100, 105], &[], &[110]]),
+        [busy, busy, zero, zero, busy],
+        "the clock goes right"
+    );
+    assert_eq!(
+        sampled(&[&[160], &[105], &[105, 110], &[110]]),
+        [busy, unknown, busy, zero],
+        "it was set back by a minute"
+    );
+    // The year 2100: the driver keeps a sample of it for a while.
+    let ahead = 4_102_444_800;
+    assert_eq!(
+        sampled(&[&[ahead], &[ahead], &[105, ahead], &[110, 105], &[115, 110]]),
+        [busy, unknown, unknown, unknown, busy]
     );
 }
 
@@ -247,8 +521,12 @@ fn the_driver_is_asked_no_more_than_is_needed() {
         ops.map(|op| world.sim.calls(op))
     };
     // Two readings each.
-    assert_eq!(calls("l4", HoldKind::Whole), [2, 2, 2, 0, 1], "what is not supported is asked for once");
-    assert_eq!(calls("h100", HoldKind::Whole), [2, 2, 0, 0, 2]);
-    assert_eq!(calls("h100", HoldKind::Share), [2, 2, 0, 2, 0]);
+    assert_eq!(
+        calls("l4", Alternative::WHOLE),
+        [2, 2, 2, 0, 1],
+        "what is not supported is asked for once"
+    );
+    assert_eq!(calls("h100", Alternative::WHOLE), [2, 2, 0, 0, 2]);
+    assert_eq!(calls("h100", Alternative::TIME_SLICED), [2, 2, 0, 2, 0]);
     assert_eq!(calls("h100", PARTITION), [2, 4, 0, 0, 2]);
 }

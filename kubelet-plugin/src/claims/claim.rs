@@ -1,9 +1,11 @@
-//! From the kubelet's question and the API's object to a [`Claim`]: UID checked, only our driver's results kept.
+//! From the kubelet's question and the API's object to a [`Claim`]: UID checked, only our driver's
+//! results kept.
 
 use std::fmt;
 
 use divvy_claims::{
-    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request, is_label,
+    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
+    is_label,
 };
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
@@ -25,17 +27,28 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub(crate) fn new(namespace: String, name: String, uid: String) -> Self {
-        Self { namespace, name, uid }
+        Self {
+            namespace,
+            name,
+            uid,
+        }
     }
 
     /// The same with a UID that can be relied on (it becomes a file name).
     pub(crate) fn check(&self) -> Result<ClaimRef, ClaimError> {
         let bad = |error: IdError| {
             let error = crate::chain(&error);
-            ClaimError::new("bad-uid", format!("the kubelet sent claim {self} with an invalid UID: {error}"))
+            ClaimError::new(
+                "bad-uid",
+                format!("the kubelet sent claim {self} with an invalid UID: {error}"),
+            )
         };
         let uid = self.uid.parse().map_err(bad)?;
-        Ok(ClaimRef { uid, namespace: self.namespace.clone(), name: self.name.clone() })
+        Ok(ClaimRef {
+            uid,
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        })
     }
 }
 
@@ -61,7 +74,13 @@ impl ClaimError {
 }
 
 /// The claim that was asked for, from the object found under its name.
-pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) -> Result<Claim, ClaimError> {
+pub(crate) fn from_api(
+    asked: &ClaimRef,
+    object: ResourceClaim,
+    driver: &str,
+) -> Result<Claim, ClaimError> {
+    // The UID before anything else: the kubelet asks for a claim that it knows, and the name may be
+    // another claim's by now.
     let found = object.metadata.uid.unwrap_or_default();
     if found != asked.uid.as_str() {
         let message = format!(
@@ -70,7 +89,10 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
         return Err(ClaimError::new("other-uid", message));
     }
     // Anyone who may write the claim may write this, and it becomes part of a path.
-    let pod_claim_name = object.metadata.annotations.and_then(|mut all| all.remove(POD_CLAIM_NAME));
+    let pod_claim_name = object
+        .metadata
+        .annotations
+        .and_then(|mut all| all.remove(POD_CLAIM_NAME));
     let status = object.status.unwrap_or_default();
     let allocation = status.allocation.ok_or_else(|| {
         let message = format!(
@@ -80,12 +102,21 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
     })?;
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
-    let written = object.spec.and_then(|spec| spec.devices?.config).unwrap_or_default();
-    let results = devices.results.iter().flatten().filter(|result| result.driver == driver).cloned();
+    let written = object
+        .spec
+        .and_then(|spec| spec.devices?.config)
+        .unwrap_or_default();
+    let results = devices
+        .results
+        .iter()
+        .flatten()
+        .filter(|result| result.driver == driver)
+        .cloned();
     let results = results.map(allocated).collect::<Result<_, _>>();
     let results = results.map_err(|error| {
         let error = crate::chain(&error);
-        let message = format!("claim {asked} has an allocated device with an invalid name: {error}");
+        let message =
+            format!("claim {asked} has an allocated device with an invalid name: {error}");
         ClaimError::new("bad-device", message)
     })?;
     Ok(Claim {
@@ -93,22 +124,38 @@ pub(crate) fn from_api(asked: &ClaimRef, object: ResourceClaim, driver: &str) ->
         namespace: asked.namespace.clone(),
         name: asked.name.clone(),
         pod_claim_name: pod_claim_name.filter(|name| is_label(name)),
-        allocation: Allocation { allocated_at, results },
+        allocation: Allocation {
+            allocated_at,
+            results,
+        },
         configs: configs(devices, &written),
-        pods: status.reserved_for.unwrap_or_default().into_iter().filter_map(pod).collect(),
+        pods: status
+            .reserved_for
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(pod)
+            .collect(),
     })
 }
 
-/// As records have it: the form is part of what is stored, so it is not left to a library's choice.
+/// Formats a time for records: the form is part of the stored format, so it is not left to a
+/// library's choice.
 fn rfc3339(time: &Time) -> String {
     time.0.strftime("%Y-%m-%dT%H:%M:%S%.fZ").to_string()
 }
 
-/// The claim with those of its devices that are in this node's pool. One that has only devices elsewhere is refused: an
-/// empty answer would start its pod without a device.
+/// The claim with those of its devices that are in this node's pool. A claim that has only devices
+/// elsewhere is refused: an empty answer would start its pod without a device.
 pub(crate) fn in_pool(mut claim: Claim, pool: &str) -> Result<Claim, ClaimError> {
-    let found = claim.allocation.results.first().map(|result| result.pool.clone());
-    claim.allocation.results.retain(|result| result.pool == pool);
+    let found = claim
+        .allocation
+        .results
+        .first()
+        .map(|result| result.pool.clone());
+    claim
+        .allocation
+        .results
+        .retain(|result| result.pool == pool);
     match found {
         Some(found) if claim.allocation.results.is_empty() => {
             let message = format!(
@@ -126,7 +173,16 @@ pub(crate) fn current(object: ResourceClaim, driver: &str) -> Option<Claim> {
     let uid: ClaimUid = object.metadata.uid.as_ref()?.parse().ok()?;
     let namespace = object.metadata.namespace.clone().unwrap_or_default();
     let name = object.metadata.name.clone().unwrap_or_default();
-    from_api(&ClaimRef { uid, namespace, name }, object, driver).ok()
+    from_api(
+        &ClaimRef {
+            uid,
+            namespace,
+            name,
+        },
+        object,
+        driver,
+    )
+    .ok()
 }
 
 fn allocated(result: DeviceRequestAllocationResult) -> Result<AllocatedDevice, IdError> {
@@ -146,19 +202,33 @@ fn allocated(result: DeviceRequestAllocationResult) -> Result<AllocatedDevice, I
     })
 }
 
-/// The entries of an allocation, with the requests that their authors named. The scheduler of Kubernetes 1.37 empties
-/// `requests` that cover all of the claim's; it copies the claim's entries in order and leaves out those of alternatives
-/// that it did not choose. An entry without opaque parameters is of a kind that does not exist yet: not ours to judge.
-fn configs(devices: DeviceAllocationResult, written: &[DeviceClaimConfiguration]) -> Vec<ConfigEntry> {
+/// The entries of an allocation, with the requests that their authors named. The scheduler of
+/// Kubernetes 1.37 empties `requests` that cover all of the claim's; it copies the claim's entries
+/// in order and leaves out those of alternatives that it did not choose. An entry without opaque
+/// parameters is of a kind that does not exist yet: not ours to judge.
+fn configs(
+    devices: DeviceAllocationResult,
+    written: &[DeviceClaimConfiguration],
+) -> Vec<ConfigEntry> {
     let results = devices.results.unwrap_or_default();
     let is_for_a_result = |requests: &[String]| {
-        let names = |result: &str| requests.iter().any(|r| r == result || r == base_request(result));
+        let names = |result: &str| {
+            requests
+                .iter()
+                .any(|r| r == result || r == base_request(result))
+        };
         requests.is_empty() || results.iter().any(|result| names(&result.request))
     };
+    // A single iterator for all entries: the copies are in the order of the originals, so each is
+    // looked for behind the one before.
     let mut written = written.iter();
     let mut entry = |entry: DeviceAllocationConfiguration| {
         let opaque = entry.opaque?;
-        let source = if entry.source == "FromClass" { ConfigSource::Class } else { ConfigSource::Claim };
+        let source = if entry.source == "FromClass" {
+            ConfigSource::Class
+        } else {
+            ConfigSource::Claim
+        };
         let mut requests = entry.requests.unwrap_or_default();
         let is_it = |own: &&DeviceClaimConfiguration| {
             own.opaque.as_ref() == Some(&opaque)
@@ -170,14 +240,28 @@ fn configs(devices: DeviceAllocationResult, written: &[DeviceClaimConfiguration]
         {
             requests = own.requests.clone().unwrap_or_default();
         }
-        Some(ConfigEntry { source, requests, driver: opaque.driver, parameters: opaque.parameters.0 })
+        Some(ConfigEntry {
+            source,
+            requests,
+            driver: opaque.driver,
+            parameters: opaque.parameters.0,
+        })
     };
-    devices.config.unwrap_or_default().into_iter().filter_map(&mut entry).collect()
+    devices
+        .config
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(&mut entry)
+        .collect()
 }
 
 fn pod(consumer: ResourceClaimConsumerReference) -> Option<PodRef> {
-    let is_pod = consumer.resource == "pods" && consumer.api_group.is_none_or(|group| group.is_empty());
-    is_pod.then_some(PodRef { name: consumer.name, uid: consumer.uid })
+    let is_pod =
+        consumer.resource == "pods" && consumer.api_group.is_none_or(|group| group.is_empty());
+    is_pod.then_some(PodRef {
+        name: consumer.name,
+        uid: consumer.uid,
+    })
 }
 
 #[cfg(test)]
@@ -187,7 +271,9 @@ mod tests {
     use super::*;
 
     fn asked() -> ClaimRef {
-        Asked::new("ns".into(), "c".into(), "uid-1".into()).check().unwrap()
+        Asked::new("ns".into(), "c".into(), "uid-1".into())
+            .check()
+            .unwrap()
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "reads better at the call")]
@@ -200,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_an_allocation_is_kept_as_utc_to_the_second_or_finer_where_it_is_so() {
+    fn the_time_of_an_allocation_is_kept_as_utc_as_finely_as_it_is() {
         for (given, kept) in [
             ("2026-11-21T14:00:00Z", "2026-11-21T14:00:00Z"),
             ("2026-11-21T15:00:00+01:00", "2026-11-21T14:00:00Z"),
@@ -271,13 +357,16 @@ mod tests {
                     config(ConfigSource::Class, &[], "d", json!({ "a": 1 })),
                     config(ConfigSource::Claim, &["nic"], "nic.example.com", json!({})),
                 ],
-                pods: vec![PodRef { name: "p".into(), uid: "pod-1".into() }],
+                pods: vec![PodRef {
+                    name: "p".into(),
+                    uid: "pod-1".into()
+                }],
             }
         );
     }
 
     #[test]
-    fn an_entry_whose_requests_the_scheduler_emptied_is_for_those_that_its_author_named() {
+    fn an_emptied_entrys_requests_are_those_that_its_author_named() {
         let opaque = |a: u32| json!({ "driver": "d", "parameters": { "a": a } });
         let object = |status: serde_json::Value| -> ResourceClaim {
             serde_json::from_value(json!({
@@ -302,20 +391,37 @@ mod tests {
             ],
         });
         let claim = from_api(&asked(), object(status), "d").unwrap();
-        let requests: Vec<_> = claim.configs.iter().map(|entry| entry.requests.join(",")).collect();
+        let requests: Vec<_> = claim
+            .configs
+            .iter()
+            .map(|entry| entry.requests.join(","))
+            .collect();
         assert_eq!(requests, ["", "gpu/share", "", "gpu"]);
     }
 
     #[test]
-    fn devices_of_other_nodes_are_left_out_and_a_claim_that_has_no_others_is_refused() {
+    fn a_claim_with_devices_of_other_nodes_only_is_refused() {
         let result = |pool: &str| json!({ "request": "gpu", "driver": "d", "pool": pool, "device": "gpu-0" });
         let claim = |pools: &[&str]| {
             let results: Vec<_> = pools.iter().map(|pool| result(pool)).collect();
             let status = json!({ "allocation": { "devices": { "results": results } } });
-            in_pool(from_api(&asked(), object("uid-1", status), "d").unwrap(), "n1/divvy")
+            in_pool(
+                from_api(&asked(), object("uid-1", status), "d").unwrap(),
+                "n1/divvy",
+            )
         };
-        let pools = |claim: Claim| claim.allocation.results.into_iter().map(|r| r.pool).collect::<Vec<_>>();
-        assert_eq!(pools(claim(&["n2/divvy", "n1/divvy"]).unwrap()), ["n1/divvy"]);
+        let pools = |claim: Claim| {
+            claim
+                .allocation
+                .results
+                .into_iter()
+                .map(|r| r.pool)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            pools(claim(&["n2/divvy", "n1/divvy"]).unwrap()),
+            ["n1/divvy"]
+        );
         assert_eq!(pools(claim(&[]).unwrap()), Vec::<String>::new());
         assert_eq!(
             claim(&["n2/divvy"]).unwrap_err().message,
@@ -324,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_not_the_one_asked_for_or_not_allocated_is_refused_in_words() {
+    fn a_claim_that_is_another_or_not_allocated_is_refused_in_words() {
         let refused = |object| from_api(&asked(), object, "d").unwrap_err().message;
         assert_eq!(
             refused(object("uid-2", json!({}))),
@@ -334,7 +440,9 @@ mod tests {
             refused(object("uid-1", json!({}))),
             "claim ns/c (UID uid-1) has no allocation (the scheduler has not allocated it, or it was deallocated again)"
         );
-        let error = Asked::new("ns".into(), "c".into(), "../x".into()).check().unwrap_err();
+        let error = Asked::new("ns".into(), "c".into(), "../x".into())
+            .check()
+            .unwrap_err();
         assert_eq!(
             error.message,
             "the kubelet sent claim ns/c with an invalid UID: claim UID \"../x\" is not valid: expected 1 to 63 letters, digits and dashes"

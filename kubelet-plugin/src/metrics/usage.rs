@@ -8,12 +8,17 @@ use divvy_model::{DeviceName, GpuUuid};
 use divvy_telemetry::{Counter, Durations, Labels, MetricsRegistry};
 use divvy_usage::{DeviceUsage, Verdicts};
 
-use crate::grpc::pod_resources::PodsOfClaims;
-use crate::sinks::metrics::{ERROR, Info, OK};
-use crate::sources::usage::Used;
+use super::{ERROR, Info, OK};
+use crate::node::facts::{PodsOfClaims, Used};
 
 /// The calls that are timed.
-const CALLS: [&str; 5] = ["processes", "memory", "utilization", "process_utilization", "sm_utilization"];
+const CALLS: [&str; 5] = [
+    "processes",
+    "memory",
+    "utilization",
+    "process_utilization",
+    "sm_utilization",
+];
 
 type Series = Info<f64, AtomicU64>;
 
@@ -31,8 +36,8 @@ pub(crate) struct UsageMetrics {
     gpu_unattributed: Series,
     age: Series,
     pods: Series,
-    pub(super) overuses: Counter,
-    pub(super) idles: Counter,
+    pub(crate) overuses: Counter,
+    pub(crate) idles: Counter,
 }
 
 impl UsageMetrics {
@@ -46,21 +51,42 @@ impl UsageMetrics {
                 &CALLS,
                 &[OK, ERROR],
             ),
-            used: series("claim_memory_used_bytes", "GPU memory that a pod of a claim uses"),
-            granted: series("claim_memory_granted_bytes", "GPU memory that a claim may use"),
+            used: series(
+                "claim_memory_used_bytes",
+                "GPU memory that a pod of a claim uses",
+            ),
+            granted: series(
+                "claim_memory_granted_bytes",
+                "GPU memory that a claim may use",
+            ),
             utilization: series(
                 "claim_utilization_ratio",
                 "Share of the time in which a pod of a claim used the GPU or partition",
             ),
-            idle: series("claim_idle_seconds", "Time since anything was seen to use a device of the claim"),
-            over: series("claim_overuse", "1 if the pods of a share use more memory than it was granted"),
-            gpu_used: series("gpu_memory_used_bytes", "Memory in use on a GPU that claims hold"),
-            gpu_reserved: series("gpu_memory_reserved_bytes", "Memory that the driver keeps back"),
+            idle: series(
+                "claim_idle_seconds",
+                "Time since anything was seen to use a device of the claim",
+            ),
+            over: series(
+                "claim_overuse",
+                "1 if the pods of a share use more memory than it was granted",
+            ),
+            gpu_used: series(
+                "gpu_memory_used_bytes",
+                "Memory in use on a GPU that claims hold",
+            ),
+            gpu_reserved: series(
+                "gpu_memory_reserved_bytes",
+                "Memory that the driver keeps back",
+            ),
             gpu_unattributed: series(
                 "gpu_memory_unattributed_bytes",
                 "Memory in use on a GPU that belongs to no claim",
             ),
-            age: series("usage_age_seconds", "Age of the oldest figure about the use of a GPU"),
+            age: series(
+                "usage_age_seconds",
+                "Age of the oldest figure about the use of a GPU",
+            ),
             pods: series(
                 "pod_gpu_utilization_ratio",
                 "Utilisation of a pod's devices relative to what it was granted, mean of a minute",
@@ -78,6 +104,7 @@ impl UsageMetrics {
         pods: &BTreeMap<(String, String), f64>,
         listed: &PodsOfClaims,
     ) {
+        // Collected first, and set as a whole: series of claims that are gone go in the same step.
         let mut by_claim = ByClaim::default();
         for (gpu, usage) in &used.gpus {
             for device in &usage.devices {
@@ -97,13 +124,23 @@ impl UsageMetrics {
             used.about.iter().filter_map(series).collect()
         };
         let memory = |gpu: &GpuUuid| used.gpus.get(gpu).and_then(|usage| usage.memory.ok());
-        self.gpu_used.set(of_gpus(&|gpu| memory(gpu).map(|memory| real(memory.used))));
-        self.gpu_reserved.set(of_gpus(&|gpu| memory(gpu).map(|memory| real(memory.reserved))));
-        let unattributed = |gpu: &GpuUuid| used.gpus.get(gpu).and_then(|usage| usage.unattributed.ok());
-        self.gpu_unattributed.set(of_gpus(&|gpu| unattributed(gpu).map(real)));
-        self.age.set(of_gpus(&|gpu| used.about.get(gpu).map(|(_, age)| age.as_secs_f64())));
+        self.gpu_used
+            .set(of_gpus(&|gpu| memory(gpu).map(|memory| real(memory.used))));
+        self.gpu_reserved.set(of_gpus(&|gpu| {
+            memory(gpu).map(|memory| real(memory.reserved))
+        }));
+        let unattributed =
+            |gpu: &GpuUuid| used.gpus.get(gpu).and_then(|usage| usage.unattributed.ok());
+        self.gpu_unattributed
+            .set(of_gpus(&|gpu| unattributed(gpu).map(real)));
+        self.age.set(of_gpus(&|gpu| {
+            used.about.get(gpu).map(|(_, age)| age.as_secs_f64())
+        }));
         let of_pod = |((namespace, pod), ratio): (&(String, String), &f64)| {
-            (vec![("namespace", namespace.clone()), ("pod", pod.clone())], *ratio)
+            (
+                vec![("namespace", namespace.clone()), ("pod", pod.clone())],
+                *ratio,
+            )
         };
         self.pods.set(pods.iter().map(of_pod).collect());
     }
@@ -120,9 +157,18 @@ struct ByClaim {
 }
 
 impl ByClaim {
-    fn add(&mut self, gpu: &GpuUuid, device: &DeviceUsage, verdicts: &Verdicts, listed: &PodsOfClaims) {
+    fn add(
+        &mut self,
+        gpu: &GpuUuid,
+        device: &DeviceUsage,
+        verdicts: &Verdicts,
+        listed: &PodsOfClaims,
+    ) {
         let key: (_, DeviceName) = (device.claim.uid.clone(), device.device.clone());
-        let (over, idle) = (verdicts.over.get(&key), verdicts.idle.get(&device.claim.uid));
+        let (over, idle) = (
+            verdicts.over.get(&key),
+            verdicts.idle.get(&device.claim.uid),
+        );
         let claim = (device.claim.namespace.clone(), device.claim.name.clone());
         let listed = listed.get(&claim);
         for pod in &device.pods {
@@ -136,9 +182,17 @@ impl ByClaim {
                 labels.push(("GPU_I_ID", part.gpu_instance.0.to_string()));
             }
             labels.push(("pod", pod.name.clone()));
-            // Which of several containers of the pod that have the claim uses the device is not known.
-            let containers = listed.and_then(|pods| pods.get(&pod.name)).filter(|all| all.len() == 1);
-            labels.extend(containers.into_iter().flatten().map(|name| ("container", name.clone())));
+            // If several containers of the pod have the claim, it is not known which one uses the
+            // device.
+            let containers = listed
+                .and_then(|pods| pods.get(&pod.name))
+                .filter(|all| all.len() == 1);
+            labels.extend(
+                containers
+                    .into_iter()
+                    .flatten()
+                    .map(|name| ("container", name.clone())),
+            );
             if let Ok(measured) = pod.utilization {
                 let mut labels = labels.clone();
                 labels.push(("source", measured.source.name().to_owned()));

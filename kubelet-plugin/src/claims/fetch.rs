@@ -1,6 +1,6 @@
 //! Reads claims from the API: few at a time, and again while the failure may pass.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -12,14 +12,14 @@ use tokio_util::sync::CancellationToken;
 
 use divvy_claims::ClaimRef;
 
-use crate::claim::ClaimError;
+use crate::claims::claim::ClaimError;
 
 /// Reads at once: kube's connector speaks HTTP/1, so that each further one is a TLS handshake.
 const AT_ONCE: usize = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How claims are read.
+/// The connection by which claims are read.
 pub(crate) enum Connect {
     /// Through connections of their own, of which each is only used by the thread that reads.
     Own(Box<kube::Config>),
@@ -27,8 +27,9 @@ pub(crate) enum Connect {
     Shared(Client),
 }
 
-/// Reads claims on the thread of the caller: the thread that carries a claim out sends the request, waits and decodes the
-/// answer by itself. Through the plugin's runtime every read was handed to four tasks and back.
+/// Reads claims on the thread of the caller: the thread that carries a claim out sends the request,
+/// waits and decodes the answer by itself. Through the plugin's runtime every read was handed to
+/// four tasks and back.
 pub(crate) struct ClaimFetcher {
     connect: Connect,
     idle: Mutex<Vec<Reader>>,
@@ -66,8 +67,8 @@ impl ClaimFetcher {
         }
     }
 
-    /// The claim as it is now, or `None` if it is gone; tries until `until` while the failure may pass. Blocks the thread,
-    /// which must be none of the runtime's workers.
+    /// The claim as it is now, or `None` if it is gone; tries until `until` while the failure may
+    /// pass. Blocks the thread, which must be none of the runtime's workers.
     pub(crate) fn get(
         &self,
         claim: &ClaimRef,
@@ -80,6 +81,7 @@ impl ClaimFetcher {
             match self.attempt(claim, until, cancel) {
                 Attempt::Found(found) => return Ok(Some(*found)),
                 Attempt::Failed(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
+                // A missing right is not tried again: only a person adds it.
                 Attempt::Failed(error) if forbidden(&error) => {
                     let error = crate::chain(&error);
                     let message = format!(
@@ -103,25 +105,38 @@ impl ClaimFetcher {
                 );
                 return Err(ClaimError::new("api", message));
             }
-            let _ = self.runtime.block_on(unless_over(until, cancel, tokio::time::sleep(pause)));
+            let _ = self
+                .runtime
+                .block_on(unless_over(until, cancel, tokio::time::sleep(pause)));
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        let message = format!("prepare of claim {claim} was cancelled because the claim is being unprepared");
+        let message =
+            format!("prepare of claim {claim} was cancelled because the claim is being unprepared");
         Err(ClaimError::new("cancelled", message))
     }
 
-    /// The same for as long as one attempt may take, and not longer than `within`. For callers that come again by
-    /// themselves.
-    pub(crate) fn look(&self, claim: &ClaimRef, within: Duration) -> Result<Option<ResourceClaim>, String> {
+    /// The same for as long as one attempt may take, and not longer than `within`. For callers that
+    /// come again by themselves.
+    pub(crate) fn look(
+        &self,
+        claim: &ClaimRef,
+        within: Duration,
+    ) -> Result<Option<ResourceClaim>, String> {
         let until = Instant::now() + self.each.min(within);
-        self.get(claim, until, &CancellationToken::new()).map_err(|error| error.message)
+        self.get(claim, until, &CancellationToken::new())
+            .map_err(|error| error.message)
     }
 
     fn attempt(&self, claim: &ClaimRef, until: Instant, cancel: &CancellationToken) -> Attempt {
+        // Usually there is one. Else the plugin's runtime drives the wait, since a reader with a
+        // runtime of its own is taken only with a slot.
         let _slot = match self.slots.try_acquire() {
             Ok(slot) => slot,
             // The semaphore is never closed.
-            Err(_) => match self.runtime.block_on(unless_over(until, cancel, self.slots.acquire())) {
+            Err(_) => match self
+                .runtime
+                .block_on(unless_over(until, cancel, self.slots.acquire()))
+            {
                 Some(Ok(slot)) => slot,
                 Some(Err(_)) | None => return Attempt::NoTime,
             },
@@ -132,9 +147,14 @@ impl ClaimFetcher {
         };
         let api = Api::<ResourceClaim>::namespaced(reader.client.clone(), &claim.namespace);
         let answer = reader.runtime.as_ref().map(|runtime| {
-            runtime.block_on(unless_over(until, cancel, timeout(self.each, api.get(&claim.name))))
+            runtime.block_on(unless_over(
+                until,
+                cancel,
+                timeout(self.each, api.get(&claim.name)),
+            ))
         });
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+        // Given back whatever the answer is: the client connects again by itself.
+        crate::lock(&self.idle).push(reader);
         match answer.flatten() {
             Some(Ok(Ok(found))) => Attempt::Found(Box::new(found)),
             Some(Ok(Err(error))) => Attempt::Failed(error),
@@ -145,7 +165,7 @@ impl ClaimFetcher {
 
     /// A reader for one attempt. There are never more than slots.
     fn reader(&self) -> Result<Reader, kube::Error> {
-        if let Some(reader) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+        if let Some(reader) = crate::lock(&self.idle).pop() {
             return Ok(reader);
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -154,16 +174,20 @@ impl ClaimFetcher {
             .map_err(|error| kube::Error::Service(error.into()))?;
         let client = match &self.connect {
             Connect::Own(config) => {
+                // Making a client spawns a worker, which must run in the reader's own runtime.
                 let _entered = runtime.enter();
                 Client::try_from(config.as_ref().clone())?
             }
             Connect::Shared(client) => client.clone(),
         };
-        Ok(Reader { runtime: Some(runtime), client })
+        Ok(Reader {
+            runtime: Some(runtime),
+            client,
+        })
     }
 }
 
-/// How one attempt went.
+/// The result of one attempt.
 enum Attempt {
     Found(Box<ResourceClaim>),
     Failed(kube::Error),
@@ -173,7 +197,7 @@ enum Attempt {
     NoTime,
 }
 
-/// What `work` comes to, unless the time is over or the call is cancelled before.
+/// Runs `work`, unless the time is over or the call is cancelled before it ends.
 async fn unless_over<T>(
     until: Instant,
     cancel: &CancellationToken,

@@ -1,30 +1,33 @@
-//! Only one instance on a node publishes and reconciles, also while two run side by side in a rolling update.
+//! Only one instance on a node publishes and reconciles, also while two run side by side in a
+//! rolling update.
 //!
-//! The holder of the lock file publishes. An instance that is registered with the kubelet and does not hold the lock
-//! writes its own number, higher than all before, as a wish; a holder that reads a wish higher than its own number
-//! releases the lock and waits. So the newest registered instance publishes, and when it dies the kernel frees the lock
-//! and the other instance takes it again.
+//! The holder of the lock file publishes. An instance that is registered with the kubelet and does
+//! not hold the lock writes its own number, higher than all before, as a wish; a holder that reads
+//! a wish higher than its own number releases the lock and waits. So the newest registered instance
+//! publishes, and when it dies the kernel frees the lock and the other instance takes it again.
 
-use std::fs::{File, TryLockError};
+use std::fs::TryLockError;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use divvy_executor::Locked;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::grpc::registration::Registered;
+use crate::node::facts::Registered;
 
-/// How often a waiting instance tries after it has asked the holder to let go.
+/// Interval of attempts of a waiting instance after it has asked the holder to let go.
 const TAKE_OVER: Duration = Duration::from_millis(200);
 
-/// How often an older instance must find the lock free, poll by poll, before it takes a newer one for dead.
+/// Number of polls in a row in which an older instance must find the lock free before it takes a
+/// newer one for dead.
 const PATIENCE: u32 = 3;
 
 #[derive(Default)]
 struct State {
     /// The lock, while we hold it.
-    held: Option<File>,
+    held: Option<Locked>,
     /// Polls in a row that found the lock free although a newer instance wants it.
     found_free: u32,
 }
@@ -39,7 +42,9 @@ pub(crate) struct PublisherLock {
 
 impl PublisherLock {
     pub(crate) fn new(plugin_dir: &Path) -> Self {
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         Self::at(plugin_dir, started.as_nanos())
     }
 
@@ -47,17 +52,24 @@ impl PublisherLock {
     fn at(plugin_dir: &Path, clock: u128) -> Self {
         let mut lock = Self::numbered(plugin_dir, clock);
         for file in [&lock.path, &lock.wish] {
-            // What cannot be read now cannot be compared with later either.
-            lock.number = lock.number.max(number_in(file).unwrap_or_default().saturating_add(1));
+            // A file that cannot be read now cannot be compared with later either.
+            lock.number = lock
+                .number
+                .max(number_in(file).unwrap_or_default().saturating_add(1));
         }
         lock
     }
 
     fn numbered(plugin_dir: &Path, number: u128) -> Self {
-        Self { path: plugin_dir.join("publisher.lock"), wish: plugin_dir.join("publisher.wish"), number }
+        Self {
+            path: plugin_dir.join("publisher.lock"),
+            wish: plugin_dir.join("publisher.wish"),
+            number,
+        }
     }
 
-    /// Keeps `publishes` right until `stop`: whether this instance is the one to publish and reconcile.
+    /// Keeps `publishes` right until `stop`: whether this instance is the one to publish and
+    /// reconcile.
     pub(crate) async fn run(
         self,
         mut registered: watch::Receiver<Registered>,
@@ -86,39 +98,61 @@ impl PublisherLock {
                 () = stop.cancelled() => {}
             }
         }
+        // Followers stop before the lock is freed, which `state` does when it is dropped.
         publishes.send_replace(false);
     }
 
     fn step(&self, state: &mut State, registered: bool) -> io::Result<()> {
+        // A holder only looks whether a newer instance wants the lock. A wish is never withdrawn: it
+        // is lower than the number of each instance that starts later.
         let wished = self.wished()?;
         if state.held.is_some() {
             if wished > self.number {
                 tracing::info!("a newer instance takes over publishing");
+                // Frees the lock. The newer instance tries it several times a second.
                 *state = State::default();
             }
             return Ok(());
         }
-        // An instance that is not registered does not ask the holder to leave. A free lock needs no wish, so a full disk does
-        // not prevent publishing.
-        let asked = if registered && wished < self.number { self.ask() } else { Ok(()) };
-        let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&self.path)?;
-        let (file, _) = file.into_parts();
-        match file.try_lock() {
-            Ok(()) if wished > self.number && state.found_free < PATIENCE => state.found_free += 1,
-            Ok(()) => {
+        // An instance that is not registered does not ask the holder to leave. A free lock needs no
+        // wish, so a full disk does not prevent publishing.
+        let asked = if registered && wished < self.number {
+            self.ask()
+        } else {
+            Ok(())
+        };
+        // The wish is on disk before the lock is tried: the holder may let go in between, and then
+        // this instance is to be the one that takes it.
+        let file = fs_err::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&self.path)?;
+        match Locked::alone(file) {
+            // Free, but wanted by a newer instance, which may be about to take it. The lock is
+            // freed at once.
+            Ok(_) if wished > self.number && state.found_free < PATIENCE => state.found_free += 1,
+            Ok(mut lock) => {
                 if wished > self.number {
                     tracing::warn!("the newer instance has exited; publishing again");
                     self.ask()?;
                 }
-                // For those that start later. The lock is held also where a full disk does not take the number.
-                drop(file.set_len(0).and_then(|()| (&file).write_all(self.number.to_string().as_bytes())));
-                *state = State { held: Some(file), found_free: 0 };
+                // For those that start later. The lock is held also where a full disk does not take
+                // the number.
+                drop(
+                    lock.set_len(0)
+                        .and_then(|()| lock.write_all(self.number.to_string().as_bytes())),
+                );
+                *state = State {
+                    held: Some(lock),
+                    found_free: 0,
+                };
             }
-            Err(TryLockError::WouldBlock) => {
+            Err((_, TryLockError::WouldBlock)) => {
                 state.found_free = 0;
                 asked?;
             }
-            Err(TryLockError::Error(error)) => return Err(error),
+            Err((_, TryLockError::Error(error))) => return Err(error),
         }
         Ok(())
     }
@@ -152,9 +186,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_registered_instance_publishes_and_the_older_one_when_it_is_dead() {
+    fn the_newest_instance_publishes_and_the_older_once_it_is_dead() {
         let dir = tempfile::tempdir().unwrap();
-        let (old, new) = (PublisherLock::numbered(dir.path(), 1), PublisherLock::numbered(dir.path(), 2));
+        let (old, new) = (
+            PublisherLock::numbered(dir.path(), 1),
+            PublisherLock::numbered(dir.path(), 2),
+        );
         let (mut a, mut b) = (State::default(), State::default());
         let mut turn = |with_new: bool, registered: bool| {
             old.step(&mut a, true).unwrap();
@@ -165,8 +202,16 @@ mod tests {
             }
             (a.held.is_some(), b.held.is_some())
         };
-        assert_eq!(turn(true, false), (true, false), "the first one there holds it");
-        assert_eq!(turn(true, false), (true, false), "one that is not registered asks for nothing");
+        assert_eq!(
+            turn(true, false),
+            (true, false),
+            "the first one there holds it"
+        );
+        assert_eq!(
+            turn(true, false),
+            (true, false),
+            "one that is not registered asks for nothing"
+        );
         assert_eq!(turn(true, true), (true, false), "now it asks");
         assert_eq!(turn(true, true), (false, true), "and gets it");
         for _ in 0..5 {
@@ -191,8 +236,27 @@ mod tests {
         assert!(b.held.is_none(), "and it knows why it waits");
     }
 
+    /// A child process that is about to start a program has a copy of the descriptor.
     #[test]
-    fn a_newer_instance_takes_over_although_the_clock_was_set_back_since_the_older_one_began() {
+    fn a_lock_is_free_at_once_although_a_child_has_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (
+            PublisherLock::numbered(dir.path(), 1),
+            PublisherLock::numbered(dir.path(), 2),
+        );
+        let (mut a, mut b) = (State::default(), State::default());
+        old.step(&mut a, true).unwrap();
+        let of_child = a.held.as_ref().unwrap().file().try_clone().unwrap();
+        new.step(&mut b, true).unwrap();
+        old.step(&mut a, true).unwrap();
+        new.step(&mut b, true).unwrap();
+        assert!(a.held.is_none() && b.held.is_some());
+        drop(of_child);
+    }
+
+    /// A newer instance takes over although the clock was set back since the older one began.
+    #[test]
+    fn a_newer_instance_takes_over_although_the_clock_was_set_back() {
         let dir = tempfile::tempdir().unwrap();
         let (mut a, mut b) = (State::default(), State::default());
         let old = PublisherLock::at(dir.path(), 1_000);

@@ -33,13 +33,35 @@ impl World {
     }
 
     fn give(&mut self, by: Giver, device: &str) {
-        self.given.insert(GivenOut { by, to: "pod default/other".into(), device: device.into() });
+        self.give_to("pod default/other", by, device);
+    }
+
+    fn give_to(&mut self, to: &str, by: Giver, device: &str) {
+        self.given.insert(GivenOut {
+            by,
+            to: to.into(),
+            device: device.into(),
+        });
     }
 
     /// Index of each GPU that is used, and how.
     fn uses(&self) -> Vec<(usize, Vec<String>)> {
-        let Self { inventory, given, devices, processes, before, held } = self;
-        let uses = decide(&Observations { inventory, given, devices, processes, before, held });
+        let Self {
+            inventory,
+            given,
+            devices,
+            processes,
+            before,
+            held,
+        } = self;
+        let uses = decide(&Observations {
+            inventory,
+            given,
+            devices,
+            processes,
+            before,
+            held,
+        });
         let index = |gpu: &GpuUuid| (0..3).find(|i| self.gpu(*i) == *gpu).unwrap();
         let mut uses: Vec<_> = uses
             .iter()
@@ -71,7 +93,10 @@ fn a_device_plugins_ids_are_uuids_indexes_and_replicas_of_both() {
     ] {
         let mut world = World::new();
         world.give(nvidia(), &id);
-        let expected: Vec<_> = expected.map(|index| (index, vec![said.to_owned()])).into_iter().collect();
+        let expected: Vec<_> = expected
+            .map(|index| (index, vec![said.to_owned()]))
+            .into_iter()
+            .collect();
         assert_eq!(world.uses(), expected, "{id}");
     }
 }
@@ -83,21 +108,65 @@ fn numbers_of_other_resources_are_no_gpus() {
     assert_eq!(world.uses(), []);
     let uuid = world.gpu(1).to_string();
     world.give(Giver::DevicePlugin("example.com/gpu".into()), &uuid);
-    assert_eq!(world.uses().len(), 1, "a UUID is a GPU, whichever plugin has allocated it");
+    assert_eq!(
+        world.uses().len(),
+        1,
+        "a UUID is a GPU, whichever plugin has allocated it"
+    );
 }
 
 #[test]
 fn another_drivers_device_is_found_by_driver_pool_and_name() {
     let mut world = World::new();
-    let name = |pool: &str, device: &str| ("gpu.example.com".to_owned(), pool.to_owned(), device.to_owned());
+    let name = |pool: &str, device: &str| {
+        (
+            "gpu.example.com".to_owned(),
+            pool.to_owned(),
+            device.to_owned(),
+        )
+    };
     let (zero, one) = (world.gpu(0), world.gpu(1));
     world.devices = BTreeMap::from([(name("n1", "gpu-0"), one), (name("n1", "gpu-1"), zero)]);
-    let other = |pool: &str| Giver::Driver { name: "gpu.example.com".into(), pool: pool.into() };
+    let other = |pool: &str| Giver::Driver {
+        name: "gpu.example.com".into(),
+        pool: pool.into(),
+    };
     world.give(other("n1"), "gpu-0");
     world.give(other("n2"), "gpu-1");
     world.give(other("n1"), "nic-0");
     let said = "the driver gpu.example.com has allocated it to pod default/other".to_owned();
     assert_eq!(world.uses(), [(1, vec![said])]);
+}
+
+/// A pod has the device of a driver by a claim, and both are seen: they are one user.
+#[test]
+fn a_claim_is_left_out_where_its_pod_is_named_for_the_same_device() {
+    let mut world = World::new();
+    let name = |device: &str| {
+        (
+            "gpu.example.com".to_owned(),
+            "n1".to_owned(),
+            device.to_owned(),
+        )
+    };
+    world.devices = BTreeMap::from([(name("gpu-0"), world.gpu(0)), (name("gpu-1"), world.gpu(1))]);
+    let other = || Giver::Driver {
+        name: "gpu.example.com".into(),
+        pool: "n1".into(),
+    };
+    world.give_to("claim default/c", other(), "gpu-0");
+    world.give_to("pod default/p", other(), "gpu-0");
+    // Its pod has not started yet.
+    world.give_to("claim default/waits", other(), "gpu-1");
+    let said = |to: &str| {
+        vec![format!(
+            "the driver gpu.example.com has allocated it to {to}"
+        )]
+    };
+    assert_eq!(
+        world.uses(),
+        [(0, said("pod default/p")), (1, said("claim default/waits"))]
+    );
 }
 
 #[test]
@@ -106,8 +175,11 @@ fn processes_count_where_no_claim_of_ours_is_and_if_they_last() {
     let (a, b, c) = (world.gpu(0), world.gpu(1), world.gpu(2));
     let pids = |pids: &[u32]| pids.iter().copied().collect::<BTreeSet<_>>();
     world.before = BTreeMap::from([(a.clone(), pids(&[7, 8])), (b.clone(), pids(&[9]))]);
-    world.processes =
-        BTreeMap::from([(a.clone(), pids(&[8, 7, 11])), (b.clone(), pids(&[9])), (c, pids(&[10]))]);
+    world.processes = BTreeMap::from([
+        (a.clone(), pids(&[8, 7, 11])),
+        (b.clone(), pids(&[9])),
+        (c, pids(&[10])),
+    ]);
     world.held = BTreeSet::from([b]);
     let said = "process 7, 8 computes on it without a claim of divvy".to_owned();
     assert_eq!(
@@ -125,7 +197,17 @@ fn all_uses_of_one_gpu_are_reported_also_beside_a_claim_of_ours() {
     let gpu = world.gpu(1);
     world.held.insert(gpu.clone());
     world.give(nvidia(), gpu.as_str());
-    world.give(Giver::DevicePlugin("nvidia.com/gpu.shared".into()), &format!("{gpu}::1"));
-    let said = |resource| format!("the device plugin of {resource} has allocated it to pod default/other");
-    assert_eq!(world.uses(), [(1, vec![said("nvidia.com/gpu"), said("nvidia.com/gpu.shared")])]);
+    world.give(
+        Giver::DevicePlugin("nvidia.com/gpu.shared".into()),
+        &format!("{gpu}::1"),
+    );
+    let said =
+        |resource| format!("the device plugin of {resource} has allocated it to pod default/other");
+    assert_eq!(
+        world.uses(),
+        [(
+            1,
+            vec![said("nvidia.com/gpu"), said("nvidia.com/gpu.shared")]
+        )]
+    );
 }

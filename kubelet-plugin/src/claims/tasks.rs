@@ -1,13 +1,15 @@
-//! One claim, one task: a call for a claim joins the work that already runs for it, unless that began to read the claim
-//! before the call came (the claim may have been allocated anew in between). The work goes on when the caller is gone (the
-//! kubelet's deadline, a lost connection), so that no step is ever dropped half done.
+//! A task for each claim: a call for a claim joins the work that already runs for it, unless that
+//! began to read the claim before the call came (the claim may have been allocated anew in
+//! between). The work goes on when the caller is gone (the kubelet's deadline, a lost connection),
+//! so that no step is ever dropped half done.
 //!
-//! An unprepare that meets a running prepare cancels it and waits for its end, and a prepare that meets a running
-//! unprepare likewise; what has begun is finished in any case. Different claims do not wait for each other.
+//! An unprepare that meets a running prepare cancels it and waits for its end, and a prepare that
+//! meets a running unprepare likewise; what has begun is finished in any case. Different claims do
+//! not wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use divvy_model::ClaimUid;
 use futures::FutureExt;
@@ -15,7 +17,10 @@ use futures::future::{BoxFuture, Shared};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// The outcome of work, for everyone who waits for it. `None`: the task died (a bug; its panic is in the log).
+use crate::lock;
+
+/// The outcome of work, for everyone who waits for it. `None`: the task died (a bug; its panic is
+/// in the log).
 pub(crate) type Joined<T> = Shared<BoxFuture<'static, Option<T>>>;
 
 /// The work that runs for each claim. `P` and `U` are what a prepare and an unprepare come to.
@@ -30,7 +35,8 @@ struct Running<P, U> {
     next: u64,
 }
 
-/// Whether work on a claim has begun to read it: what it does then may be about an allocation that is over.
+/// A mark that work on a claim has begun to read it: from then on it may be about an allocation
+/// that is over.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Reading(Arc<AtomicBool>);
 
@@ -64,12 +70,16 @@ impl<P, U> Clone for Work<P, U> {
 impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTasks<P, U> {
     pub(crate) fn new() -> Self {
         Self {
-            running: Arc::new(Mutex::new(Running { newest: BTreeMap::new(), next: 0 })),
+            running: Arc::new(Mutex::new(Running {
+                newest: BTreeMap::new(),
+                next: 0,
+            })),
             tracker: TaskTracker::new(),
         }
     }
 
-    /// Joins the claim's prepare if that has not read the claim yet; else starts one, after the work that runs.
+    /// Joins the claim's prepare if that has not read the claim yet; else starts one, after the
+    /// work that runs.
     pub(crate) fn prepare<F>(
         &self,
         uid: &ClaimUid,
@@ -78,6 +88,8 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
     where
         F: Future<Output = P> + Send + 'static,
     {
+        // Held until the new work is entered: two calls at once must not both find no work. `work`
+        // only makes a future, so the lock is held for a moment.
         let mut running = lock(&self.running);
         let before = running.newest.get(uid).map(|(_, work)| work.clone());
         let cancel = match &before {
@@ -85,21 +97,33 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
             // An unprepare that cancels this one cancels what it waits for.
             Some(Work::Prepare(_, cancel, _)) => cancel.clone(),
             Some(Work::Unprepare(_, cancel)) => {
-                // What it still waits for (processes that do not leave) is no concern of the next user.
+                // The next prepare does not wait for processes that do not leave.
                 cancel.cancel();
                 CancellationToken::new()
             }
             None => CancellationToken::new(),
         };
         let reading = Reading::default();
-        let done = self.spawn(&mut running, uid, before, work(cancel.clone(), reading.clone()));
+        let done = self.spawn(
+            &mut running,
+            uid,
+            before,
+            work(cancel.clone(), reading.clone()),
+        );
         let id = running.next;
-        running.newest.insert(uid.clone(), (id, Work::Prepare(done.clone(), cancel, reading)));
+        running.newest.insert(
+            uid.clone(),
+            (id, Work::Prepare(done.clone(), cancel, reading)),
+        );
         done
     }
 
     /// Joins the claim's running unprepare, or cancels its running prepare and starts one after it.
-    pub(crate) fn unprepare<F>(&self, uid: &ClaimUid, work: impl FnOnce(CancellationToken) -> F) -> Joined<U>
+    pub(crate) fn unprepare<F>(
+        &self,
+        uid: &ClaimUid,
+        work: impl FnOnce(CancellationToken) -> F,
+    ) -> Joined<U>
     where
         F: Future<Output = U> + Send + 'static,
     {
@@ -107,13 +131,16 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
         let before = running.newest.get(uid).map(|(_, work)| work.clone());
         match &before {
             Some(Work::Unprepare(done, _)) => return done.clone(),
+            // Prepares that wait for one another share a token, so this stops all of them.
             Some(Work::Prepare(_, cancel, _)) => cancel.cancel(),
             None => {}
         }
         let cancel = CancellationToken::new();
         let done = self.spawn(&mut running, uid, before, work(cancel.clone()));
         let id = running.next;
-        running.newest.insert(uid.clone(), (id, Work::Unprepare(done.clone(), cancel)));
+        running
+            .newest
+            .insert(uid.clone(), (id, Work::Unprepare(done.clone(), cancel)));
         done
     }
 
@@ -122,7 +149,7 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
         lock(&self.running).newest.keys().cloned().collect()
     }
 
-    /// How many claims have work running.
+    /// Returns the number of claims with running work.
     pub(crate) fn running(&self) -> usize {
         lock(&self.running).newest.len()
     }
@@ -147,9 +174,14 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
         running.next += 1;
         let (all, uid, id) = (self.running.clone(), uid.clone(), running.next);
         let task = self.tracker.spawn(async move {
-            // Dropped last, also when the work panics: the claim must never stay locked behind dead work. Made here
-            // and not outside: a runtime that shuts down drops the work at once, under the lock held now.
-            let _leave = Leave { running: all, uid, id };
+            // Dropped last, also when the work panics: the claim must never stay locked behind dead
+            // work. Made here and not outside: a runtime that shuts down drops the work at once,
+            // under the lock held now.
+            let _leave = Leave {
+                running: all,
+                uid,
+                id,
+            };
             match before {
                 Some(Work::Prepare(done, ..)) => drop(done.await),
                 Some(Work::Unprepare(done, _)) => drop(done.await),
@@ -170,15 +202,15 @@ struct Leave<P, U> {
 impl<P, U> Drop for Leave<P, U> {
     fn drop(&mut self) {
         let mut running = lock(&self.running);
-        if running.newest.get(&self.uid).is_some_and(|(id, _)| *id == self.id) {
+        if running
+            .newest
+            .get(&self.uid)
+            // Later work of the claim has taken the place, and waits for this one by itself.
+            .is_some_and(|(id, _)| *id == self.id)
+        {
             running.newest.remove(&self.uid);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section above leaves the map whole, so a poisoned lock is still good.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -218,8 +250,9 @@ mod tests {
         assert_eq!(tasks.running(), 0);
     }
 
+    /// A call that comes after the claim was read is answered by work of its own after that.
     #[tokio::test]
-    async fn a_call_that_comes_after_the_claim_was_read_is_answered_by_work_of_its_own_after_that() {
+    async fn a_call_that_comes_after_the_read_is_answered_by_its_own_work() {
         let tasks = ClaimTasks::<u32, ()>::new();
         let (go, gate) = oneshot::channel::<()>();
         let read = Arc::new(Notify::new());
@@ -235,8 +268,16 @@ mod tests {
         let second = tasks.prepare(&uid(1), |_, _| async { 8 });
         let third = tasks.prepare(&uid(1), |_, _| async { 9 });
         go.send(()).unwrap();
-        assert_eq!((first.await, joins.await), (Some(7), Some(7)), "the first reads after both have come");
-        assert_eq!((second.await, third.await), (Some(8), Some(8)), "these wait together");
+        assert_eq!(
+            (first.await, joins.await),
+            (Some(7), Some(7)),
+            "the first reads after both have come"
+        );
+        assert_eq!(
+            (second.await, third.await),
+            (Some(8), Some(8)),
+            "these wait together"
+        );
         // An unprepare cancels both.
         let cancelled = |cancel: CancellationToken, reading: Reading| async move {
             reading.begins();
@@ -270,8 +311,9 @@ mod tests {
         assert_eq!(tasks.running(), 0);
     }
 
+    /// An unprepare cancels the prepare and runs after it and the next prepare after that.
     #[tokio::test]
-    async fn an_unprepare_cancels_the_prepare_and_runs_after_it_and_the_next_prepare_after_that() {
+    async fn an_unprepare_cancels_the_prepare_and_runs_after_it() {
         let tasks = ClaimTasks::<&str, &str>::new();
         let order = Arc::new(Mutex::new(Vec::new()));
         let (o1, o2, o3) = (order.clone(), order.clone(), order.clone());
@@ -295,7 +337,10 @@ mod tests {
             (first.await, undo.await, same.await),
             (Some("cancelled"), Some("undone"), Some("undone"))
         );
-        assert_eq!(*order.lock().unwrap(), ["prepare", "unprepare", "prepare again"]);
+        assert_eq!(
+            *order.lock().unwrap(),
+            ["prepare", "unprepare", "prepare again"]
+        );
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
-//! Watches the CDI folder, so that files which vanish under running pods (a cleared tmpfs, a careless administrator)
-//! come back within a second or two: without them no further container of the claim can start.
+//! Watches the CDI folder, so that files which vanish under running pods (a cleared tmpfs, a
+//! careless administrator) come back within a second or two: without them no further container of
+//! the claim can start.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,6 +22,7 @@ impl FolderWatch {
     /// Watches a folder, which must exist. Needs a tokio runtime.
     pub(crate) fn new(folder: &Path) -> io::Result<Self> {
         let fd = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+        // Losses only: files that appear are written by this plugin itself, or are other vendors'.
         let gone = inotify::WatchFlags::DELETE
             | inotify::WatchFlags::MOVED_FROM
             | inotify::WatchFlags::DELETE_SELF
@@ -63,9 +65,12 @@ fn drain(fd: &OwnedFd) -> io::Result<bool> {
     let mut reader = inotify::Reader::new(fd, &mut buffer);
     loop {
         match reader.next() {
-            // Without a name it is the folder itself. Other names are files being written, renamed when done.
+            // Without a name it is the folder itself. Other names are files being written, renamed
+            // when done.
             Ok(event) => {
-                vanished |= event.file_name().is_none_or(|name| name.to_bytes().ends_with(b".json"));
+                vanished |= event
+                    .file_name()
+                    .is_none_or(|name| name.to_bytes().ends_with(b".json"));
             }
             Err(Errno::WOULDBLOCK) => return Ok(vanished),
             Err(error) => return Err(error.into()),
@@ -86,16 +91,26 @@ mod tests {
         let mut watch = FolderWatch::new(&folder).unwrap();
         fs_err::write(folder.join("b.tmp"), "{}").unwrap();
         fs_err::rename(folder.join("b.tmp"), folder.join("b.json")).unwrap();
-        let quiet = tokio::time::timeout(Duration::from_millis(50), watch.vanished(Duration::ZERO)).await;
-        assert!(quiet.is_err(), "a file that is being written is not reported");
+        let quiet =
+            tokio::time::timeout(Duration::from_millis(50), watch.vanished(Duration::ZERO)).await;
+        assert!(
+            quiet.is_err(),
+            "a file that is being written is not reported"
+        );
         fs_err::remove_file(folder.join("a.json")).unwrap();
         let in_time = Duration::from_secs(10);
         let settle = Duration::from_millis(1);
-        tokio::time::timeout(in_time, watch.vanished(settle)).await.unwrap().unwrap();
+        tokio::time::timeout(in_time, watch.vanished(settle))
+            .await
+            .unwrap()
+            .unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.vanished(settle)).await;
         assert!(quiet.is_err(), "reported once");
         fs_err::remove_dir_all(&folder).unwrap();
-        tokio::time::timeout(in_time, watch.vanished(settle)).await.unwrap().unwrap();
+        tokio::time::timeout(in_time, watch.vanished(settle))
+            .await
+            .unwrap()
+            .unwrap();
         assert!(FolderWatch::new(&folder).is_err());
     }
 }

@@ -1,5 +1,6 @@
-//! One claim's prepare and unprepare: read it from the API, check that its UID is the requested one, run the executor on
-//! a thread, count the result, and report to the user what the kubelet's answer does not contain.
+//! Prepare and unprepare of one claim: read it from the API, check that its UID is the requested
+//! one, run the executor on a thread, count the result, and report to the user what the kubelet's
+//! answer does not contain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use divvy_claims::{Claim, ClaimRef, Clash, PreparedDevice, Refusal, Retry, Why};
 use divvy_executor::{Call, Clock, Executor, PrepareCause, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
-use divvy_offer::{Claimant, ModeConflict};
+use divvy_offer::{Claimant, Fact, ModeConflict};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::sync::Notify;
@@ -17,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use crate::claim::{Asked, ClaimError, from_api, in_pool};
-use crate::claim_fetch::ClaimFetcher;
+use super::claim::{Asked, ClaimError, from_api, in_pool};
+use super::fetch::ClaimFetcher;
+use super::tasks::{ClaimTasks, Reading};
 use crate::events::{Notifier, condition_of};
-use crate::node::{Fact, Facts};
-use crate::sinks::metrics::{self, Metrics};
-use crate::tasks::{ClaimTasks, Reading};
+use crate::metrics::{self, Metrics};
+use crate::node::facts::Facts;
 
 /// A failure, as text for the kubelet.
 type Failed = String;
@@ -37,7 +38,7 @@ pub(crate) struct ClaimService {
     one: Arc<ClaimWork>,
 }
 
-/// What the work of one claim needs.
+/// The parts that the work of one claim needs.
 pub(crate) struct ClaimWork {
     pub(crate) driver: String,
     /// The pool of this node: a device of another node's is not ours to hand out.
@@ -46,23 +47,28 @@ pub(crate) struct ClaimWork {
     pub(crate) fetcher: Arc<ClaimFetcher>,
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
-    /// How long a call may take.
+    /// Time limit of a call.
     pub(crate) budget: Duration,
     /// Notified when records have changed.
     pub(crate) changed: Arc<Notify>,
     /// Notified when a claim was unprepared and lingers.
     pub(crate) lingers: Arc<Notify>,
+    /// Notified when a record could not be written.
+    pub(crate) unwritten: Arc<Notify>,
     /// Where a GPU that was given out in two modes is reported.
     pub(crate) facts: Facts,
     /// Asks for the GPUs to be read again now.
     pub(crate) refresh: Arc<Notify>,
-    /// What goes on after the answer.
+    /// Work that goes on after the answer.
     pub(crate) after: TaskTracker,
 }
 
 impl ClaimService {
     pub(crate) fn new(one: ClaimWork) -> Self {
-        Self { tasks: ClaimTasks::new(), one: Arc::new(one) }
+        Self {
+            tasks: ClaimTasks::new(),
+            one: Arc::new(one),
+        }
     }
 
     /// Prepares each claim, all at once. The outcome of each, by the UID that was asked for.
@@ -80,8 +86,8 @@ impl ClaimService {
                         let span = tracing::info_span!(
                             "prepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                         );
-                        // From here on a later unprepare, of whichever instance, wins over this call, also while it
-                        // waits for the work before it.
+                        // From here on a later unprepare, of whichever instance, wins over this
+                        // call, also while it waits for the work before it.
                         let call = one.executor.begin(one.budget);
                         async move { one.prepare(&claim, call, (cancel, reading)).await }.instrument(span)
                     });
@@ -106,6 +112,8 @@ impl ClaimService {
                         "unprepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                     );
                     let work = |cancel| {
+                        // Marks the arrival, before the wait for a prepare that runs: prepares that
+                        // came earlier lose against it.
                         let call = one.executor.begin(one.budget);
                         async move { one.unprepare(&claim, call, cancel).await }.instrument(span)
                     };
@@ -122,13 +130,14 @@ impl ClaimService {
         self.tasks.claims()
     }
 
-    /// How many claims are being worked on.
+    /// Returns the number of claims that are being worked on.
     pub(crate) fn running(&self) -> usize {
         self.tasks.running()
     }
 
     /// Waits until no call runs and all reports to users are written.
     pub(crate) async fn drained(&self) {
+        // Work first, then its reports: what ends last still adds some.
         self.tasks.drained().await;
         self.one.after.close();
         self.one.after.wait().await;
@@ -164,10 +173,29 @@ impl Failure {
 
     /// The fact that a GPU was given out in two modes.
     fn conflict(&self) -> Option<Fact> {
-        let Self::Prepare(error) = self else { return None };
-        let PrepareCause::Refused(refusal) = &error.cause else { return None };
-        let Refusal { claim, device: Some(device), gpu: Some(gpu), why } = &**refusal else { return None };
-        let Why::InUse { holder, held, clash: Clash::Mode } = why else { return None };
+        let Self::Prepare(error) = self else {
+            return None;
+        };
+        let PrepareCause::Refused(refusal) = &error.cause else {
+            return None;
+        };
+        let Refusal {
+            claim,
+            device: Some(device),
+            gpu: Some(gpu),
+            why,
+        } = &**refusal
+        else {
+            return None;
+        };
+        let Why::InUse {
+            holder,
+            held,
+            clash: Clash::Mode,
+        } = why
+        else {
+            return None;
+        };
         let named = |claim: &ClaimRef| Claimant {
             uid: claim.uid.clone(),
             name: format!("{}/{}", claim.namespace, claim.name),
@@ -181,22 +209,23 @@ impl Failure {
         }))
     }
 
-    /// Whether the user has something to do about it that the kubelet's retries do not settle.
+    /// Returns whether the user has something to do about it that the kubelet's retries do not
+    /// settle.
     fn concerns_user(&self) -> bool {
         match self {
             Self::Prepare(error) => match &error.cause {
                 PrepareCause::Refused(refusal) => refusal.retry() != Retry::Soon,
                 // Another user of the hardware, or the hardware itself, is in the way.
-                PrepareCause::Step { .. } => true,
+                PrepareCause::Change { .. } => true,
                 _ => false,
             },
             Self::Early(_) => false,
         }
     }
 
-    /// Whether the claim's status says it until it is prepared after all.
+    /// Returns whether the claim's status says it until it is prepared after all.
     fn is_for_the_status(&self) -> bool {
-        matches!(self, Self::Prepare(error) if error.is_permanent() || matches!(error.cause, PrepareCause::Step { .. }))
+        matches!(self, Self::Prepare(error) if error.is_permanent() || matches!(error.cause, PrepareCause::Change { .. }))
     }
 }
 
@@ -212,6 +241,8 @@ impl ClaimWork {
         let mut seen = None;
         let outcome = self.try_prepare(claim, call, work, &mut seen).await;
         self.metrics.running.dec();
+        // Also after a failure: a prepare that was taken back has written records, or has changed
+        // GPUs.
         self.changed.notify_one();
         match outcome {
             Ok(devices) => {
@@ -224,12 +255,15 @@ impl ClaimWork {
                 let message = failure.message();
                 self.metrics.failed("prepare", failure.category());
                 tracing::warn!(category = failure.category(), error = %message, "failed to prepare a claim");
+                if failure.category() == "store" {
+                    self.unwritten.notify_one();
+                }
                 if let Some(conflict) = failure.conflict() {
                     // Without a brain the plugin ends.
-                    drop(self.facts.send(conflict));
+                    drop(self.facts.send(conflict.into()));
                 }
                 if matches!(failure, Failure::Prepare(_)) {
-                    // What is known of the GPU may be old news.
+                    // The GPU may not be as it was last read.
                     self.refresh.notify_one();
                 }
                 self.report_failure(claim, seen, &failure, &message);
@@ -245,7 +279,7 @@ impl ClaimWork {
         (cancel, reading): (CancellationToken, Reading),
         seen: &mut Option<ClaimSeen>,
     ) -> Result<Vec<PreparedDevice>, Failure> {
-        // One thread from here to the answer: it reads the claim, decides and carries it out.
+        // A single thread from here to the answer: it reads the claim, decides and carries it out.
         let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
         let read_and_prepare = move |call: &Call| {
             reading.begins();
@@ -262,7 +296,8 @@ impl ClaimWork {
         outcome
     }
 
-    /// Reads a claim and prepares it on this thread. What was read comes back also where the prepare fails.
+    /// Reads a claim and prepares it on this thread. The claim as read comes back also where the
+    /// prepare fails.
     fn prepare_here(
         &self,
         asked: &ClaimRef,
@@ -272,7 +307,9 @@ impl ClaimWork {
         match self.read(asked, call, cancel) {
             Ok((claim, condition)) => {
                 let done = self.executor.prepare(&claim, call);
-                let done = done.map(|prepared| prepared.devices).map_err(|e| Failure::Prepare(Box::new(e)));
+                let done = done
+                    .map(|prepared| prepared.devices)
+                    .map_err(|e| Failure::Prepare(Box::new(e)));
                 (Some((claim, condition)), done)
             }
             Err(error) => (None, Err(Failure::Early(error))),
@@ -285,6 +322,7 @@ impl ClaimWork {
         call: &Call,
         cancel: &CancellationToken,
     ) -> Result<ClaimSeen, ClaimError> {
+        // The call's deadline is a time since boot; tokio's timers have a clock of their own.
         let until = Instant::now() + call.until.saturating_sub(SystemClock.now());
         let object = self.fetcher.get(asked, until, cancel)?.ok_or_else(|| {
             let message = format!(
@@ -292,24 +330,33 @@ impl ClaimWork {
             );
             ClaimError::new("not-found", message)
         })?;
+        // Kept for after the answer: a condition that is there already is not written again.
         let condition = condition_of(&object, &self.driver);
         let claim = from_api(asked, object, &self.driver)?;
         Ok((in_pool(claim, &self.pool)?, condition))
     }
 
-    /// Updates the condition of a claim that was refused before, and of one with partitions, whose UUIDs are known only
-    /// now.
+    /// Updates the condition of a claim that was refused before, and of one with partitions, whose
+    /// UUIDs are known only now.
     fn report_prepared(self: &Arc<Self>, seen: Option<ClaimSeen>, devices: &[PreparedDevice]) {
-        let names = devices.iter().map(|d| d.device.as_str()).collect::<Vec<_>>().join(",");
-        // After the answer: a log line can wait, the pod cannot.
-        self.after.spawn(async move { tracing::info!(device = names, "claim prepared") }.in_current_span());
-        let Some((claim, condition)) = seen else { return };
-        let was_refused = condition.as_ref().is_some_and(|condition| condition.status != "True");
-        let has_partitions = claim
-            .allocation
-            .results
+        let names = devices
             .iter()
-            .any(|result| matches!(DeviceKind::parse(&result.device), Ok(DeviceKind::Partition(_))));
+            .map(|d| d.device.as_str())
+            .collect::<Vec<_>>()
+            .join(",");
+        // After the answer: a log line can wait, the pod cannot.
+        self.after.spawn(
+            async move { tracing::info!(device = names, "claim prepared") }.in_current_span(),
+        );
+        let Some((claim, condition)) = seen else {
+            return;
+        };
+        let was_refused = condition
+            .as_ref()
+            .is_some_and(|condition| condition.status != "True");
+        let has_partitions = claim.allocation.results.iter().any(|result| {
+            DeviceKind::parse(&result.device).is_ok_and(|kind| kind.partition().is_some())
+        });
         if !was_refused && !has_partitions {
             return;
         }
@@ -317,9 +364,16 @@ impl ClaimWork {
         self.after.spawn(async move {
             let (executor, uid) = (one.executor.clone(), claim.uid.clone());
             let made = tokio::task::spawn_blocking(move || executor.partitions(&uid)).await;
-            let made = made.ok().and_then(Result::ok).unwrap_or_default();
-            let partitions = made.into_iter().map(|(device, made)| (device, made.uuid)).collect();
-            one.notifier.prepared(&claim, condition.as_ref(), &partitions).await;
+            // A status without partitions would say that the claim has none. The next round of
+            // reconcile writes what is missing.
+            let Ok(Ok(made)) = made else { return };
+            let partitions = made
+                .into_iter()
+                .map(|(device, made)| (device, made.uuid))
+                .collect();
+            one.notifier
+                .prepared(&claim, condition.as_ref(), &partitions)
+                .await;
         });
     }
 
@@ -339,14 +393,22 @@ impl ClaimWork {
         self.after.spawn(async move {
             one.notifier.warn(&claim, category, &message).await;
             if let Some((claim, condition)) = seen.filter(|_| for_status) {
-                one.notifier.refused(&claim, condition.as_ref(), category, &message).await;
+                one.notifier
+                    .refused(&claim, condition.as_ref(), category, &message)
+                    .await;
             }
         });
     }
 
-    async fn unprepare(self: Arc<Self>, claim: &ClaimRef, call: Call, cancel: CancellationToken) -> Released {
+    async fn unprepare(
+        self: Arc<Self>,
+        claim: &ClaimRef,
+        call: Call,
+        cancel: CancellationToken,
+    ) -> Released {
         let timer = self.metrics.claim_seconds.start("unprepare");
         self.metrics.running.inc();
+        // Finish it on a thread of its own; a cancelled call is still waited for.
         let (executor, uid) = (self.executor.clone(), claim.uid.clone());
         let outcome = run_blocking(call, &cancel, move |call| executor.unprepare(&uid, call)).await;
         self.metrics.running.dec();
@@ -360,7 +422,9 @@ impl ClaimWork {
             Ok(Err(error)) => (error.category(), crate::chain(&error)),
             Err(panic) => (
                 "internal",
-                format!("claim {claim}: the call ended unexpectedly ({panic}); the kubelet retries"),
+                format!(
+                    "claim {claim}: the call ended unexpectedly ({panic}); the kubelet retries"
+                ),
             ),
         };
         timer.done(metrics::ERROR);
@@ -391,12 +455,13 @@ impl ClaimWork {
         tracing::warn!(reason, note, "claim unprepared, but its devices stay held");
         self.lingers.notify_one();
         let (one, claim) = (self.clone(), claim.clone());
-        self.after.spawn(async move { one.notifier.warn(&claim, reason, &note).await });
+        self.after
+            .spawn(async move { one.notifier.warn(&claim, reason, &note).await });
     }
 }
 
-/// Runs a call of the executor on its own thread. After a cancellation the thread is notified and still waited for: a
-/// step that has begun completes, and its outcome is recorded.
+/// Runs a call of the executor on its own thread. After a cancellation the thread is notified and
+/// still waited for: a step that has begun completes, and its outcome is recorded.
 async fn run_blocking<T: Send + 'static>(
     call: Call,
     cancel: &CancellationToken,

@@ -1,8 +1,11 @@
-//! The plugin's metrics. Every one is counted somewhere: a test compares this list with what a used plugin shows.
+//! The plugin's metrics. Every one is counted somewhere: a test compares this list with what a used
+//! plugin shows.
+
+mod usage;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicI64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use divvy_claims::Phase;
 use divvy_executor::HeldDevice;
@@ -13,10 +16,12 @@ use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, Metri
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Atomic;
 
-use crate::node::Recorded;
-use crate::sinks::usage::UsageMetrics;
+use crate::node::facts::Recorded;
 
-/// Categories of failure that exist from the start; others (of later refusals) appear when they happen.
+pub(crate) use usage::UsageMetrics;
+
+/// Categories of failure that exist from the start; others (of later refusals) appear when they
+/// happen.
 const FAILURES: [&str; 12] = [
     "api",
     "bad-config",
@@ -32,7 +37,7 @@ const FAILURES: [&str; 12] = [
     "unknown-device",
 ];
 
-/// What a claim operation came to, as a label.
+/// The label of a claim operation that succeeded.
 pub(crate) const OK: &str = "ok";
 /// See [`OK`].
 pub(crate) const ERROR: &str = "error";
@@ -40,7 +45,7 @@ pub(crate) const ERROR: &str = "error";
 /// Handles to the metrics.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    /// How long one claim's prepare or unprepare took, API read included.
+    /// Time that one claim's prepare or unprepare took, API read included.
     pub(crate) claim_seconds: Durations,
     /// Failed prepares and unprepares by category.
     failures: Counters,
@@ -52,7 +57,7 @@ pub(crate) struct Metrics {
     gpus: Gauge,
     /// GPUs with which nothing is wrong.
     healthy: Info,
-    /// What is wrong.
+    /// Present faults.
     ailments: Info,
     /// Xids.
     xids: Counters,
@@ -60,9 +65,9 @@ pub(crate) struct Metrics {
     pub(crate) unmonitored: Gauge,
     /// GPUs withheld because what is on them is not certain.
     fenced: Gauge,
-    /// Whether the driver answers.
+    /// 1 if the driver answers.
     pub(crate) driver_up: Gauge,
-    /// Which pod's claim holds what.
+    /// Devices of claims, with their pods.
     devices_of_claims: Info,
     /// Published slices, and their size.
     pub(crate) slices: Gauge,
@@ -70,17 +75,17 @@ pub(crate) struct Metrics {
     pub(crate) slices_bytes: Gauge,
     /// Devices in the pool that is to be published.
     devices: Gauge,
-    /// Whether GPUs are offered in one mode each although several are asked for, by reason.
+    /// 1 if GPUs are offered in one mode each although several are asked for, by reason.
     one_mode: Gauges,
     /// Policies in force.
     pub(crate) policies: Gauge,
     /// Policies whose present version cannot be read.
     pub(crate) policies_bad: Gauge,
-    /// Whether the published slices are what they should be.
+    /// 1 if the published slices are up to date.
     pub(crate) in_sync: Gauge,
-    /// Whether the kubelet has us registered.
+    /// 1 if the kubelet has us registered.
     pub(crate) registered: Gauge,
-    /// Whether this instance publishes and reconciles.
+    /// True while this instance publishes and reconciles.
     pub(crate) publishes: Gauge,
     /// CDI files written again after they had vanished.
     pub(crate) cdi_restored: Counter,
@@ -88,14 +93,17 @@ pub(crate) struct Metrics {
     pub(crate) numbers_lost: Counter,
     /// Rounds of reconcile.
     pub(crate) reconciles: Counter,
-    /// What of the GPUs is used.
+    /// Metrics of use.
     pub(crate) usage: UsageMetrics,
 }
 
 impl Metrics {
     pub(crate) fn new(registry: &MetricsRegistry) -> Self {
         let failure = |operation: &str, category: &str| {
-            vec![("operation", operation.to_owned()), ("category", category.to_owned())]
+            vec![
+                ("operation", operation.to_owned()),
+                ("category", category.to_owned()),
+            ]
         };
         Self {
             claim_seconds: registry.durations(
@@ -156,25 +164,47 @@ impl Metrics {
     }
 
     pub(crate) fn failed(&self, operation: &str, category: &str) {
-        let labels = vec![("operation", operation.to_owned()), ("category", category.to_owned())];
+        let labels = vec![
+            ("operation", operation.to_owned()),
+            ("category", category.to_owned()),
+        ];
         self.failures.get_or_create_owned(&labels).inc();
     }
 
     pub(crate) fn xid(&self, gpu: String, xid: u32, class: XidClass) {
-        let labels = vec![("UUID", gpu), ("xid", xid.to_string()), ("class", class.name().to_owned())];
+        let labels = vec![
+            ("UUID", gpu),
+            ("xid", xid.to_string()),
+            ("class", class.name().to_owned()),
+        ];
         self.xids.get_or_create_owned(&labels).inc();
     }
 
     /// Sets what is wrong with each GPU.
     pub(crate) fn health(&self, book: &HealthBook, ordinals: &Ordinals) {
-        let name = |gpu: &GpuUuid| ordinals.of(gpu).map(|ordinal| DeviceKind::Whole { ordinal }.to_string());
-        let labels =
-            |gpu: &GpuUuid| vec![("UUID", gpu.to_string()), ("device", name(gpu).unwrap_or_default())];
+        let name = |gpu: &GpuUuid| {
+            ordinals
+                .of(gpu)
+                .map(|ordinal| DeviceKind::whole(ordinal).to_string())
+        };
+        let labels = |gpu: &GpuUuid| {
+            vec![
+                ("UUID", gpu.to_string()),
+                ("device", name(gpu).unwrap_or_default()),
+            ]
+        };
         let gpus = book.gpus();
-        self.healthy.set(gpus.iter().map(|(uuid, gpu)| (labels(uuid), gpu.is_well().into())).collect());
+        self.healthy.set(
+            gpus.iter()
+                .map(|(uuid, gpu)| (labels(uuid), gpu.is_well().into()))
+                .collect(),
+        );
         let ailments = gpus.iter().flat_map(|(uuid, gpu)| {
             let whole = gpu.ailments.keys().map(|ailment| (None, ailment));
-            let parts = gpu.partitions.iter().flat_map(|(id, all)| all.keys().map(|a| (Some(id.0), a)));
+            let parts = gpu
+                .partitions
+                .iter()
+                .flat_map(|(id, all)| all.keys().map(|a| (Some(id.0), a)));
             whole.chain(parts).map(|(instance, ailment)| {
                 let mut labels = labels(uuid);
                 labels.push(("ailment", ailment.name().to_owned()));
@@ -187,16 +217,22 @@ impl Metrics {
 
     /// Sets what the records say.
     pub(crate) fn recorded(&self, recorded: &Recorded, fenced: usize) {
-        let phases: BTreeMap<&ClaimUid, &Phase> =
-            recorded.held.iter().map(|held| (&held.claim.uid, &held.phase)).collect();
-        let count = |is: fn(&Phase) -> bool| gauge(phases.values().filter(|phase| is(phase)).count());
+        let phases: BTreeMap<&ClaimUid, &Phase> = recorded
+            .held
+            .iter()
+            .map(|held| (&held.claim.uid, &held.phase))
+            .collect();
+        let count =
+            |is: fn(&Phase) -> bool| gauge(phases.values().filter(|phase| is(phase)).count());
         let counts = [
             count(|phase| matches!(phase, Phase::Preparing)),
             count(|phase| matches!(phase, Phase::Prepared)),
             count(|phase| matches!(phase, Phase::Leaving(_))),
         ];
         for (phase, count) in PHASES.into_iter().zip(counts) {
-            self.records.get_or_create_owned(&vec![("phase", phase.to_owned())]).set(count);
+            self.records
+                .get_or_create_owned(&vec![("phase", phase.to_owned())])
+                .set(count);
         }
         self.fenced.set(gauge(fenced));
         self.held(&recorded.held);
@@ -204,13 +240,17 @@ impl Metrics {
 
     /// Sets what is offered.
     pub(crate) fn offer(&self, inventory: Option<&Inventory>, outputs: &Outputs) {
+        // Before the first pool nothing is offered, and zeros would look like a node without GPUs.
         let Some(pool) = &outputs.pool else { return };
-        self.gpus.set(gauge(inventory.map_or(0, |inventory| inventory.gpus.len())));
+        self.gpus
+            .set(gauge(inventory.map_or(0, |inventory| inventory.gpus.len())));
         self.devices.set(gauge(pool.devices().count()));
         let why = outputs.one_mode.as_ref().filter(|_| outputs.several_asked);
         for reason in OneMode::NAMES {
             let so = why.is_some_and(|why| why.name() == reason);
-            self.one_mode.get_or_create_owned(&vec![("reason", reason.to_owned())]).set(so.into());
+            self.one_mode
+                .get_or_create_owned(&vec![("reason", reason.to_owned())])
+                .set(so.into());
         }
     }
 
@@ -225,7 +265,7 @@ impl Metrics {
                 ("UUID", held.hold.gpu.to_string()),
             ];
             if let Some(made) = &held.made {
-                labels.push(("GPU_I_ID", made.gpu_instance.0.to_string()));
+                labels.push(("GPU_I_ID", made.gi.0.to_string()));
                 labels.push(("mig_uuid", made.uuid.to_string()));
             }
             let pods: Vec<&str> = match held.pods.as_slice() {
@@ -258,22 +298,32 @@ pub(crate) struct Info<N = i64, A = AtomicI64> {
 
 impl<N, A> Clone for Info<N, A> {
     fn clone(&self) -> Self {
-        Self { gauges: self.gauges.clone(), known: self.known.clone() }
+        Self {
+            gauges: self.gauges.clone(),
+            known: self.known.clone(),
+        }
     }
 }
 
 impl<N: Copy + PartialEq, A: Atomic<N> + Default> Info<N, A> {
-    pub(crate) fn new(gauges: Family<Labels, prometheus_client::metrics::gauge::Gauge<N, A>>) -> Self {
-        Self { gauges, known: Arc::default() }
+    pub(crate) fn new(
+        gauges: Family<Labels, prometheus_client::metrics::gauge::Gauge<N, A>>,
+    ) -> Self {
+        Self {
+            gauges,
+            known: Arc::default(),
+        }
     }
 
     /// These series and no others.
     pub(crate) fn set(&self, now: BTreeMap<Labels, N>) {
-        // A map is replaced under the lock: nothing is left half done.
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = crate::lock(&self.known);
+        // Most sets are unchanged. Then nothing of the family is locked, which a scrape reads.
         if *known == now {
             return;
         }
+        // Series that are over are removed before others are set: a pod that moves must not be seen
+        // twice.
         for gone in known.keys().filter(|labels| !now.contains_key(*labels)) {
             self.gauges.remove(gone);
         }

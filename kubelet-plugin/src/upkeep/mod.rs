@@ -1,0 +1,108 @@
+//! Keeps what containers and claims rely on right: CDI files are there before the kubelet may call
+//! and come back when they vanish, lingering claims are finished (every instance), and records are
+//! squared with the API, the kubelet and the GPUs at start and periodically (the instance that
+//! publishes). The executor knows what there is to do; here is when, with what view.
+
+pub(crate) mod cdi_files;
+mod cdi_watch;
+pub(crate) mod drain;
+pub(crate) mod leaving;
+pub(crate) mod lingering;
+pub(crate) mod publisher_lock;
+pub(crate) mod rounds;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use divvy_executor::{Event, Report};
+use divvy_model::ClaimUid;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::Metrics;
+
+/// The three loops that keep files and records right, each with a clock of its own.
+pub(crate) struct Keeper {
+    pub(crate) files: cdi_files::CdiFiles,
+    pub(crate) lingering: lingering::Lingering,
+    pub(crate) rounds: rounds::Rounds,
+}
+
+impl Keeper {
+    /// Writes the CDI files, before the kubelet may call.
+    pub(crate) async fn before_registration(&mut self) {
+        self.files.before_registration().await;
+    }
+
+    /// Runs until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        tokio::join!(
+            self.files.run(stop.clone()),
+            self.lingering.run(stop.clone()),
+            self.rounds.run(stop)
+        );
+    }
+}
+
+/// Reports to the log, the metrics and the reader of records what the executor did.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    /// Notified when records have changed.
+    changed: Arc<Notify>,
+    metrics: Metrics,
+    /// Conditions that last and are in the log already.
+    logged: BTreeSet<Event>,
+}
+
+impl Reporter {
+    pub(crate) fn new(changed: Arc<Notify>, metrics: Metrics) -> Self {
+        Self {
+            changed,
+            metrics,
+            logged: BTreeSet::new(),
+        }
+    }
+
+    /// Logs new events, counts, and notifies tasks that depend on records.
+    fn log_report(&mut self, report: &Report) {
+        let events: BTreeSet<Event> = report.events.iter().cloned().collect();
+        for event in events.difference(&self.logged) {
+            match event {
+                Event::Failed { claim, error } => {
+                    tracing::error!(
+                        claim.uid = claim.as_ref().map(ClaimUid::as_str),
+                        error,
+                        "reconcile failed, will retry"
+                    );
+                }
+                Event::Kept { claim, why } => {
+                    tracing::warn!(claim.uid = %claim, why, "record kept");
+                }
+                Event::CdiRestored { claim } => {
+                    self.metrics.cdi_restored.inc();
+                    tracing::warn!(claim.uid = %claim, "CDI file was missing or out of date; rewritten");
+                }
+                Event::CdiWithdrawn { claim } => {
+                    tracing::warn!(claim.uid = %claim, "a partition of the claim is gone; its CDI file is removed until the claim is released");
+                }
+                other => tracing::info!(what = ?other, "reconciled"),
+            }
+        }
+        if events.iter().any(|e| {
+            !matches!(
+                e,
+                Event::Kept { .. }
+                    | Event::Failed { .. }
+                    | Event::CdiRestored { .. }
+                    | Event::CdiWithdrawn { .. }
+            )
+        }) {
+            self.changed.notify_one();
+        }
+        // Only lasting conditions are remembered: a file that vanishes twice is logged twice.
+        self.logged = events
+            .into_iter()
+            .filter(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }))
+            .collect();
+    }
+}

@@ -1,0 +1,329 @@
+//! Rounds of reconcile: records are compared with the API, the kubelet and the GPUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::{Claim, ClaimRef, Phase};
+use divvy_executor::{Clock, ClusterView, Event, Executor, HeldDevice, StoreError, SystemClock};
+use divvy_host::HostRoot;
+use divvy_model::ClaimUid;
+use divvy_proto::podresources::v1::PodResources;
+use divvy_telemetry::ReadyHandle;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::Reporter;
+use crate::api::KubeClaims;
+use crate::config::Config;
+use crate::events::{Notifier, condition_of};
+use crate::grpc::pod_resources;
+use crate::metrics::Metrics;
+use crate::node::facts::{PodsOfClaims, Registered};
+
+/// Longest pause between rounds while something is left to do.
+const LONGEST_BUSY: Duration = Duration::from_mins(1);
+/// Claims read at once: no more than half of what the API is asked at once, or prepares would wait
+/// for them.
+const LOOKS: usize = 4;
+
+/// Reconciles.
+pub(crate) struct Rounds {
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) claims: Arc<KubeClaims>,
+    pub(crate) config: Config,
+    pub(crate) registered: watch::Receiver<Registered>,
+    pub(crate) publishes: watch::Receiver<bool>,
+    /// The pods and containers that the kubelet lists for claims.
+    pub(crate) listed: watch::Sender<Arc<PodsOfClaims>>,
+    /// Puts what is known of claims into their status.
+    pub(crate) notifier: Arc<Notifier>,
+    pub(crate) metrics: Metrics,
+    pub(crate) records: ReadyHandle,
+    pub(crate) reporter: Reporter,
+}
+
+/// Waits until the kubelet lists other pods for a claim than its record has. It prepares a claim
+/// once, so this is how later pods of a claim are noticed. `known`: what it listed last; the same
+/// difference is not reported twice.
+async fn other_pods(
+    executor: &Arc<Executor>,
+    config: &Config,
+    known: &watch::Sender<Arc<PodsOfClaims>>,
+) {
+    loop {
+        tokio::time::sleep(config.timing.neighbours).await;
+        let Ok(listed) = pod_resources::pods(&config.pod_resources_socket).await else {
+            continue;
+        };
+        let now = pod_resources::claims(&listed, &config.driver_name);
+        // Report a difference once.
+        let before = known.send_replace(Arc::new(now.clone()));
+        let mut changed = now;
+        changed.retain(|claim, pods| before.get(claim) != Some(pods));
+        if changed.is_empty() {
+            continue;
+        }
+        // Records are read only for a difference: the kubelet's list is usually the same.
+        let executor = executor.clone();
+        let held = tokio::task::spawn_blocking(move || executor.held()).await;
+        // The records are not known: the round compares all of them.
+        let Ok(Ok(held)) = held else { return };
+        let differs = |held: &HeldDevice| {
+            let on_record: BTreeSet<String> =
+                held.pods.iter().map(|pod| pod.name.clone()).collect();
+            let listed = changed.get(&(held.claim.namespace.clone(), held.claim.name.clone()));
+            listed.is_some_and(|listed| !listed.keys().eq(&on_record))
+        };
+        if held.iter().any(differs) {
+            return;
+        }
+    }
+}
+
+/// A claim as the API has it: what is ours of it, and whether its status says anything of us.
+type Found = (Claim, Option<Condition>);
+
+impl Rounds {
+    /// Rounds of reconcile, while this instance is in charge.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let timing = self.config.timing;
+        let mut reported = BTreeSet::new();
+        let mut connected_since = None;
+        let mut busy = timing.reconcile_busy;
+        let (executor, config) = (self.executor.clone(), self.config.clone());
+        loop {
+            let registered = *self.registered.borrow_and_update() == Registered::Yes;
+            // The grace of orphans counts only while the kubelet can unprepare: it begins anew
+            // after each time without a registration.
+            connected_since = if registered {
+                connected_since.or_else(|| Some(SystemClock.now()))
+            } else {
+                None
+            };
+            let publishes = *self.publishes.borrow_and_update();
+            // Reconcile only where this instance is in charge, and ever less often while something
+            // stays open.
+            let wait = if publishes {
+                let open = self.round(connected_since, &mut reported).await;
+                self.records.ready();
+                busy = if open {
+                    (busy * 2).min(LONGEST_BUSY)
+                } else {
+                    timing.reconcile_busy
+                };
+                if open {
+                    busy.min(timing.reconcile)
+                } else {
+                    timing.reconcile
+                }
+            } else {
+                timing.reconcile
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                Ok(()) = self.publishes.changed() => {}
+                Ok(()) = self.registered.changed() => {}
+                () = other_pods(&executor, &config, &self.listed), if publishes && registered => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Runs one round. Returns whether something is left to do that time or others will settle.
+    async fn round(
+        &mut self,
+        connected_since: Option<Duration>,
+        reported: &mut BTreeSet<ClaimUid>,
+    ) -> bool {
+        self.metrics.reconciles.inc();
+        // Ask the API and the kubelet at once; what does not answer counts as unknown.
+        let (mut found, listed) = tokio::join!(self.allocated(), self.listed());
+        if let (Some(found), Some(listed)) = (&mut found, &listed) {
+            self.name_pods(found, listed).await;
+        }
+        let running = listed.map(|pods| pod_resources::held(&pods, &self.config.driver_name));
+        let claims = found.as_ref().map(|found| {
+            found
+                .iter()
+                .map(|(uid, (claim, _))| (uid.clone(), claim.clone()))
+                .collect::<BTreeMap<_, _>>()
+        });
+        let view = ClusterView {
+            claims,
+            running,
+            kubelet_connected_since: connected_since,
+        };
+        // Compare on a thread of its own: files and NVML block.
+        let executor = self.executor.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let report = executor.reconcile(&view);
+            // Records that cannot be read may be unfinished.
+            let unfinished = executor.held().map_or(true, |held| {
+                held.iter().any(|held| held.phase != Phase::Prepared)
+            });
+            (report, unfinished || view.claims.is_none())
+        });
+        let Ok((report, unfinished)) = work.await else {
+            return true;
+        };
+        let open = report
+            .events
+            .iter()
+            .any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
+        self.reporter.log_report(&report);
+        let unreported = match found {
+            Some(found) => self.report_new(found, reported).await,
+            None => false,
+        };
+        open || unfinished || unreported
+    }
+
+    /// A plugin that was killed after its answer, or that the server did not answer, has not
+    /// written which partitions the claim has, or that it is no longer refused. A thing of
+    /// which the status says nothing is written once: a server may drop it. Returns whether
+    /// something could not be written.
+    async fn report_new(
+        &self,
+        found: BTreeMap<ClaimUid, Found>,
+        reported: &mut BTreeSet<ClaimUid>,
+    ) -> bool {
+        reported.retain(|uid| found.contains_key(uid));
+        let untrue = |uid: &ClaimUid, said: &Option<Condition>| match said {
+            Some(said) => said.status != "True",
+            None => !reported.contains(uid),
+        };
+        let silent: Vec<Found> = found
+            .into_iter()
+            .filter(|(uid, (_, said))| untrue(uid, said))
+            .map(|(_, found)| found)
+            .collect();
+        if silent.is_empty() {
+            return false;
+        }
+        let executor = self.executor.clone();
+        let unreported = tokio::task::spawn_blocking(move || {
+            let held = executor.held()?.into_iter();
+            let prepared: BTreeSet<ClaimUid> = held
+                .filter(|held| held.phase == Phase::Prepared)
+                .map(|held| held.claim.uid)
+                .collect();
+            let mut unreported = Vec::new();
+            for (claim, said) in silent {
+                if !prepared.contains(&claim.uid) {
+                    continue;
+                }
+                let made = executor.partitions(&claim.uid)?.into_iter();
+                let made: BTreeMap<_, _> = made.map(|(device, made)| (device, made.uuid)).collect();
+                if said.is_some() || !made.is_empty() {
+                    unreported.push((claim, said, made));
+                }
+            }
+            Ok::<_, StoreError>(unreported)
+        });
+        // Records that cannot be read are read again in the next round.
+        let Ok(Ok(unreported)) = unreported.await else {
+            return true;
+        };
+        let mut left = false;
+        for (claim, said, partitions) in unreported {
+            if self
+                .notifier
+                .prepared(&claim, said.as_ref(), &partitions)
+                .await
+            {
+                reported.insert(claim.uid.clone());
+            } else {
+                left = true;
+            }
+        }
+        left
+    }
+
+    /// Claims of this node that are allocated, as far as records and files name them; `None` if the
+    /// API does not answer. They are read one by one as long as records have their names: a list of
+    /// all claims of the cluster is needed only when records or files are damaged.
+    async fn allocated(&self) -> Option<BTreeMap<ClaimUid, Found>> {
+        // Records say which claims to ask for.
+        let executor = self.executor.clone();
+        let known = tokio::task::spawn_blocking(move || {
+            let held = executor.held().ok()?;
+            let known: BTreeMap<ClaimUid, ClaimRef> = held
+                .into_iter()
+                .map(|held| (held.claim.uid.clone(), held.claim))
+                .collect();
+            // Where that cannot be read, all are asked for; the round itself reports why.
+            Some((known, executor.has_nameless_claims().unwrap_or(true)))
+        });
+        let (known, nameless) = known.await.ok()??;
+        let found = if nameless {
+            self.claims.list().await.map_err(|e| crate::chain(&e))
+        } else {
+            // Read each claim by name, a few at once.
+            let looks = known.into_values().map(|claim| {
+                let fetcher = self.claims.fetcher.clone();
+                let look = tokio::task::spawn_blocking(move || fetcher.look(&claim, Duration::MAX));
+                let died = |why| {
+                    format!("the thread reading a claim ended unexpectedly ({why}; a bug in divvy)")
+                };
+                async move { look.await.unwrap_or_else(|why| Err(died(why))) }
+            });
+            let looks: Result<Vec<_>, _> = stream::iter(looks).buffered(LOOKS).try_collect().await;
+            looks.map(|found| found.into_iter().flatten().collect())
+        };
+        match found {
+            Ok(objects) => {
+                let ours = objects.into_iter().filter_map(|object| {
+                    let said = condition_of(&object, &self.config.driver_name);
+                    self.claims
+                        .ours(object)
+                        .map(|(uid, claim)| (uid, (claim, said)))
+                });
+                Some(ours.collect())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "failed to compare claims with the API, will retry");
+                None
+            }
+        }
+    }
+
+    async fn listed(&self) -> Option<Vec<PodResources>> {
+        match pod_resources::pods(&self.config.pod_resources_socket).await {
+            Ok(pods) => Some(pods),
+            Err(error) => {
+                tracing::debug!(error = %crate::chain(&error), "failed to list the devices of pods from the kubelet");
+                None
+            }
+        }
+    }
+
+    /// Adds the pods that the kubelet lists for a claim and the claim's status does not name: one
+    /// that is reserved for a PodGroup names none of the group's pods.
+    async fn name_pods(&self, found: &mut BTreeMap<ClaimUid, Found>, listed: &[PodResources]) {
+        let mut listed = pod_resources::claims(listed, &self.config.driver_name);
+        let mut nameless = Vec::new();
+        for (claim, _) in found.values_mut() {
+            let pods = listed
+                .remove(&(claim.namespace.clone(), claim.name.clone()))
+                .unwrap_or_default();
+            let mut names: BTreeSet<String> = pods.into_keys().collect();
+            names.retain(|name| !claim.pods.iter().any(|pod| pod.name == *name));
+            if !names.is_empty() {
+                nameless.push((claim, names));
+            }
+        }
+        if nameless.is_empty() {
+            return;
+        }
+        let host = HostRoot::under(&self.config.host_root);
+        let uids = tokio::task::spawn_blocking(move || crate::pods::uids(&host))
+            .await
+            .unwrap_or_default();
+        for (claim, names) in nameless {
+            crate::pods::add(&mut claim.pods, &claim.namespace, names, &uids);
+        }
+    }
+}
