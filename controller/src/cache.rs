@@ -1,5 +1,5 @@
-//! What the watch, lists and own writes say exists. Events can be older than an own write; the resource version
-//! decides.
+//! Knowledge of existing slices from the watch, lists and own writes. Events can be older than an
+//! own write; the resource version decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ pub(crate) struct Cache {
     deleted: BTreeSet<String>,
 }
 
-/// What an event means.
+/// Meaning of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
     /// Nothing that was not known.
@@ -27,9 +27,15 @@ pub(crate) enum News {
     Deleted,
 }
 
-/// Versions are compared as numbers, as Kubernetes allows since 1.35; one that is none is never old.
+/// Versions are compared as numbers, as Kubernetes allows since 1.35; one that is none is never
+/// old.
 fn version(slice: &ResourceSlice) -> u64 {
-    slice.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or(u64::MAX)
+    slice
+        .metadata
+        .resource_version
+        .as_deref()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(u64::MAX)
 }
 
 impl Cache {
@@ -43,7 +49,10 @@ impl Cache {
 
     /// A full list. Returns whether something was not known.
     pub(crate) fn replace(&mut self, slices: Vec<ResourceSlice>, version: Option<&str>) -> News {
-        let listed: BTreeMap<_, _> = slices.into_iter().map(|slice| (slice.name_any(), slice)).collect();
+        let listed: BTreeMap<_, _> = slices
+            .into_iter()
+            .map(|slice| (slice.name_any(), slice))
+            .collect();
         let news = if self.slices.keys().any(|name| !listed.contains_key(name)) {
             News::Deleted
         } else if self.slices == listed {
@@ -51,7 +60,11 @@ impl Cache {
         } else {
             News::Changed
         };
+        // Without a version the list is the watch's own: the events that follow it are newer in any
+        // case.
         self.listed = version.and_then(|v| v.parse().ok()).unwrap_or(self.listed);
+        // Events of deletes that the list has overtaken either never come, or are older than the
+        // list.
         self.deleted.clear();
         self.slices = listed;
         news
@@ -59,8 +72,17 @@ impl Cache {
 
     pub(crate) fn apply(&mut self, slice: ResourceSlice) -> News {
         let name = slice.name_any();
-        let known = self.slices.get(&name).is_some_and(|had| version(had) >= version(&slice));
-        let ours = slice.metadata.uid.as_ref().is_some_and(|uid| self.deleted.contains(uid));
+        // An own write may have come back as an answer before its event: the higher version wins,
+        // whichever came first.
+        let known = self
+            .slices
+            .get(&name)
+            .is_some_and(|had| version(had) >= version(&slice));
+        let ours = slice
+            .metadata
+            .uid
+            .as_ref()
+            .is_some_and(|uid| self.deleted.contains(uid));
         if known || ours || version(&slice) <= self.listed {
             return News::Old;
         }
@@ -69,7 +91,11 @@ impl Cache {
     }
 
     pub(crate) fn delete(&mut self, slice: &ResourceSlice) -> News {
-        if slice.metadata.uid.as_ref().is_some_and(|uid| self.deleted.remove(uid))
+        if slice
+            .metadata
+            .uid
+            .as_ref()
+            .is_some_and(|uid| self.deleted.remove(uid))
             || version(slice) <= self.listed
         {
             return News::Old;
@@ -77,7 +103,9 @@ impl Cache {
         let name = slice.name_any();
         match self.slices.get(&name) {
             // Deleted and created again in the meantime: another object, or a newer version.
-            Some(had) if had.metadata.uid == slice.metadata.uid && version(had) <= version(slice) => {
+            Some(had)
+                if had.metadata.uid == slice.metadata.uid && version(had) <= version(slice) =>
+            {
                 self.slices.remove(&name);
                 News::Deleted
             }
@@ -92,7 +120,11 @@ impl Cache {
 
     /// An own delete succeeded.
     pub(crate) fn deleted(&mut self, name: &str) {
-        if let Some(uid) = self.slices.remove(name).and_then(|slice| slice.metadata.uid) {
+        if let Some(uid) = self
+            .slices
+            .remove(name)
+            .and_then(|slice| slice.metadata.uid)
+        {
             self.deleted.insert(uid);
         }
     }
@@ -111,18 +143,36 @@ mod tests {
             resource_version: Some(version.to_string()),
             ..ObjectMeta::default()
         };
-        ResourceSlice { metadata, ..ResourceSlice::default() }
+        ResourceSlice {
+            metadata,
+            ..ResourceSlice::default()
+        }
     }
 
     #[test]
     fn events_older_than_own_writes_and_lists_are_no_news() {
         let mut cache = Cache::default();
-        assert_eq!(cache.replace(vec![slice("a", "1", 5)], Some("7")), News::Changed);
-        assert_eq!(cache.apply(slice("b", "2", 6)), News::Old, "it was deleted before the list");
-        assert_eq!(cache.delete(&slice("a", "0", 7)), News::Old, "a twin that was deleted before the list");
+        assert_eq!(
+            cache.replace(vec![slice("a", "1", 5)], Some("7")),
+            News::Changed
+        );
+        assert_eq!(
+            cache.apply(slice("b", "2", 6)),
+            News::Old,
+            "it was deleted before the list"
+        );
+        assert_eq!(
+            cache.delete(&slice("a", "0", 7)),
+            News::Old,
+            "a twin that was deleted before the list"
+        );
         cache.wrote(slice("a", "1", 9));
         assert_eq!(cache.apply(slice("a", "1", 8)), News::Old);
-        assert_eq!(cache.apply(slice("a", "1", 9)), News::Old, "our own write comes back");
+        assert_eq!(
+            cache.apply(slice("a", "1", 9)),
+            News::Old,
+            "our own write comes back"
+        );
         assert_eq!(cache.apply(slice("a", "1", 10)), News::Changed);
         assert_eq!(cache.delete(&slice("a", "1", 11)), News::Deleted);
         assert_eq!(cache.delete(&slice("a", "1", 11)), News::Old);
@@ -133,7 +183,11 @@ mod tests {
         let mut cache = Cache::default();
         cache.replace(vec![slice("a", "1", 5)], Some("5"));
         cache.deleted("a");
-        assert_eq!(cache.apply(slice("a", "1", 6)), News::Old, "an event from before our delete");
+        assert_eq!(
+            cache.apply(slice("a", "1", 6)),
+            News::Old,
+            "an event from before our delete"
+        );
         assert_eq!(cache.delete(&slice("a", "1", 7)), News::Old);
         cache.wrote(slice("a", "2", 8));
         assert_eq!(cache.delete(&slice("a", "1", 7)), News::Old);
@@ -144,7 +198,13 @@ mod tests {
     fn a_new_list_shows_what_went_missing() {
         let mut cache = Cache::default();
         cache.replace(vec![slice("a", "1", 5), slice("b", "2", 5)], Some("5"));
-        assert_eq!(cache.replace(vec![slice("a", "1", 5)], Some("6")), News::Deleted);
-        assert_eq!(cache.replace(vec![slice("a", "1", 5)], Some("7")), News::Old);
+        assert_eq!(
+            cache.replace(vec![slice("a", "1", 5)], Some("6")),
+            News::Deleted
+        );
+        assert_eq!(
+            cache.replace(vec![slice("a", "1", 5)], Some("7")),
+            News::Old
+        );
     }
 }

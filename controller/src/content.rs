@@ -4,28 +4,42 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_offer::{Allowed, Amount, AttributeValue, Capacity, Feature, Pool, RequestPolicy, Slice};
 use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device, DeviceAttribute,
-    DeviceCapacity, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSliceSpec,
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device,
+    DeviceAttribute, DeviceCapacity, DeviceCounterConsumption, DeviceTaint, ResourcePool,
+    ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// The specs of a pool's slices, at least one, with generation 0.
 pub fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
+    // An empty pool keeps one slice. Without any, its generation would be forgotten, and a later
+    // pool begin at 1 again.
     let empty = [Slice::default()];
-    let slices = if pool.slices.is_empty() { &empty[..] } else { &pool.slices };
+    let slices = if pool.slices.is_empty() {
+        &empty[..]
+    } else {
+        &pool.slices
+    };
     let count = i64::try_from(slices.len()).unwrap_or(i64::MAX);
     slices
         .iter()
         .map(|slice| ResourceSliceSpec {
             driver: driver.to_owned(),
             node_name: Some(node.to_owned()),
-            pool: ResourcePool { name: pool.name.clone(), generation: 0, resource_slice_count: count },
+            pool: ResourcePool {
+                name: pool.name.clone(),
+                generation: 0,
+                resource_slice_count: count,
+            },
             devices: full(slice.devices.iter().map(device).collect()),
             shared_counters: full(
                 slice
                     .counter_sets
                     .iter()
-                    .map(|set| CounterSet { name: set.name.clone(), counters: counters(&set.counters) })
+                    .map(|set| CounterSet {
+                        name: set.name.clone(),
+                        counters: counters(&set.counters),
+                    })
                     .collect(),
             ),
             ..ResourceSliceSpec::default()
@@ -46,7 +60,17 @@ fn quantity(amount: Amount) -> Quantity {
 }
 
 fn counters(amounts: &BTreeMap<String, Amount>) -> BTreeMap<String, Counter> {
-    amounts.iter().map(|(name, amount)| (name.clone(), Counter { value: quantity(*amount) })).collect()
+    amounts
+        .iter()
+        .map(|(name, amount)| {
+            (
+                name.clone(),
+                Counter {
+                    value: quantity(*amount),
+                },
+            )
+        })
+        .collect()
 }
 
 fn device(device: &divvy_offer::Device) -> Device {
@@ -63,8 +87,20 @@ fn device(device: &divvy_offer::Device) -> Device {
     };
     Device {
         name: device.name.to_string(),
-        attributes: full_map(device.attributes.iter().map(|(k, v)| (k.to_string(), attribute(v))).collect()),
-        capacity: full_map(device.capacity.iter().map(|(k, v)| (k.to_string(), capacity(v))).collect()),
+        attributes: full_map(
+            device
+                .attributes
+                .iter()
+                .map(|(k, v)| (k.to_string(), attribute(v)))
+                .collect(),
+        ),
+        capacity: full_map(
+            device
+                .capacity
+                .iter()
+                .map(|(k, v)| (k.to_string(), capacity(v)))
+                .collect(),
+        ),
         taints: full(device.taints.iter().map(taint).collect()),
         consumes_counters: full(device.consumes.iter().map(consumption).collect()),
         allow_multiple_allocations: device.allow_multiple.then_some(true),
@@ -84,15 +120,22 @@ fn attribute(value: &AttributeValue) -> DeviceAttribute {
 }
 
 fn capacity(capacity: &Capacity) -> DeviceCapacity {
-    DeviceCapacity { value: quantity(capacity.value), request_policy: capacity.policy.as_ref().map(policy) }
+    DeviceCapacity {
+        value: quantity(capacity.value),
+        request_policy: capacity.policy.as_ref().map(policy),
+    }
 }
 
 fn policy(policy: &RequestPolicy) -> CapacityRequestPolicy {
-    let mut to =
-        CapacityRequestPolicy { default: Some(quantity(policy.default)), ..CapacityRequestPolicy::default() };
+    let mut to = CapacityRequestPolicy {
+        default: Some(quantity(policy.default)),
+        ..CapacityRequestPolicy::default()
+    };
     match &policy.allowed {
         Allowed::Any => {}
-        Allowed::Values(values) => to.valid_values = Some(values.iter().copied().map(quantity).collect()),
+        Allowed::Values(values) => {
+            to.valid_values = Some(values.iter().copied().map(quantity).collect());
+        }
         Allowed::Range { min, max, step } => {
             to.valid_range = Some(CapacityRequestPolicyRange {
                 min: quantity(*min),
@@ -104,16 +147,20 @@ fn policy(policy: &RequestPolicy) -> CapacityRequestPolicy {
     to
 }
 
-/// A spec for comparing: without generation and count, without what the server adds or rewrites. Two specs that mean
-/// the same are equal. `timeAdded` of taints is left out: we never ask for a time.
+/// A spec for comparing: without generation and count, without what the server adds or rewrites.
+/// Two specs that mean the same are equal. `timeAdded` of taints is left out: we never ask for a
+/// time.
 pub fn comparable_spec(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
     let mut spec = spec.clone();
     spec.pool.generation = 0;
     spec.pool.resource_slice_count = 0;
+    // Empty and absent mean the same to the API, and either may be what it stores.
     drop_empty(&mut spec.devices);
     drop_empty(&mut spec.shared_counters);
     for set in spec.shared_counters.iter_mut().flatten() {
-        set.counters.values_mut().for_each(|counter| rewrite(&mut counter.value));
+        set.counters
+            .values_mut()
+            .for_each(|counter| rewrite(&mut counter.value));
     }
     for device in spec.devices.iter_mut().flatten() {
         drop_empty(&mut device.taints);
@@ -132,16 +179,24 @@ pub fn comparable_spec(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
             taint.value = taint.value.take().filter(|value| !value.is_empty());
         }
         for used in device.consumes_counters.iter_mut().flatten() {
-            used.counters.values_mut().for_each(|counter| rewrite(&mut counter.value));
+            used.counters
+                .values_mut()
+                .for_each(|counter| rewrite(&mut counter.value));
         }
         for capacity in device.capacity.iter_mut().flat_map(BTreeMap::values_mut) {
             rewrite(&mut capacity.value);
-            let Some(policy) = &mut capacity.request_policy else { continue };
+            let Some(policy) = &mut capacity.request_policy else {
+                continue;
+            };
             policy.default.iter_mut().for_each(rewrite);
             policy.valid_values.iter_mut().flatten().for_each(rewrite);
             if let Some(range) = &mut policy.valid_range {
                 rewrite(&mut range.min);
-                range.max.iter_mut().chain(range.step.iter_mut()).for_each(rewrite);
+                range
+                    .max
+                    .iter_mut()
+                    .chain(range.step.iter_mut())
+                    .for_each(rewrite);
             }
         }
     }
@@ -154,18 +209,21 @@ fn drop_empty<T>(list: &mut Option<Vec<T>>) {
     }
 }
 
-/// The server stores `1024Mi` as `1Gi`, and that is no change. What cannot be read is equal to itself only.
+/// The server stores `1024Mi` as `1Gi`, and that is no change. A text that cannot be read is equal
+/// to itself only.
 fn rewrite(quantity: &mut Quantity) {
     if let Ok(amount) = quantity.0.parse::<divvy_model::Quantity>() {
         quantity.0 = format!("{}n", amount.nanos());
     }
 }
 
-/// Whether two comparable specs differ in taints and attributes of the same devices only.
+/// Returns true if two comparable specs differ in taints and attributes of the same devices only.
 pub(crate) fn differ_softly(a: &ResourceSliceSpec, b: &ResourceSliceSpec) -> bool {
     let hard = |spec: &ResourceSliceSpec| {
         let mut spec = spec.clone();
         for device in spec.devices.iter_mut().flatten() {
+            // These two are read device by device. Capacity, counters and names decide what fits
+            // beside what, and are seen together.
             device.taints = None;
             device.attributes = None;
         }
@@ -176,15 +234,27 @@ pub(crate) fn differ_softly(a: &ResourceSliceSpec, b: &ResourceSliceSpec) -> boo
 
 /// Keeps the times of taints that stay: the eviction controller and people count from them.
 pub(crate) fn keep_taint_times(spec: &mut ResourceSliceSpec, stored: &ResourceSliceSpec) {
-    let by_name: BTreeMap<&str, &Device> =
-        stored.devices.iter().flatten().map(|device| (device.name.as_str(), device)).collect();
+    let by_name: BTreeMap<&str, &Device> = stored
+        .devices
+        .iter()
+        .flatten()
+        .map(|device| (device.name.as_str(), device))
+        .collect();
     for device in spec.devices.iter_mut().flatten() {
-        let Some(before) = by_name.get(device.name.as_str()) else { continue };
+        let Some(before) = by_name.get(device.name.as_str()) else {
+            continue;
+        };
         for taint in device.taints.iter_mut().flatten() {
             let value = |taint: &DeviceTaint| taint.value.clone().unwrap_or_default();
-            let same =
-                |t: &&DeviceTaint| t.key == taint.key && t.effect == taint.effect && value(t) == value(taint);
-            taint.time_added = before.taints.iter().flatten().find(same).and_then(|t| t.time_added.clone());
+            let same = |t: &&DeviceTaint| {
+                t.key == taint.key && t.effect == taint.effect && value(t) == value(taint)
+            };
+            taint.time_added = before
+                .taints
+                .iter()
+                .flatten()
+                .find(same)
+                .and_then(|t| t.time_added.clone());
         }
     }
 }
@@ -199,7 +269,7 @@ pub(crate) fn dropped(sent: &ResourceSliceSpec, stored: &ResourceSliceSpec) -> B
         .collect()
 }
 
-/// How many times each feature's fields are used.
+/// Number of times each feature's fields are used.
 struct Uses {
     taints: usize,
     partitions: usize,
@@ -211,12 +281,20 @@ impl Uses {
         fn len<T>(list: Option<&Vec<T>>) -> usize {
             list.map_or(0, Vec::len)
         }
-        let mut uses = Self { taints: 0, partitions: len(spec.shared_counters.as_ref()), shares: 0 };
+        let mut uses = Self {
+            taints: 0,
+            partitions: len(spec.shared_counters.as_ref()),
+            shares: 0,
+        };
         for device in spec.devices.iter().flatten() {
             uses.taints += len(device.taints.as_ref());
             uses.partitions += len(device.consumes_counters.as_ref());
-            let policies =
-                device.capacity.iter().flatten().filter(|(_, c)| c.request_policy.is_some()).count();
+            let policies = device
+                .capacity
+                .iter()
+                .flatten()
+                .filter(|(_, c)| c.request_policy.is_some())
+                .count();
             uses.shares += policies + usize::from(device.allow_multiple_allocations == Some(true));
         }
         uses

@@ -16,7 +16,7 @@ pub enum PublishError {
     /// The API server answered with an error, or could not be reached.
     #[error("cannot {verb} {object}: {}{}", reason(.error), hint(verb, .error))]
     Api {
-        /// What was tried.
+        /// Operation that was tried.
         verb: &'static str,
         /// On what.
         object: String,
@@ -43,8 +43,15 @@ pub enum PublishError {
 
 impl PublishError {
     /// For `map_err`, with what was tried on what.
-    pub(crate) fn of(verb: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
-        move |error| Self::Api { verb, object: object.into(), error }
+    pub(crate) fn of(
+        verb: &'static str,
+        object: impl Into<String>,
+    ) -> impl FnOnce(kube::Error) -> Self {
+        move |error| Self::Api {
+            verb,
+            object: object.into(),
+            error,
+        }
     }
 
     pub(crate) fn watch(objects: &'static str, error: watcher::Error) -> Self {
@@ -53,14 +60,16 @@ impl PublishError {
             watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => {
                 Self::of("watch", objects)(error)
             }
-            watcher::Error::WatchError(status) => Self::of("watch", objects)(kube::Error::Api(status)),
+            watcher::Error::WatchError(status) => {
+                Self::of("watch", objects)(kube::Error::Api(status))
+            }
             error @ watcher::Error::NoResourceVersion => {
                 Self::of("watch", objects)(kube::Error::Service(error.into()))
             }
         }
     }
 
-    /// Whether the same attempt may succeed later.
+    /// Returns true if the same attempt may succeed later.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Invalid(_))
     }
@@ -68,7 +77,10 @@ impl PublishError {
     /// The HTTP status of the answer, if there was one.
     pub fn code(&self) -> Option<u16> {
         match self {
-            Self::Api { error: kube::Error::Api(status), .. } => Some(status.code),
+            Self::Api {
+                error: kube::Error::Api(status),
+                ..
+            } => Some(status.code),
             _ => None,
         }
     }
@@ -94,9 +106,11 @@ fn reason(error: &kube::Error) -> String {
     text
 }
 
-/// What helps with an answer of the API server.
+/// Returns the remedy for an answer of the API server.
 fn hint(verb: &str, error: &kube::Error) -> &'static str {
-    let kube::Error::Api(status) = error else { return "" };
+    let kube::Error::Api(status) = error else {
+        return "";
+    };
     match (status.code, verb) {
         (401, _) => " (is the ServiceAccount token valid?)",
         (403, _) => {

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use crate::content::{comparable_spec, differ_softly, dropped, keep_taint_times, specs};
 use crate::names::slice_name;
 
-/// What is wanted.
+/// Wanted content.
 #[derive(Debug, Clone, Copy)]
 pub struct Target<'a> {
     /// Name of the driver.
@@ -20,11 +20,11 @@ pub struct Target<'a> {
     pub owner: &'a OwnerReference,
     /// The pool.
     pub pool: &'a Pool,
-    /// What the server made of earlier writes.
+    /// Results of earlier writes.
     pub accepted: &'a Accepted,
 }
 
-/// One write to the API server.
+/// A write to the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     /// Delete this slice, if it is still this one.
@@ -47,11 +47,13 @@ impl Write {
     pub fn name(&self) -> &str {
         match self {
             Self::Delete { name, .. } => name,
-            Self::Update(slice) | Self::Create(slice) => slice.metadata.name.as_deref().unwrap_or_default(),
+            Self::Update(slice) | Self::Create(slice) => {
+                slice.metadata.name.as_deref().unwrap_or_default()
+            }
         }
     }
 
-    /// What it does, as a verb.
+    /// Returns the operation as a verb.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Delete { .. } => "delete",
@@ -70,8 +72,9 @@ pub struct Sync {
     pub generation: i64,
 }
 
-/// What the server stored of what was sent, where the two differ: a server without a feature gate drops fields
-/// silently. The stored form then counts as what was wanted, or every sync would send it again.
+/// Stored forms of the specs that were sent, where the two differ: a server without a feature gate
+/// drops fields silently. The stored form then counts as what was wanted, or every sync would send
+/// it again.
 #[derive(Debug, Clone, Default)]
 pub struct Accepted(BTreeMap<String, Form>);
 
@@ -91,7 +94,14 @@ impl Accepted {
             self.0.remove(&name);
         } else {
             let dropped = dropped(&sent, &stored);
-            self.0.insert(name, Form { sent, stored, dropped });
+            self.0.insert(
+                name,
+                Form {
+                    sent,
+                    stored,
+                    dropped,
+                },
+            );
         }
     }
 
@@ -102,7 +112,10 @@ impl Accepted {
 
     /// Features whose fields the server dropped, of the slices as they are now.
     pub fn dropped(&self) -> BTreeSet<Feature> {
-        self.0.values().flat_map(|form| form.dropped.iter().copied()).collect()
+        self.0
+            .values()
+            .flat_map(|form| form.dropped.iter().copied())
+            .collect()
     }
 
     /// Slices that the server stored otherwise than they were sent, for whatever reason.
@@ -110,7 +123,8 @@ impl Accepted {
         self.0.keys().cloned().collect()
     }
 
-    /// What a stored spec stands for: what was sent when it was stored, else itself.
+    /// Returns the meaning of a stored spec: the spec that was sent when it was stored, else
+    /// itself.
     fn meaning(&self, name: &str, stored: ResourceSliceSpec) -> ResourceSliceSpec {
         match self.0.get(name) {
             Some(form) if form.stored == stored => form.sent.clone(),
@@ -130,9 +144,10 @@ enum Change {
 
 /// Decides the writes. `existing` are the slices of this driver and node; others are left alone.
 ///
-/// Slices are matched by name, which contains the index. One slice more or less, or two slices with different
-/// devices, is a new generation on all of them: so that no reader sees half of the change. One slice alone is one write
-/// anyway, and taints and attributes need not change together, so those keep the generation.
+/// Slices are matched by name, which contains the index. A slice more or less, or two slices with
+/// different devices, is a new generation on all of them: so that no reader sees half of the
+/// change. A single slice is one write anyway, and taints and attributes need not change together,
+/// so those keep the generation.
 pub fn plan_sync(existing: &[ResourceSlice], target: &Target<'_>) -> Sync {
     let wanted: Vec<(String, ResourceSliceSpec)> = specs(target.driver, target.node, target.pool)
         .into_iter()
@@ -144,30 +159,44 @@ pub fn plan_sync(existing: &[ResourceSlice], target: &Target<'_>) -> Sync {
         slice.spec.driver == target.driver && slice.spec.node_name.as_deref() == Some(target.node)
     });
     let of_pool = |slice: &&ResourceSlice| slice.spec.pool.name == target.pool.name;
-    // Driver, node and pool name cannot be changed: a slice of another pool cannot become one of this.
+    // Driver, node and pool name cannot be changed: a slice of another pool cannot become one of
+    // this.
     let (kept, obsolete): (Vec<_>, Vec<_>) =
         ours.partition(|slice| of_pool(slice) && names.contains(name_of(slice)));
+    // Slices that are to go count too: a new generation must be above all that readers have seen.
     let newest = kept
         .iter()
         .chain(obsolete.iter().filter(|slice| of_pool(slice)))
         .map(|slice| slice.spec.pool.generation)
         .max();
-    let kept: BTreeMap<&str, &ResourceSlice> =
-        kept.into_iter().map(|slice| (name_of(slice), slice)).collect();
+    let kept: BTreeMap<&str, &ResourceSlice> = kept
+        .into_iter()
+        .map(|slice| (name_of(slice), slice))
+        .collect();
     // An older generation is out of the pool already.
-    let removed = obsolete.iter().any(|s| of_pool(s) && Some(s.spec.pool.generation) == newest);
+    let removed = obsolete
+        .iter()
+        .any(|s| of_pool(s) && Some(s.spec.pool.generation) == newest);
     let changes: Vec<Change> = wanted
         .iter()
         .map(|(name, spec)| change(kept.get(name.as_str()).copied(), spec, newest, target))
         .collect();
     // A missing slice counts as a changed one: consumers wait for it, and find the pool as it was.
-    let in_place = !removed && changes.iter().filter(|change| **change == Change::Hard).count() <= 1;
+    let in_place = !removed
+        && changes
+            .iter()
+            .filter(|change| **change == Change::Hard)
+            .count()
+            <= 1;
     let generation = match newest {
         Some(newest) if in_place => newest,
         Some(newest) => newest.saturating_add(1),
         None => 1,
     };
 
+    // Deletes first: a slice of another pool may have a name that is wanted, and a create of it
+    // would be refused. With a new generation the pool is incomplete until the last write, and the
+    // scheduler allocates nothing from it.
     let mut writes: Vec<Write> = obsolete.into_iter().filter_map(delete).collect();
     let mut creates = Vec::new();
     for ((name, mut spec), change) in wanted.into_iter().zip(changes) {
@@ -175,10 +204,15 @@ pub fn plan_sync(existing: &[ResourceSlice], target: &Target<'_>) -> Sync {
         match kept.get(name.as_str()) {
             None => {
                 let owner_references = Some(vec![target.owner.clone()]);
-                let metadata = ObjectMeta { name: Some(name), owner_references, ..ObjectMeta::default() };
+                let metadata = ObjectMeta {
+                    name: Some(name),
+                    owner_references,
+                    ..ObjectMeta::default()
+                };
                 creates.push(Write::Create(Box::new(ResourceSlice { metadata, spec })));
             }
             Some(stored) if change != Change::None || stored.spec.pool.generation != generation => {
+                // The server would set the time of every taint to now.
                 keep_taint_times(&mut spec, &stored.spec);
                 let mut metadata = stored.metadata.clone();
                 metadata.owner_references = Some(vec![target.owner.clone()]);
@@ -197,12 +231,16 @@ fn name_of(slice: &ResourceSlice) -> &str {
 }
 
 fn delete(slice: &ResourceSlice) -> Option<Write> {
-    // One that waits for finalizers cannot be deleted more.
-    slice.metadata.deletion_timestamp.is_none().then(|| Write::Delete {
-        name: name_of(slice).to_owned(),
-        uid: slice.metadata.uid.clone(),
-        resource_version: slice.metadata.resource_version.clone(),
-    })
+    // A slice that waits for finalizers is deleted already.
+    slice
+        .metadata
+        .deletion_timestamp
+        .is_none()
+        .then(|| Write::Delete {
+            name: name_of(slice).to_owned(),
+            uid: slice.metadata.uid.clone(),
+            resource_version: slice.metadata.resource_version.clone(),
+        })
 }
 
 fn change(
@@ -211,16 +249,27 @@ fn change(
     newest: Option<i64>,
     target: &Target<'_>,
 ) -> Change {
-    let Some(stored) = stored else { return Change::Hard };
+    let Some(stored) = stored else {
+        return Change::Hard;
+    };
     let pool = &stored.spec.pool;
-    if Some(pool.generation) != newest || pool.resource_slice_count != wanted.pool.resource_slice_count {
+    if Some(pool.generation) != newest
+        || pool.resource_slice_count != wanted.pool.resource_slice_count
+    {
         return Change::Hard;
     }
-    let is = target.accepted.meaning(name_of(stored), comparable_spec(&stored.spec));
+    let is = target
+        .accepted
+        .meaning(name_of(stored), comparable_spec(&stored.spec));
     let wanted = comparable_spec(wanted);
-    let owned = stored.metadata.owner_references.as_deref() == Some(std::slice::from_ref(target.owner));
+    let owned =
+        stored.metadata.owner_references.as_deref() == Some(std::slice::from_ref(target.owner));
     if is == wanted {
         return if owned { Change::None } else { Change::Soft };
     }
-    if differ_softly(&is, &wanted) { Change::Soft } else { Change::Hard }
+    if differ_softly(&is, &wanted) {
+        Change::Soft
+    } else {
+        Change::Hard
+    }
 }

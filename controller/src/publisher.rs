@@ -1,4 +1,4 @@
-//! The loop: watch, compare, write, retry. What to write is decided in [`crate::plan`].
+//! The loop: watch, compare, write, retry. The writes are decided in [`crate::plan`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +23,8 @@ use crate::plan::{Accepted, Target, Write, plan_sync};
 use crate::status::PublishStatus;
 use crate::watch::{Event, LONGEST_WAIT, Watch, backoff};
 
-/// Slices are often deleted together (the kubelet wipes a node's): answering the first at once would be a generation
-/// for each. Grows while the deletions continue, up to eight times as long.
+/// Slices are often deleted together (the kubelet wipes a node's): answering the first at once
+/// would be a generation for each. Grows while the deletions continue, up to eight times as long.
 const SETTLE: Duration = Duration::from_millis(100);
 const SETTLE_DOUBLINGS: u32 = 3;
 /// Without foreign changes for this long, [`SETTLE`] counts from its start again.
@@ -32,7 +32,7 @@ const QUIET: Duration = Duration::from_secs(30);
 /// A watch that has not failed again for so long stands: each attempt has failed before then.
 const STANDS: Duration = ANSWER.saturating_add(LONGEST_WAIT);
 
-/// Whose slices are published.
+/// Driver and node whose slices are published.
 #[derive(Debug, Clone)]
 pub struct PublisherConfig {
     /// Name of the driver, `gpu.divvy.dev`.
@@ -54,18 +54,19 @@ impl Publisher {
         self.status.clone()
     }
 
-    /// Waits until it has stopped, after the token was cancelled or the channel of pools closed. The slices stay.
+    /// Waits until it has stopped, after the token was cancelled or the channel of pools closed.
+    /// The slices stay.
     pub async fn stopped(self) {
         if let Err(error) = self.task.await {
-            tracing::error!(%error, "the publisher ended badly");
+            tracing::error!(%error, "the publisher failed");
         }
     }
 }
 
-/// Starts publishing. While `desired` is `None` nothing is written: what an earlier instance published stays.
-/// Ends when `stop` is cancelled or the sender of `desired` is gone; the slices stay then too. Give it a client with a
-/// deadline ([`crate::with_deadline`]): without one, a request that is never answered stops it.
-/// Must be called in a tokio runtime.
+/// Starts publishing. While `desired` is `None` nothing is written: what an earlier instance
+/// published stays. Ends when `stop` is cancelled or the sender of `desired` is gone; the slices
+/// stay then too. Give it a client with a deadline ([`crate::with_deadline`]): without one, a
+/// request that is never answered stops it. Must be called in a tokio runtime.
 pub fn spawn(
     client: kube::Client,
     config: PublisherConfig,
@@ -76,19 +77,28 @@ pub fn spawn(
     let worker = Worker {
         slices: Api::all(client.clone()),
         nodes: Api::all(client),
-        selector: format!("spec.driver={},spec.nodeName={}", config.driver, config.node_name),
+        selector: format!(
+            "spec.driver={},spec.nodeName={}",
+            config.driver, config.node_name
+        ),
         config,
         desired,
         status,
         cache: Cache::default(),
         accepted: Accepted::default(),
         owner: None,
-        due: Due { at: Some(Instant::now()), list: false },
+        due: Due {
+            at: Some(Instant::now()),
+            list: false,
+        },
         watch_failed: None,
         backoff: backoff(),
         disturbed: (0, None),
     };
-    Publisher { status: receiver, task: tokio::spawn(worker.run(stop)) }
+    Publisher {
+        status: receiver,
+        task: tokio::spawn(worker.run(stop)),
+    }
 }
 
 struct Worker {
@@ -109,7 +119,7 @@ struct Worker {
     disturbed: (u32, Option<Instant>),
 }
 
-/// Whether and when to compare and write.
+/// Time of the next comparison, if one is due.
 #[derive(Debug)]
 struct Due {
     /// Not before then; `None` when there is nothing to do.
@@ -125,6 +135,8 @@ impl Worker {
             let now = Instant::now();
             // Before the first list nothing can be due.
             let due = self.due.at.filter(|_| watch.is_complete());
+            // A round is not raced against events: a write that was cut short would leave the cache
+            // without the slice that the server has. Only the end of the program cuts it.
             if due.is_some_and(|at| at <= now) {
                 tokio::select! {
                     () = stop.cancelled() => return,
@@ -146,26 +158,32 @@ impl Worker {
                 () = sleep_until(self.watch_failed.unwrap_or(now) + STANDS), if self.watch_failed.is_some() => {
                     self.watches();
                 }
-                event = watch.next() => self.heed(event),
+                event = watch.next() => self.note_event(event),
             }
         }
     }
 
     fn due_in(&mut self, wait: Duration) {
+        // Followers see at once that the pool is not up to date, and not only when the first write
+        // fails.
         self.due.at = Some(Instant::now() + wait);
-        self.status.send_if_modified(|status| std::mem::replace(&mut status.in_sync, false));
+        self.status
+            .send_if_modified(|status| std::mem::replace(&mut status.in_sync, false));
     }
 
-    fn heed(&mut self, event: Result<Event<ResourceSlice>, PublishError>) {
+    fn note_event(&mut self, event: Result<Event<ResourceSlice>, PublishError>) {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
                 tracing::warn!(%error, "ResourceSlices are not watched");
                 self.watch_failed = Some(Instant::now());
-                self.status.send_modify(|status| status.watch_error = Some(error.to_string()));
+                self.status
+                    .send_modify(|status| status.watch_error = Some(error.to_string()));
                 return;
             }
         };
+        // Own writes come back as events too. The cache knows their resource versions, so they are
+        // no news.
         let news = match event {
             // Nothing is written while a list is read, so it is not older than an own write.
             Event::Listed(slices) => {
@@ -192,14 +210,22 @@ impl Worker {
             News::Old => return,
             News::Changed => {}
             News::Deleted => {
-                // The Node may have been made anew under the same name, and the slices collected with the old one.
+                // The Node may have been made anew under the same name, and the slices collected
+                // with the old one.
                 self.owner = None;
-                self.status.send_modify(|status| status.foreign_deletes += 1);
+                self.status
+                    .send_modify(|status| status.foreign_deletes += 1);
             }
         }
         let now = Instant::now();
         let (count, last) = self.disturbed;
-        let count = if last.is_some_and(|last| now - last < QUIET) { count.saturating_add(1) } else { 0 };
+        // The first change after a quiet time is answered soon. A row of them doubles the wait,
+        // every fourth one, up to the limit.
+        let count = if last.is_some_and(|last| now - last < QUIET) {
+            count.saturating_add(1)
+        } else {
+            0
+        };
         self.disturbed = (count, Some(now));
         // A date that is set stays: else a steady stream of changes would put it off for ever.
         if self.due.at.is_none() {
@@ -209,11 +235,15 @@ impl Worker {
 
     /// Compares and writes once, and notes the outcome.
     async fn round(&mut self) {
+        // No pool yet: nothing is known about the node, and slices that exist from an earlier run
+        // stay as they are.
         let Some(pool) = self.desired.borrow_and_update().clone() else {
             self.due.at = None;
             return;
         };
         self.due.at = None;
+        // Check the API's limits before anything is sent: a pool that is refused halfway would be
+        // published in part.
         let result = match validate(&pool) {
             Ok(()) => self.sync(&pool).await,
             Err(error) => Err(error.into()),
@@ -224,7 +254,11 @@ impl Worker {
                 self.note_success(pool, generation);
             }
             Err(error) => {
-                let retry = error.is_retryable().then(|| self.backoff.next().unwrap_or_default());
+                let retry = error
+                    .is_retryable()
+                    .then(|| self.backoff.next().unwrap_or_default());
+                // After a failure it is not known which writes arrived. List before the next
+                // attempt, so that it starts from what the server has.
                 self.due.list = true;
                 self.due.at = retry.map(|wait| Instant::now() + wait);
                 tracing::warn!(%error, ?retry, "cannot publish the pool");
@@ -238,6 +272,7 @@ impl Worker {
     }
 
     fn note_success(&mut self, pool: Pool, generation: i64) {
+        // Forget the stored forms of slices that are gone.
         self.accepted.keep(|name| self.cache.has(name));
         let (dropped, altered) = (self.accepted.dropped(), self.accepted.altered());
         let same = self.status.borrow().published.as_deref() == Some(&pool);
@@ -264,16 +299,32 @@ impl Worker {
     }
 
     async fn sync(&mut self, pool: &Pool) -> Result<i64, PublishError> {
+        // Phase 1: after a doubt, read what exists. The watch may lag behind.
         if self.due.list {
             let selected = ListParams::default().fields(&self.selector);
-            let list =
-                self.slices.list(&selected).await.map_err(PublishError::of("list", "ResourceSlices"))?;
-            self.cache.replace(list.items, list.metadata.resource_version.as_deref());
+            let list = self
+                .slices
+                .list(&selected)
+                .await
+                .map_err(PublishError::of("list", "ResourceSlices"))?;
+            self.cache
+                .replace(list.items, list.metadata.resource_version.as_deref());
             self.due.list = false;
         }
+        // Phase 2: the Node that owns the slices, so that they are collected with it. Read once;
+        // forgotten when a slice is deleted by others.
         let owner = self.owner().await?;
         let PublisherConfig { driver, node_name } = &self.config;
-        let target = Target { driver, node: node_name, owner: &owner, pool, accepted: &self.accepted };
+        let target = Target {
+            driver,
+            node: node_name,
+            owner: &owner,
+            pool,
+            accepted: &self.accepted,
+        };
+        // Phase 3: compare, and write in the order of the plan. The first failure ends it; the next
+        // round plans anew.
+        // Nothing else writes the cache meanwhile: events wait until the round has ended.
         let plan = plan_sync(&self.cache.all(), &target);
         for write in plan.writes {
             tracing::debug!(verb = write.verb(), slice = write.name(), "writing");
@@ -287,13 +338,19 @@ impl Worker {
             return Ok(owner.clone());
         }
         let name = &self.config.node_name;
-        let node =
-            self.nodes.get_metadata(name).await.map_err(PublishError::of("get", format!("Node {name}")))?;
+        let node = self
+            .nodes
+            .get_metadata(name)
+            .await
+            .map_err(PublishError::of("get", format!("Node {name}")))?;
         let owner = OwnerReference {
             api_version: "v1".to_owned(),
             kind: "Node".to_owned(),
             name: name.clone(),
-            uid: node.metadata.uid.ok_or_else(|| PublishError::NoUid(name.clone()))?,
+            uid: node
+                .metadata
+                .uid
+                .ok_or_else(|| PublishError::NoUid(name.clone()))?,
             controller: Some(true),
             block_owner_deletion: None,
         };
@@ -305,21 +362,39 @@ impl Worker {
         let name = write.name().to_owned();
         let failed = PublishError::of(write.verb(), format!("ResourceSlice {name}"));
         match write {
-            Write::Delete { uid, resource_version, .. } => {
+            Write::Delete {
+                uid,
+                resource_version,
+                ..
+            } => {
+                // Only the very object that was compared: another one of the same name, or a newer
+                // version, is looked at first.
                 let must = DeleteParams {
-                    preconditions: Some(Preconditions { uid, resource_version }),
+                    preconditions: Some(Preconditions {
+                        uid,
+                        resource_version,
+                    }),
                     ..DeleteParams::default()
                 };
                 match self.slices.delete(&name, &must).await {
+                    // It is gone already, which was wanted.
                     Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    // The answer is the deleted object or a status: neither is needed.
                     done => drop(done.map_err(failed)?),
                 }
                 self.cache.deleted(&name);
                 self.status.send_modify(|status| status.writes.deleted += 1);
             }
             Write::Update(slice) => {
-                let replaced = self.slices.replace(&name, &PostParams::default(), &slice).await;
+                // The slice carries the resource version that was compared. If another client wrote
+                // it since, the server answers 409, and the next round compares anew.
+                let replaced = self
+                    .slices
+                    .replace(&name, &PostParams::default(), &slice)
+                    .await;
                 let stored = replaced.map_err(failed)?;
+                // A server without a feature gate drops fields without an error. Its answer shows
+                // it, and must not look like a foreign change later.
                 self.accepted.remember(&slice, &stored);
                 self.cache.wrote(stored);
                 self.status.send_modify(|status| status.writes.updated += 1);
@@ -327,7 +402,11 @@ impl Worker {
             Write::Create(slice) => {
                 let created = self.slices.create(&PostParams::default(), &slice).await;
                 let stored = match created.map_err(failed) {
-                    Err(error) if error.code() == Some(409) => return Err(self.whose(&name, error).await),
+                    // The cache lacks a slice that the server has, or another driver has the name:
+                    // find out which.
+                    Err(error) if error.code() == Some(409) => {
+                        return Err(self.whose(&name, error).await);
+                    }
                     created => created?,
                 };
                 self.accepted.remember(&slice, &stored);
@@ -338,19 +417,29 @@ impl Worker {
         Ok(())
     }
 
-    /// Says who has the name that could not be created. Our own slice is no mystery: the next list brings it.
+    /// Says who has the name that could not be created. Our own slice is no mystery: the next list
+    /// brings it.
     async fn whose(&self, name: &str, conflict: PublishError) -> PublishError {
-        let Ok(slice) = self.slices.get(name).await else { return conflict };
+        let Ok(slice) = self.slices.get(name).await else {
+            return conflict;
+        };
         let (driver, node) = (slice.spec.driver, slice.spec.node_name.unwrap_or_default());
         if driver == self.config.driver && node == self.config.node_name {
             return conflict;
         }
-        PublishError::NameTaken { name: name.to_owned(), driver, node }
+        PublishError::NameTaken {
+            name: name.to_owned(),
+            driver,
+            node,
+        }
     }
 }
 
 /// Bytes of the pool's slices as JSON, without their metadata.
 fn size(config: &PublisherConfig, pool: &Pool) -> usize {
     let specs = specs(&config.driver, &config.node_name, pool);
-    specs.iter().map(|spec| serde_json::to_vec(spec).map_or(0, |json| json.len())).sum()
+    specs
+        .iter()
+        .map(|spec| serde_json::to_vec(spec).map_or(0, |json| json.len()))
+        .sum()
 }

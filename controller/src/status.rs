@@ -1,4 +1,5 @@
-//! What the publisher reports to the rest of the plugin: for readiness, `/debug/state`, metrics and GpuNode.
+//! Reports of the publisher to the rest of the plugin: for readiness, `/debug/state`, metrics and
+//! GpuNode.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use jiff::Timestamp;
 /// The publisher's state, sent on every change.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PublishStatus {
-    /// Whether the API server has what is wanted, as far as is known.
+    /// True if the API server has the wanted pool, as far as is known.
     pub in_sync: bool,
     /// The pool that was last published in full.
     pub published: Option<Arc<Pool>>,

@@ -16,7 +16,10 @@ fn listen(text: &str) -> Result<Listen, String> {
         Some(port) => {
             let port: u16 = port.parse().map_err(|_| refused())?;
             // The first serves both, where the kernel has IPv6.
-            Ok(Listen(vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]))
+            Ok(Listen(vec![
+                (Ipv6Addr::UNSPECIFIED, port).into(),
+                (Ipv4Addr::UNSPECIFIED, port).into(),
+            ]))
         }
         None => Ok(Listen(vec![text.parse().map_err(|_| refused())?])),
     }

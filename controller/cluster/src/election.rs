@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use divvy_telemetry::Gauge;
+use divvy_telemetry::chain;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -11,8 +12,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::Clock;
 use crate::lease::Election;
-use crate::{Clock, chain};
 
 const CONFLICT: u16 = 409;
 
@@ -54,13 +55,23 @@ pub(crate) async fn run(
     }
 }
 
-async fn attempt(leases: &Api<Lease>, election: &mut Election, clock: Clock) -> Result<(), kube::Error> {
+async fn attempt(
+    leases: &Api<Lease>,
+    election: &mut Election,
+    clock: Clock,
+) -> Result<(), kube::Error> {
     let began = clock.now();
     let found = leases.get_opt(&election.name).await?;
-    let Some(lease) = election.next(found.as_ref(), began, Timestamp::now()) else { return Ok(()) };
+    let Some(lease) = election.next(found.as_ref(), began, Timestamp::now()) else {
+        return Ok(());
+    };
     let written = match found {
         None => leases.create(&PostParams::default(), &lease).await,
-        Some(_) => leases.replace(&election.name, &PostParams::default(), &lease).await,
+        Some(_) => {
+            leases
+                .replace(&election.name, &PostParams::default(), &lease)
+                .await
+        }
     };
     match written {
         Ok(_) => election.wrote(began),
@@ -72,9 +83,13 @@ async fn attempt(leases: &Api<Lease>, election: &mut Election, clock: Clock) -> 
 }
 
 async fn release(leases: &Api<Lease>, election: &mut Election) -> Result<(), kube::Error> {
-    let Some(found) = leases.get_opt(&election.name).await? else { return Ok(()) };
+    let Some(found) = leases.get_opt(&election.name).await? else {
+        return Ok(());
+    };
     if let Some(free) = election.release(&found) {
-        leases.replace(&election.name, &PostParams::default(), &free).await?;
+        leases
+            .replace(&election.name, &PostParams::default(), &free)
+            .await?;
     }
     Ok(())
 }

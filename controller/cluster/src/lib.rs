@@ -1,10 +1,11 @@
-//! The cluster controller evicts pods, which is the one thing that no node plugin may do: the pods of claims that a GpuPolicy
-//! calls to reclaim, because they use too much of a shared GPU, or nothing for too long. It is installed on demand; without
-//! it such claims are only reported.
+//! The cluster controller evicts pods, which is the one thing that no node plugin may do: the pods
+//! of claims that a GpuPolicy calls to reclaim, because they use too much of a shared GPU, or
+//! nothing for too long. It is installed on demand; without it such claims are only reported.
 //!
-//! Node plugins decide what is due and say so in conditions of claims (`ReclaimDue`). Here it is decided, by pure functions,
-//! which pods that concerns (`due`), whether each may go (`verdict`) and when (`limits`); `reclaim` reads and evicts.
-//! Of several instances one acts (`lease` decides, `election` reads and writes).
+//! Node plugins decide what is due and say so in conditions of claims (`ReclaimDue`). Here it is
+//! decided, by pure functions, which pods that concerns (`due`), whether each may go (`verdict`)
+//! and when (`limits`); `reclaim` reads and evicts. A single instance acts (`lease` decides,
+//! `election` reads and writes).
 
 mod due;
 mod election;
@@ -17,7 +18,7 @@ mod tests;
 mod verdict;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use divvy_telemetry::{MetricsRegistry, Readiness};
 use futures::StreamExt;
@@ -27,6 +28,7 @@ use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::lease::Election;
@@ -38,7 +40,7 @@ use crate::reclaim::Reclaimer;
 pub struct Config {
     /// Driver name in claims.
     pub driver: String,
-    /// Where the Lease is.
+    /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the Lease.
     pub lease: String,
@@ -48,14 +50,15 @@ pub struct Config {
     pub dry_run: bool,
     /// Most pods evicted in any minute.
     pub per_minute: usize,
-    /// How often claims are looked at.
+    /// Time between two looks at claims.
     pub look: Duration,
-    /// How often the Lease is renewed, or tried for.
+    /// Time between two attempts to renew the Lease, or to get it.
     pub renew: Duration,
 }
 
-/// The API server must begin to answer within this. With [`lease::RENEW_DEADLINE`] it is what a Lease lasts: no request of an
-/// instance that has lost the Lease is under way when another one begins.
+/// The API server must begin to answer within this. With [`lease::RENEW_DEADLINE`] it is what a
+/// Lease lasts: no request of an instance that has lost the Lease is under way when another one
+/// begins.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Time since the process started: it only grows.
@@ -100,7 +103,9 @@ pub async fn run(
         // Fails only if the watch has ended.
         if claims.wait_until_ready().await.is_ok() {
             ready.ready();
-            Reclaimer::new(&config, client, claims, leading, clock, metrics).run().await;
+            Reclaimer::new(&config, client, claims, leading, clock, metrics)
+                .run()
+                .await;
         }
     };
     tokio::select! {
@@ -113,26 +118,27 @@ pub async fn run(
     drop(task.await);
 }
 
-/// All claims of the cluster, without what is of no use here.
+/// Watches all claims of the cluster, without the fields that are of no use here.
 fn watch_claims(client: Client) -> (Store<ResourceClaim>, impl Future<Output = ()>) {
     let (store, writer) = reflector::store();
-    let events = watcher(Api::<ResourceClaim>::all(client), watcher::Config::default());
+    let events = watcher(
+        Api::<ResourceClaim>::all(client),
+        watcher::Config::default(),
+    );
     let events = events.modify(|claim| {
         claim.metadata.managed_fields = None;
         claim.spec = None;
     });
     let watching = events.default_backoff().reflect(writer).for_each(|event| {
         if let Err(error) = event {
-            tracing::warn!(error = chain(&error), "failed to watch ResourceClaims");
+            tracing::warn!(
+                error = divvy_telemetry::chain(&error),
+                "failed to watch ResourceClaims"
+            );
         }
         std::future::ready(())
     });
     (store, watching)
-}
-
-/// An error with its causes on one line.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    divvy_telemetry::Chain(error).to_string()
 }
 
 /// Claims, as the store shares them.

@@ -22,7 +22,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Logs may be what could not be set up.
-            drop(writeln!(std::io::stderr(), "divvy-cluster-controller: {error:#}"));
+            drop(writeln!(
+                std::io::stderr(),
+                "divvy-cluster-controller: {error:#}"
+            ));
             ExitCode::FAILURE
         }
     }
@@ -32,15 +35,19 @@ fn main() -> ExitCode {
 async fn start(args: Args) -> Result<()> {
     init_logs(args.log_format, &args.log_level)
         .context("failed to set up logging (--log-format, --log-level)")?;
-    let mut kube = kube::Config::infer().await.context("no access to the Kubernetes API")?;
-    // An answer that stops in the middle. A watch may be silent for as long as it lives: just under five minutes.
+    let mut kube = kube::Config::infer()
+        .await
+        .context("no access to the Kubernetes API")?;
+    // An answer that stops in the middle. A watch may be silent for as long as it lives: just under
+    // five minutes.
     kube.read_timeout = Some(Duration::from_mins(5));
     kube.default_retry = false;
     let client = Client::try_from(kube).context("no access to the Kubernetes API")?;
     let (metrics, readiness) = (MetricsRegistry::new(), Readiness::new());
     let stop = stop_on_signals().context("failed to handle signals")?;
     let listener = TcpListener::bind(&args.http.0[..]).await;
-    let listener = listener.with_context(|| format!("failed to listen on {:?} (--http)", args.http.0))?;
+    let listener =
+        listener.with_context(|| format!("failed to listen on {:?} (--http)", args.http.0))?;
     let server = HttpServer::new(metrics.clone(), readiness.clone());
     let serving = tokio::spawn(server.serve(listener, stop.clone().cancelled_owned()));
     run(config(args), client, &metrics, &readiness, stop.clone()).await;

@@ -1,10 +1,10 @@
-//! What the controller counts.
+//! Metrics of the controller.
 
 use divvy_telemetry::{Counters, Gauge, Gauges, Labels, MetricsRegistry};
 
 use crate::due::{Candidate, Reason};
 
-/// What became of a pod that is to be evicted.
+/// Result of an attempt to evict a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Evicted,
@@ -39,32 +39,51 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new(registry: &MetricsRegistry) -> Self {
-        let pairs = Reason::ALL.into_iter().flat_map(|r| Outcome::ALL.map(|o| labels(r, o)));
+        let pairs = Reason::ALL
+            .into_iter()
+            .flat_map(|r| Outcome::ALL.map(|o| labels(r, o)));
         let reasons = Reason::ALL.map(|reason| vec![("reason", reason.label().to_owned())]);
         Self {
-            reclaims: registry.counters("reclaims", "Attempts to evict pods, by reason and result", pairs),
+            reclaims: registry.counters(
+                "reclaims",
+                "Attempts to evict pods, by reason and result",
+                pairs,
+            ),
             candidates: registry.gauges(
                 "reclaim_candidates",
                 "Pods of claims that policies call to reclaim, by reason",
                 reasons,
             ),
-            leader: registry.gauge("leader", "Whether this instance acts (1) or waits for another (0)"),
+            leader: registry.gauge(
+                "leader",
+                "Whether this instance acts (1) or waits for another (0)",
+            ),
         }
     }
 
     pub(crate) fn count(&self, reason: Reason, outcome: Outcome) {
-        self.reclaims.get_or_create_owned(&labels(reason, outcome)).inc();
+        self.reclaims
+            .get_or_create_owned(&labels(reason, outcome))
+            .inc();
     }
 
     pub(crate) fn show(&self, candidates: &[Candidate]) {
         for reason in Reason::ALL {
-            let number = candidates.iter().filter(|candidate| candidate.reason == reason).count();
-            let series = self.candidates.get_or_create_owned(&vec![("reason", reason.label().to_owned())]);
+            let number = candidates
+                .iter()
+                .filter(|candidate| candidate.reason == reason)
+                .count();
+            let series = self
+                .candidates
+                .get_or_create_owned(&vec![("reason", reason.label().to_owned())]);
             series.set(i64::try_from(number).unwrap_or(i64::MAX));
         }
     }
 }
 
 fn labels(reason: Reason, outcome: Outcome) -> Labels {
-    vec![("reason", reason.label().to_owned()), ("result", outcome.label().to_owned())]
+    vec![
+        ("reason", reason.label().to_owned()),
+        ("result", outcome.label().to_owned()),
+    ]
 }

@@ -1,4 +1,4 @@
-//! Whether a pod may be evicted, with everything that was just read about it.
+//! The decision to evict a pod, with everything that was just read about it.
 
 use std::time::Duration;
 
@@ -6,15 +6,16 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use crate::due::{Candidate, Reason, confirmed, due, holds, is_for, opts_out};
+use crate::due::{Candidate, Reason, due, due_since, holds, is_for, opts_out};
 
 /// Pods of this priority and above are the system's.
 const SYSTEM_PRIORITY: i32 = 2_000_000_000;
 
-/// A node learns of a pod of a claim that it holds already after so long: what it says before is not about that pod.
+/// A node learns of a pod of a claim that it holds already after so long: what it says before is
+/// not about that pod.
 const LEARNS: Duration = Duration::from_secs(30);
 
-/// Why a pod is not evicted.
+/// Reason to keep a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kept {
     /// Another pod has its name now.
@@ -29,7 +30,7 @@ pub(crate) enum Kept {
     NotDue,
     /// It came after the claim was found to be due: nothing was seen of it.
     New,
-    /// Which claim was made for the pod from a template is not known (yet).
+    /// A claim that is made for the pod from a template is not known (yet).
     Unknown(String),
     /// Another claim of the pod is in use.
     InUse(String),
@@ -51,7 +52,7 @@ impl Kept {
     }
 }
 
-/// Whether a pod may be evicted. `claims` are all of its claims.
+/// Decides whether a pod may be evicted. `claims` are all of its claims.
 pub(crate) fn verdict(
     candidate: &Candidate,
     pod: &Pod,
@@ -63,19 +64,32 @@ pub(crate) fn verdict(
     if pod.metadata.uid.as_deref() != Some(&candidate.uid) {
         return Err(Kept::Gone);
     }
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
     if pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")) {
         return Err(Kept::Ending);
     }
-    if pod.spec.as_ref().and_then(|spec| spec.priority).is_some_and(|priority| priority >= SYSTEM_PRIORITY) {
+    if pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.priority)
+        .is_some_and(|priority| priority >= SYSTEM_PRIORITY)
+    {
         return Err(Kept::System);
     }
     let name_of = |claim: &ResourceClaim| claim.metadata.name.clone().unwrap_or_default();
-    let claim = claims.iter().find(|claim| name_of(claim) == candidate.claim).ok_or(Kept::NotDue)?;
-    if due(claim, driver, now) != Some(candidate.reason) || !is_for(claim, &candidate.uid) {
+    let claim = claims
+        .iter()
+        .find(|claim| name_of(claim) == candidate.claim)
+        .ok_or(Kept::NotDue)?;
+    let said = due_since(claim, driver, now)
+        .filter(|(reason, _)| *reason == candidate.reason && is_for(claim, &candidate.uid));
+    let Some((_, said)) = said else {
         return Err(Kept::NotDue);
-    }
-    if !was_seen(pod, confirmed(claim, driver)) {
+    };
+    if !was_seen(pod, said, now) {
         return Err(Kept::New);
     }
     // A share that harms others cannot opt out of that.
@@ -102,38 +116,72 @@ pub(crate) fn verdict(
     Ok(())
 }
 
-/// Whether the pod was on its node for a while when that was said of its claim.
-fn was_seen(pod: &Pod, said: Option<Timestamp>) -> bool {
+/// Returns whether the pod was on its node for [`LEARNS`] when that was said of its claim.
+///
+/// Four clocks are involved, each of which may be wrong. The kubelet writes when the pod started,
+/// by the clock by which the node plugin says what it has seen: these two are compared as they are,
+/// so that an error of that clock cancels out. A pod that has not started has used nothing. The API
+/// server and the scheduler write the other times, by clocks that the node's may be ahead of:
+/// nothing can have been said later than now.
+fn was_seen(pod: &Pod, said: Timestamp, now: Timestamp) -> bool {
     let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
-    let scheduled = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+    let is_on_node = spec.is_some_and(|spec| spec.node_name.is_some());
+    let Some(started) = status.and_then(|status| status.start_time.as_ref()) else {
+        return false;
+    };
+    let scheduled = status
+        .and_then(|status| status.conditions.as_ref())
+        .into_iter()
+        .flatten();
     let scheduled = scheduled
         .filter(|condition| condition.type_ == "PodScheduled")
         .filter_map(|condition| condition.last_transition_time.as_ref());
-    let started = status.and_then(|status| status.start_time.as_ref());
     // A pod may have waited long for its node.
-    let came = pod.metadata.creation_timestamp.iter().chain(started).chain(scheduled).max();
-    spec.is_some_and(|spec| spec.node_name.is_some())
-        && said.is_some_and(|said| came.is_none_or(|came| came.0 + LEARNS <= said))
+    let created = pod.metadata.creation_timestamp.iter();
+    let mut came = created.chain(scheduled).chain([started]);
+    is_on_node && came.all(|came| came.0 + LEARNS <= said.min(now))
 }
 
-/// A claim from a template whose name the pod does not say.
+/// Returns a claim from a template whose name the pod does not say.
 fn unknown_claim(pod: &Pod) -> Option<&str> {
-    let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
-    let is_said = |name: &str| statuses.into_iter().flatten().any(|status| status.name == name);
-    let mut claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let statuses = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.resource_claim_statuses.as_ref());
+    let is_said = |name: &str| {
+        statuses
+            .into_iter()
+            .flatten()
+            .any(|status| status.name == name)
+    };
+    let mut claims = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten());
     let unknown = claims.find(|claim| claim.resource_claim_name.is_none() && !is_said(&claim.name));
     unknown.map(|claim| claim.name.as_str())
 }
 
-/// The names of all claims of a pod.
+/// Returns the names of all claims of a pod.
 pub(crate) fn claim_names(pod: &Pod) -> Vec<String> {
-    let spec = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let spec = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten());
     let named = spec.filter_map(|claim| claim.resource_claim_name.clone());
-    let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let statuses = pod
+        .status
+        .iter()
+        .flat_map(|status| status.resource_claim_statuses.iter().flatten());
     let made = statuses.filter_map(|status| status.resource_claim_name.clone());
-    let extended = pod.status.iter().filter_map(|status| status.extended_resource_claim_status.as_ref());
-    let mut all: Vec<String> =
-        named.chain(made).chain(extended.map(|status| status.resource_claim_name.clone())).collect();
+    let extended = pod
+        .status
+        .iter()
+        .filter_map(|status| status.extended_resource_claim_status.as_ref());
+    let mut all: Vec<String> = named
+        .chain(made)
+        .chain(extended.map(|status| status.resource_claim_name.clone()))
+        .collect();
     all.sort();
     all.dedup();
     all

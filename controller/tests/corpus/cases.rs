@@ -3,8 +3,8 @@
 use divvy_offer::{Device, Feature, Slice};
 
 use crate::build::{
-    bigger, case, counters, device, driver_version, drops, existing, expected, gpu, indexed, of, partition,
-    pool, refused, shared, shared_as_dropped, tainted,
+    bigger, case, counters, device, driver_version, drops, existing, expected, gpu, indexed, of,
+    partition, pool, refused, shared, shared_as_dropped, tainted,
 };
 use crate::model::{Case, Existing, Expect, Expected, Fate, Name};
 
@@ -31,15 +31,32 @@ fn one_slice() -> Vec<Case> {
         existing
     };
     let two = |a: Device, b: Device| of([a, b]);
-    let many = |n: usize| of((0..n).map(|i| device(&format!("gpu-{i}"))).collect::<Vec<_>>());
+    let many = |n: usize| {
+        of((0..n)
+            .map(|i| device(&format!("gpu-{i}")))
+            .collect::<Vec<_>>())
+    };
     vec![
-        case("create-slice", vec![], pool([gpu(0)]), [expected(1, Created, gpu(0))]),
-        case("keep-slice-unchanged", indexed(1, [gpu(0)]), pool([gpu(0)]), [expected(1, Kept, gpu(0))]),
+        case(
+            "create-slice",
+            vec![],
+            pool([gpu(0)]),
+            [expected(1, Created, gpu(0))],
+        ),
+        case(
+            "keep-slice-unchanged",
+            indexed(1, [gpu(0)]),
+            pool([gpu(0)]),
+            [expected(1, Kept, gpu(0))],
+        ),
         case(
             "keep-taint-unchanged",
             timed(indexed(1, [of([tainted("gpu-0")])])),
             pool([of([tainted("gpu-0")])]),
-            [Expected { tainted_at: Some(TIME), ..expected(1, Kept, of([tainted("gpu-0")])) }],
+            [Expected {
+                tainted_at: Some(TIME),
+                ..expected(1, Kept, of([tainted("gpu-0")]))
+            }],
         ),
         case(
             "add-taints",
@@ -80,7 +97,12 @@ fn one_slice() -> Vec<Case> {
             pool([]),
             [expected(1, Updated, Slice::default())],
         ),
-        case("an-empty-pool-is-one-empty-slice", vec![], pool([]), [expected(1, Created, Slice::default())]),
+        case(
+            "an-empty-pool-is-one-empty-slice",
+            vec![],
+            pool([]),
+            [expected(1, Created, Slice::default())],
+        ),
         case(
             "an-empty-pool-stays",
             indexed(2, [Slice::default()]),
@@ -100,7 +122,12 @@ fn several_slices() -> Vec<Case> {
             pool([gpu(1), gpu(2)]),
             [expected(2, Updated, gpu(1)), expected(2, Created, gpu(2))],
         ),
-        case("delete-redundant-slice", two(), pool([gpu(0)]), [expected(2, Updated, gpu(0))]),
+        case(
+            "delete-redundant-slice",
+            two(),
+            pool([gpu(0)]),
+            [expected(2, Updated, gpu(0))],
+        ),
         case(
             "multiple-resourceslices-existing-no-changes",
             two(),
@@ -115,11 +142,18 @@ fn several_slices() -> Vec<Case> {
                 existing(Name::Index(2), 1, 3, gpu(2)),
             ],
             pool([gpu(0), gpu(1), gpu(2)]),
-            [expected(4, Updated, gpu(0)), expected(4, Updated, gpu(1)), expected(4, Updated, gpu(2))],
+            [
+                expected(4, Updated, gpu(0)),
+                expected(4, Updated, gpu(1)),
+                expected(4, Updated, gpu(2)),
+            ],
         ),
         case(
             "a-roll-that-stopped-before-its-last-slice-is-finished",
-            vec![existing(Name::Index(0), 2, 2, gpu(0)), existing(Name::Index(1), 1, 2, gpu(1))],
+            vec![
+                existing(Name::Index(0), 2, 2, gpu(0)),
+                existing(Name::Index(1), 1, 2, gpu(1)),
+            ],
             pool([gpu(0), gpu(1)]),
             [expected(2, Kept, gpu(0)), expected(2, Updated, gpu(1))],
         ),
@@ -127,7 +161,10 @@ fn several_slices() -> Vec<Case> {
             "multiple-resourceslices-existing-one-changed",
             two(),
             pool([gpu(0), of([bigger("gpu-1")])]),
-            [expected(1, Kept, gpu(0)), expected(1, Updated, of([bigger("gpu-1")]))],
+            [
+                expected(1, Kept, gpu(0)),
+                expected(1, Updated, of([bigger("gpu-1")])),
+            ],
         ),
         case(
             "multiple-resourceslices-existing-two-changed",
@@ -149,14 +186,25 @@ fn several_slices() -> Vec<Case> {
             "multiple-resourceslices-existing-one-added",
             two(),
             pool([gpu(0), gpu(1), gpu(2)]),
-            [expected(2, Updated, gpu(0)), expected(2, Updated, gpu(1)), expected(2, Created, gpu(2))],
+            [
+                expected(2, Updated, gpu(0)),
+                expected(2, Updated, gpu(1)),
+                expected(2, Created, gpu(2)),
+            ],
         ),
         case(
             "create-partitionable-devices",
             vec![],
-            pool([of([partition("gpu-0", "set-0", "memory-slice-0")]), counters("set-0")]),
+            pool([
+                of([partition("gpu-0", "set-0", "memory-slice-0")]),
+                counters("set-0"),
+            ]),
             [
-                expected(1, Created, of([partition("gpu-0", "set-0", "memory-slice-0")])),
+                expected(
+                    1,
+                    Created,
+                    of([partition("gpu-0", "set-0", "memory-slice-0")]),
+                ),
                 expected(1, Created, counters("set-0")),
             ],
         ),
@@ -165,17 +213,32 @@ fn several_slices() -> Vec<Case> {
 
 fn dropped_fields() -> Vec<Case> {
     let bare = || of([device("gpu-0")]);
-    let mut again = drops("drop-taints-and-a-change-later", Feature::Taints, vec![], vec![]);
+    let mut again = drops(
+        "drop-taints-and-a-change-later",
+        Feature::Taints,
+        vec![],
+        vec![],
+    );
     // The first pool loses its taint; the second differs from what was sent by a capacity only.
     again.before = Some(pool([of([tainted("gpu-0")])]));
     again.desired = pool([Slice {
-        devices: vec![Device { taints: tainted("gpu-0").taints, ..bigger("gpu-0") }],
+        devices: vec![Device {
+            taints: tainted("gpu-0").taints,
+            ..bigger("gpu-0")
+        }],
         ..of([])
     }]);
-    again.expect =
-        Expect::Slices(vec![expected(1, Fate::Created, of([bigger("gpu-0")]))], vec![Feature::Taints]);
+    again.expect = Expect::Slices(
+        vec![expected(1, Fate::Created, of([bigger("gpu-0")]))],
+        vec![Feature::Taints],
+    );
     vec![
-        drops("drop-taints", Feature::Taints, vec![of([tainted("gpu-0")])], vec![bare()]),
+        drops(
+            "drop-taints",
+            Feature::Taints,
+            vec![of([tainted("gpu-0")])],
+            vec![bare()],
+        ),
         again,
         drops(
             "drop-consumable-capacity-field",
@@ -186,22 +249,30 @@ fn dropped_fields() -> Vec<Case> {
         drops(
             "drop-partitionable-devices",
             Feature::Partitions,
-            vec![of([partition("gpu-0", "set-0", "memory-slice-0")]), counters("set-0")],
+            vec![
+                of([partition("gpu-0", "set-0", "memory-slice-0")]),
+                counters("set-0"),
+            ],
             vec![bare(), Slice::default()],
         ),
     ]
 }
 
 fn invalid_pools() -> Vec<Case> {
-    let partitioned =
-        |set: &str, counter: &str| pool([of([partition("gpu-0", set, counter)]), counters("set-0")]);
+    let partitioned = |set: &str, counter: &str| {
+        pool([of([partition("gpu-0", set, counter)]), counters("set-0")])
+    };
     vec![
         refused(
             "detect-resource-pools-with-duplicate-counter-sets",
             pool([counters("set-0"), counters("set-0")]),
             "the counter set \"set-0\" is there twice",
         ),
-        refused("detect-duplicate-devices", pool([gpu(0), gpu(0)]), "the device \"gpu-0\" is there twice"),
+        refused(
+            "detect-duplicate-devices",
+            pool([gpu(0), gpu(0)]),
+            "the device \"gpu-0\" is there twice",
+        ),
         refused(
             "detect-device-referencing-unknown-counter-set",
             partitioned("set-9", "memory-slice-0"),
@@ -217,7 +288,8 @@ fn invalid_pools() -> Vec<Case> {
 
 fn names() -> Vec<Case> {
     use Fate::{Created, Updated};
-    let random = |name, generation, count, slice| existing(Name::Other(name), generation, count, slice);
+    let random =
+        |name, generation, count, slice| existing(Name::Other(name), generation, count, slice);
     vec![
         case(
             "migration-from-random-naming-to-index-based-naming",
@@ -227,26 +299,38 @@ fn names() -> Vec<Case> {
         ),
         case(
             "migration-mixed-naming",
-            vec![existing(Name::Index(0), 4, 2, gpu(0)), random("b9q4z", 4, 2, gpu(1))],
+            vec![
+                existing(Name::Index(0), 4, 2, gpu(0)),
+                random("b9q4z", 4, 2, gpu(1)),
+            ],
             pool([gpu(0), gpu(1)]),
             [expected(5, Updated, gpu(0)), expected(5, Created, gpu(1))],
         ),
         case(
             "an-old-random-name-of-an-older-generation-is-only-deleted",
-            vec![existing(Name::Index(0), 4, 1, gpu(0)), random("b9q4z", 3, 1, gpu(0))],
+            vec![
+                existing(Name::Index(0), 4, 1, gpu(0)),
+                random("b9q4z", 3, 1, gpu(0)),
+            ],
             pool([gpu(0)]),
             [expected(4, Fate::Kept, gpu(0))],
         ),
         case(
             "remove-pool",
-            vec![Existing { pool: OTHER_POOL, ..existing(Name::Index(0), 7, 1, gpu(0)) }],
+            vec![Existing {
+                pool: OTHER_POOL,
+                ..existing(Name::Index(0), 7, 1, gpu(0))
+            }],
             pool([gpu(0)]),
             [expected(1, Created, gpu(0))],
         ),
         case(
             "remove-pool-beside-one-that-stays",
             vec![
-                Existing { pool: OTHER_POOL, ..existing(Name::Other("old"), 7, 1, gpu(5)) },
+                Existing {
+                    pool: OTHER_POOL,
+                    ..existing(Name::Other("old"), 7, 1, gpu(5))
+                },
                 existing(Name::Index(0), 2, 1, gpu(0)),
             ],
             pool([gpu(0)]),
@@ -255,10 +339,11 @@ fn names() -> Vec<Case> {
     ]
 }
 
-/// What upstream does not have: soft changes, missing slices, owners.
+/// Cases that upstream does not have: soft changes, missing slices, owners.
 fn ours() -> Vec<Case> {
     use Fate::{Created, Kept, Updated};
-    let versions = |version: &str| [0, 1, 2].map(|n| of([driver_version(&format!("gpu-{n}"), version)]));
+    let versions =
+        |version: &str| [0, 1, 2].map(|n| of([driver_version(&format!("gpu-{n}"), version)]));
     let mut orphan = existing(Name::Index(0), 2, 1, gpu(0));
     orphan.owned = false;
     vec![
@@ -272,13 +357,19 @@ fn ours() -> Vec<Case> {
             "one-slice-changes-hard-and-another-softly-and-the-generation-stays",
             indexed(6, [gpu(0), gpu(1)]),
             pool([of([bigger("gpu-0")]), of([tainted("gpu-1")])]),
-            [expected(6, Updated, of([bigger("gpu-0")])), expected(6, Updated, of([tainted("gpu-1")]))],
+            [
+                expected(6, Updated, of([bigger("gpu-0")])),
+                expected(6, Updated, of([tainted("gpu-1")])),
+            ],
         ),
         case(
             "a-device-that-moves-to-another-slice-is-a-new-generation",
             indexed(6, [of([device("gpu-0"), device("gpu-1")]), gpu(2)]),
             pool([gpu(0), of([device("gpu-1"), device("gpu-2")])]),
-            [expected(7, Updated, gpu(0)), expected(7, Updated, of([device("gpu-1"), device("gpu-2")]))],
+            [
+                expected(7, Updated, gpu(0)),
+                expected(7, Updated, of([device("gpu-1"), device("gpu-2")])),
+            ],
         ),
         case(
             "one-missing-slice-comes-back-with-its-generation",
@@ -290,7 +381,11 @@ fn ours() -> Vec<Case> {
             "two-missing-slices-are-a-new-generation",
             vec![existing(Name::Index(1), 6, 3, gpu(1))],
             pool([gpu(0), gpu(1), gpu(2)]),
-            [expected(7, Created, gpu(0)), expected(7, Updated, gpu(1)), expected(7, Created, gpu(2))],
+            [
+                expected(7, Created, gpu(0)),
+                expected(7, Updated, gpu(1)),
+                expected(7, Created, gpu(2)),
+            ],
         ),
         case(
             "a-slice-without-its-owner-gets-it",

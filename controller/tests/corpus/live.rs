@@ -19,18 +19,19 @@ use divvy_controller::{PublishStatus, PublisherConfig, spawn};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What became of running a case.
+/// Outcome of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As expected.
+    /// The expected outcome.
     Passed,
     /// The server's feature gates are not as the case needs them.
     Skipped,
 }
 
-/// Runs a case with a publisher of its own, against any API server. `scope` keeps runs apart: it becomes part of the
-/// names of a driver and a Node that are made for the case and deleted afterwards. `off` are the features whose gate
-/// is off in this server. The client may create and delete Nodes and ResourceSlices. `Err` says what differs.
+/// Runs a case with a publisher of its own, against any API server. `scope` keeps runs apart: it
+/// becomes part of the names of a driver and a Node that are made for the case and deleted
+/// afterwards. `off` are the features whose gate is off in this server. The client may create and
+/// delete Nodes and ResourceSlices. `Err` says what differs.
 pub(crate) async fn run(
     client: &Client,
     case: &Case,
@@ -61,12 +62,30 @@ fn failed(what: &str) -> impl Fn(kube::Error) -> String + use<'_> {
 impl World {
     async fn make(client: &Client, scope: &str) -> Result<Self, String> {
         let (slices, nodes) = (Api::all(client.clone()), Api::<Node>::all(client.clone()));
-        let (driver, name) = (format!("{scope}.corpus.divvy.dev"), format!("corpus-{scope}"));
-        let metadata = ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
-        let node = Node { metadata, ..Node::default() };
-        let made = nodes.create(&PostParams::default(), &node).await.map_err(failed("create the Node"))?;
+        let (driver, name) = (
+            format!("{scope}.corpus.divvy.dev"),
+            format!("corpus-{scope}"),
+        );
+        let metadata = ObjectMeta {
+            name: Some(name.clone()),
+            ..ObjectMeta::default()
+        };
+        let node = Node {
+            metadata,
+            ..Node::default()
+        };
+        let made = nodes
+            .create(&PostParams::default(), &node)
+            .await
+            .map_err(failed("create the Node"))?;
         let owner = owner(&name, &made.uid().unwrap_or_default());
-        Ok(Self { slices, nodes, driver, node: name, owner })
+        Ok(Self {
+            slices,
+            nodes,
+            driver,
+            node: name,
+            owner,
+        })
     }
 
     async fn play(&self, client: &Client, case: &Case) -> Result<(), String> {
@@ -80,8 +99,12 @@ impl World {
                 .map_err(failed("create a fixture"))?;
             before.insert(stored.name_any(), stored);
         }
-        let (desired, receiver) = watch::channel(case.before.clone().or_else(|| Some(case.desired.clone())));
-        let config = PublisherConfig { driver: self.driver.clone(), node_name: self.node.clone() };
+        let (desired, receiver) =
+            watch::channel(case.before.clone().or_else(|| Some(case.desired.clone())));
+        let config = PublisherConfig {
+            driver: self.driver.clone(),
+            node_name: self.node.clone(),
+        };
         let stop = CancellationToken::new();
         let publisher = spawn(client.clone(), config, receiver, stop.clone());
         let mut status = publisher.status();
@@ -106,8 +129,15 @@ impl World {
         before: &BTreeMap<String, ResourceSlice>,
     ) -> Result<(), String> {
         if let Expect::Error(_) = case.expect {
-            let seen = until(status, |status| status.last_error.is_some() || status.in_sync).await?;
-            self.list().await?.is_empty().then_some(()).ok_or("slices were written")?;
+            let seen = until(status, |status| {
+                status.last_error.is_some() || status.in_sync
+            })
+            .await?;
+            self.list()
+                .await?
+                .is_empty()
+                .then_some(())
+                .ok_or("slices were written")?;
             return refused(case, &seen.last_error.unwrap_or_default());
         }
         let first = published(status, &case.desired, 0).await?;
@@ -116,7 +146,10 @@ impl World {
         if let Expect::Slices(_, dropped) = &case.expect
             && first.dropped != dropped.iter().copied().collect()
         {
-            return Err(format!("dropped features are {:?}, not {dropped:?}", first.dropped));
+            return Err(format!(
+                "dropped features are {:?}, not {dropped:?}",
+                first.dropped
+            ));
         }
         // Once more: the same pool must not be written again.
         desired.send_replace(Some(case.desired.clone()));
@@ -133,17 +166,28 @@ impl World {
     async fn list(&self) -> Result<Vec<ResourceSlice>, String> {
         let selector = format!("spec.driver={},spec.nodeName={}", self.driver, self.node);
         let selected = ListParams::default().fields(&selector);
-        let mut slices = self.slices.list(&selected).await.map_err(failed("list ResourceSlices"))?.items;
+        let mut slices = self
+            .slices
+            .list(&selected)
+            .await
+            .map_err(failed("list ResourceSlices"))?
+            .items;
         slices.sort_by_key(ResourceExt::name_any);
         Ok(slices)
     }
 
     async fn clear(&self) -> Result<(), String> {
         for slice in self.list().await? {
-            let gone = self.slices.delete(&slice.name_any(), &DeleteParams::default()).await;
+            let gone = self
+                .slices
+                .delete(&slice.name_any(), &DeleteParams::default())
+                .await;
             gone.map_err(failed("delete a slice"))?;
         }
-        self.nodes.delete(&self.node, &DeleteParams::default()).await.map_err(failed("delete the Node"))?;
+        self.nodes
+            .delete(&self.node, &DeleteParams::default())
+            .await
+            .map_err(failed("delete the Node"))?;
         Ok(())
     }
 }
@@ -152,12 +196,16 @@ async fn until(
     status: &mut watch::Receiver<PublishStatus>,
     condition: impl FnMut(&PublishStatus) -> bool,
 ) -> Result<PublishStatus, String> {
-    let seen =
-        timeout(PATIENCE, status.wait_for(condition)).await.map(|seen| seen.map(|status| status.clone()));
+    let seen = timeout(PATIENCE, status.wait_for(condition))
+        .await
+        .map(|seen| seen.map(|status| status.clone()));
     match seen {
         Ok(Ok(seen)) => Ok(seen),
         Ok(Err(_)) => Err("the publisher is gone".to_owned()),
-        Err(_) => Err(format!("nothing came of it in {PATIENCE:?}: {:?}", *status.borrow())),
+        Err(_) => Err(format!(
+            "nothing came of it in {PATIENCE:?}: {:?}",
+            *status.borrow()
+        )),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Every case of the corpus, against the pure plan and, with the whole publisher, against the fake API server.
+//! Every case of the corpus, against the pure plan and, with the whole publisher, against the fake
+//! API server.
 
 mod build;
 mod cases;
@@ -20,7 +21,11 @@ use crate::pure::run_pure;
 fn the_plan_passes_every_case() {
     let failures: Vec<_> = cases()
         .iter()
-        .filter_map(|case| run_pure(case).err().map(|why| format!("{}: {why}", case.name)))
+        .filter_map(|case| {
+            run_pure(case)
+                .err()
+                .map(|why| format!("{}: {why}", case.name))
+        })
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
@@ -54,8 +59,8 @@ fn titles_are_unique_and_none_is_both_here_and_not_applicable() {
     }
 }
 
-/// The same cases against a real API server: `DIVVY_CORPUS_API=http://127.0.0.1:8001` (such as `kubectl proxy` gives),
-/// `DIVVY_CORPUS_OFF=DRADeviceTaints,…` for the gates that are off there.
+/// The same cases against a real API server: `DIVVY_CORPUS_API=http://127.0.0.1:8001` (such as
+/// `kubectl proxy` gives), `DIVVY_CORPUS_OFF=DRADeviceTaints,…` for the gates that are off there.
 #[tokio::test]
 #[ignore = "needs an API server: set DIVVY_CORPUS_API"]
 async fn the_publisher_passes_every_case_against_a_real_api_server() {

@@ -1,24 +1,25 @@
 //! A case of the publisher as data.
 //!
-//! Names follow the titles of the cases of the Go helper's controller, so that coverage can be compared; the fixtures
-//! are our own. Titles that do not apply are in [`NOT_APPLICABLE`], each with its reason.
+//! Names follow the titles of the cases of the Go helper's controller, so that coverage can be
+//! compared; the fixtures are our own. Titles that do not apply are in [`NOT_APPLICABLE`], each
+//! with its reason.
 
 use divvy_offer::{Feature, Pool, Slice};
 
-/// What exists, what is wanted, and what must come of it.
+/// Slices that exist, the wanted pool, and the expected outcome.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     /// Title.
     pub(crate) name: &'static str,
     /// Slices before.
     pub(crate) existing: Vec<Existing>,
-    /// What is published before `desired`, by the same publisher: for what it must remember.
+    /// Pools published before `desired`, by the same publisher: for what it must remember.
     pub(crate) before: Option<Pool>,
-    /// What is wanted.
+    /// Wanted pool.
     pub(crate) desired: Pool,
     /// Feature gates that are off in the server.
     pub(crate) gates_off: Vec<Feature>,
-    /// What must come of it.
+    /// Expected outcome.
     pub(crate) expect: Expect,
 }
 
@@ -31,26 +32,26 @@ pub(crate) struct Existing {
     pub(crate) pool: &'static str,
     /// Generation of its pool.
     pub(crate) generation: i64,
-    /// How many slices its pool has.
+    /// Number of slices of its pool.
     pub(crate) count: i64,
-    /// What is in it.
+    /// Content.
     pub(crate) slice: Slice,
     /// When its taints were added, if it says so.
     pub(crate) tainted_at: Option<&'static str>,
-    /// Whether the Node owns it.
+    /// True if the Node owns it.
     pub(crate) owned: bool,
 }
 
 /// The name of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
-    /// As this publisher names the slice at an index.
+    /// Name that this publisher gives the slice at an index.
     Index(usize),
     /// Any other, before the driver and node are appended.
     Other(&'static str),
 }
 
-/// What must come of a case.
+/// Expected outcome of a case.
 #[derive(Debug, Clone)]
 pub(crate) enum Expect {
     /// Exactly these slices, and these features reported as dropped.
@@ -64,15 +65,15 @@ pub(crate) enum Expect {
 pub(crate) struct Expected {
     /// Generation of its pool.
     pub(crate) generation: i64,
-    /// What became of it.
+    /// Outcome.
     pub(crate) fate: Fate,
-    /// What is in it, as the server stores it.
+    /// Content, in the form that the server stores.
     pub(crate) slice: Slice,
     /// When its taints were added, if that is to be kept.
     pub(crate) tainted_at: Option<&'static str>,
 }
 
-/// What became of a slice.
+/// Outcome of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Not written: same resource version.
@@ -85,12 +86,36 @@ pub(crate) enum Fate {
 
 /// Titles that do not apply, and why.
 pub(crate) const NOT_APPLICABLE: &[(&str, &str)] = &[
-    ("add-one-network-device-all-nodes", "slices are node-local: nodeName always"),
-    ("add-one-network-device-some-nodes", "slices are node-local: nodeName always"),
-    ("update-node-selector", "slices are node-local: nodeName always"),
-    ("reconcile-with-pool-name-create-slice-no-node-name", "slices are node-local: nodeName always"),
-    ("reconcile-with-pool-name-with-node-selector", "slices are node-local: nodeName always"),
-    ("reconcile-with-pool-name-with-perdevice-node-selector", "slices are node-local: nodeName always"),
-    ("create-device-with-binding-condition", "binding conditions are not published"),
-    ("drop-device-with-binding-condition", "binding conditions are not published"),
+    (
+        "add-one-network-device-all-nodes",
+        "slices are node-local: nodeName always",
+    ),
+    (
+        "add-one-network-device-some-nodes",
+        "slices are node-local: nodeName always",
+    ),
+    (
+        "update-node-selector",
+        "slices are node-local: nodeName always",
+    ),
+    (
+        "reconcile-with-pool-name-create-slice-no-node-name",
+        "slices are node-local: nodeName always",
+    ),
+    (
+        "reconcile-with-pool-name-with-node-selector",
+        "slices are node-local: nodeName always",
+    ),
+    (
+        "reconcile-with-pool-name-with-perdevice-node-selector",
+        "slices are node-local: nodeName always",
+    ),
+    (
+        "create-device-with-binding-condition",
+        "binding conditions are not published",
+    ),
+    (
+        "drop-device-with-binding-condition",
+        "binding conditions are not published",
+    ),
 ];

@@ -1,5 +1,5 @@
-//! Cases against [`plan_sync`], with a store of a few lines that does what a server does to slices; and what both
-//! runners share.
+//! Cases against [`plan_sync`], with a store of a few lines that does what a server does to slices;
+//! and what both runners share.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::model::{Case, Existing, Expect, Expected, Fate, Name};
 use divvy_controller::{Accepted, Target, Write, plan_sync, slice_name};
 use divvy_controller::{comparable_spec, specs};
 
-/// Runs a case against [`plan_sync`] alone, twice: the second run must have nothing to do. `Err` says what differs.
-/// Cases with gates off need a server.
+/// Runs a case against [`plan_sync`] alone, twice: the second run must have nothing to do. `Err`
+/// says what differs. Cases with gates off need a server.
 pub(crate) fn run_pure(case: &Case) -> Result<(), String> {
     if !case.gates_off.is_empty() {
         return Ok(());
@@ -24,7 +24,10 @@ pub(crate) fn run_pure(case: &Case) -> Result<(), String> {
     let mut put = |store: &mut BTreeMap<String, ResourceSlice>, mut slice: ResourceSlice| {
         version += 1;
         slice.metadata.resource_version = Some(version.to_string());
-        slice.metadata.uid.get_or_insert_with(|| format!("uid-{version}"));
+        slice
+            .metadata
+            .uid
+            .get_or_insert_with(|| format!("uid-{version}"));
         store.insert(slice.metadata.name.clone().unwrap_or_default(), slice);
     };
     for existing in &case.existing {
@@ -35,11 +38,24 @@ pub(crate) fn run_pure(case: &Case) -> Result<(), String> {
         return refused(case, &error.to_string());
     }
     let accepted = Accepted::default();
-    let target = Target { driver, node, owner: &owner, pool: &case.desired, accepted: &accepted };
+    let target = Target {
+        driver,
+        node,
+        owner: &owner,
+        pool: &case.desired,
+        accepted: &accepted,
+    };
     let plan = plan_sync(&store.values().cloned().collect::<Vec<_>>(), &target);
-    let order = |write: &Write| ["delete", "update", "create"].iter().position(|verb| *verb == write.verb());
+    let order = |write: &Write| {
+        ["delete", "update", "create"]
+            .iter()
+            .position(|verb| *verb == write.verb())
+    };
     if !plan.writes.is_sorted_by_key(order) {
-        return Err(format!("the order is not delete, update, create: {:?}", plan.writes));
+        return Err(format!(
+            "the order is not delete, update, create: {:?}",
+            plan.writes
+        ));
     }
     for write in plan.writes {
         match write {
@@ -92,19 +108,34 @@ pub(crate) fn fixture(
     stamp(&mut spec, existing.tainted_at);
     let owner_references = existing.owned.then(|| vec![owner.clone()]);
     ResourceSlice {
-        metadata: ObjectMeta { name: Some(name), owner_references, ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name),
+            owner_references,
+            ..ObjectMeta::default()
+        },
         spec,
     }
 }
 
 fn spec(slice: &Slice, pool: &str, driver: &str, node: &str) -> ResourceSliceSpec {
-    let pool = Pool { name: pool.to_owned(), slices: vec![slice.clone()] };
-    specs(driver, node, &pool).into_iter().next().unwrap_or_default()
+    let pool = Pool {
+        name: pool.to_owned(),
+        slices: vec![slice.clone()],
+    };
+    specs(driver, node, &pool)
+        .into_iter()
+        .next()
+        .unwrap_or_default()
 }
 
 fn stamp(spec: &mut ResourceSliceSpec, at: Option<&str>) {
     let time = at.and_then(|at| at.parse().ok()).map(Time);
-    for taint in spec.devices.iter_mut().flatten().flat_map(|device| device.taints.iter_mut().flatten()) {
+    for taint in spec
+        .devices
+        .iter_mut()
+        .flatten()
+        .flat_map(|device| device.taints.iter_mut().flatten())
+    {
         taint.time_added.clone_from(&time);
     }
 }
@@ -121,8 +152,13 @@ pub(crate) fn compare(
     let Expect::Slices(expected, _) = &case.expect else {
         return Err("it was published and should have been refused".to_owned());
     };
-    let wanted: Vec<String> = (0..expected.len()).map(|index| slice_name(index, driver, node)).collect();
-    let names: Vec<String> = after.iter().filter_map(|slice| slice.metadata.name.clone()).collect();
+    let wanted: Vec<String> = (0..expected.len())
+        .map(|index| slice_name(index, driver, node))
+        .collect();
+    let names: Vec<String> = after
+        .iter()
+        .filter_map(|slice| slice.metadata.name.clone())
+        .collect();
     if names != wanted {
         return Err(format!("the slices are {names:?}, not {wanted:?}"));
     }
@@ -135,24 +171,39 @@ pub(crate) fn compare(
             fate(slice, before.get(&name)),
         );
         if found != (expected.generation, count, expected.fate) {
-            let Expected { generation, fate, .. } = expected;
-            return Err(format!("{name} is {found:?}, not {:?}", (generation, count, fate)));
+            let Expected {
+                generation, fate, ..
+            } = expected;
+            return Err(format!(
+                "{name} is {found:?}, not {:?}",
+                (generation, count, fate)
+            ));
         }
         let mut wanted = spec(&expected.slice, &case.desired.name, driver, node);
         if comparable_spec(&slice.spec) != comparable_spec(&wanted) {
             return Err(format!("{name} has {:?}, not {wanted:?}", slice.spec));
         }
         if slice.metadata.owner_references.as_deref() != Some(std::slice::from_ref(owner)) {
-            return Err(format!("{name} is owned by {:?}", slice.metadata.owner_references));
+            return Err(format!(
+                "{name} is owned by {:?}",
+                slice.metadata.owner_references
+            ));
         }
         if expected.tainted_at.is_some() {
             stamp(&mut wanted, expected.tainted_at);
             let times = |spec: &ResourceSliceSpec| -> Vec<Option<Time>> {
-                let taints = spec.devices.iter().flatten().flat_map(|device| device.taints.iter().flatten());
+                let taints = spec
+                    .devices
+                    .iter()
+                    .flatten()
+                    .flat_map(|device| device.taints.iter().flatten());
                 taints.map(|taint| taint.time_added.clone()).collect()
             };
             if times(&slice.spec) != times(&wanted) {
-                return Err(format!("{name}: the times of its taints are {:?}", times(&slice.spec)));
+                return Err(format!(
+                    "{name}: the times of its taints are {:?}",
+                    times(&slice.spec)
+                ));
             }
         }
     }

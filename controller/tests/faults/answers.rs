@@ -18,12 +18,18 @@ async fn a_failed_write_is_reported_and_retried_until_it_works() {
             Fault::Status(500),
             "cannot create ResourceSlice 00000-gpu.divvy.dev-node-1: injected: create resourceslices fails",
         ),
-        (Fault::DropBefore, "cannot create ResourceSlice 00000-gpu.divvy.dev-node-1: "),
+        (
+            Fault::DropBefore,
+            "cannot create ResourceSlice 00000-gpu.divvy.dev-node-1: ",
+        ),
         (
             Fault::Hang,
             "cannot create ResourceSlice 00000-gpu.divvy.dev-node-1: no answer in 10s; it may have happened all the same",
         ),
-        (Fault::Status(403), "nodes, and the admission policy must allow this node)"),
+        (
+            Fault::Status(403),
+            "nodes, and the admission policy must allow this node)",
+        ),
     ] {
         let api = server();
         api.fail_next(3, "create", SLICES, fault);
@@ -33,7 +39,14 @@ async fn a_failed_write_is_reported_and_retried_until_it_works() {
         let text = failed.last_error.unwrap();
         assert!(text.contains(message) && !failed.in_sync, "{text}");
         let status = world.stored(&wanted).await;
-        assert_eq!((status.last_error, status.writes.failed, status.writes.created), (None, 3, 1));
+        assert_eq!(
+            (
+                status.last_error,
+                status.writes.failed,
+                status.writes.created
+            ),
+            (None, 3, 1)
+        );
     }
 }
 
@@ -45,7 +58,10 @@ async fn a_write_whose_answer_was_lost_is_not_done_twice() {
     let mut world = start(&api, Some(first.clone()));
     world.stored(&first).await;
     assert_eq!(api.list::<ResourceSlice>().len(), 2);
-    for (verb, next) in [("update", pool(&[&["gpu-0"], &["gpu-2"]])), ("delete", pool(&[&["gpu-0"]]))] {
+    for (verb, next) in [
+        ("update", pool(&[&["gpu-0"], &["gpu-2"]])),
+        ("delete", pool(&[&["gpu-0"]])),
+    ] {
         api.fail_next(1, verb, SLICES, Fault::DropAfter);
         world.desired.send_replace(Some(next.clone()));
         let status = world.stored(&next).await;
@@ -61,9 +77,13 @@ async fn a_conflict_is_resolved_with_a_fresh_list() {
     world.stored(&first).await;
     let held = api.hold("update", SLICES);
     world.desired.send_replace(Some(second.clone()));
-    api.wait_until(|view| view.count("update", SLICES) == 1, PATIENCE).await.unwrap();
-    api.modify::<ResourceSlice>("", &name(0), |s| s.spec.devices = Some(vec![mk_device("stranger")]))
+    api.wait_until(|view| view.count("update", SLICES) == 1, PATIENCE)
+        .await
         .unwrap();
+    api.modify::<ResourceSlice>("", &name(0), |s| {
+        s.spec.devices = Some(vec![mk_device("stranger")]);
+    })
+    .unwrap();
     drop(held);
     api.clear_faults();
     let status = world.stored(&second).await;
@@ -78,7 +98,9 @@ async fn a_slice_that_is_gone_before_its_delete_is_fine() {
     world.stored(&first).await;
     let held = api.hold("delete", SLICES);
     world.desired.send_replace(Some(second.clone()));
-    api.wait_until(|view| view.count("delete", SLICES) == 1, PATIENCE).await.unwrap();
+    api.wait_until(|view| view.count("delete", SLICES) == 1, PATIENCE)
+        .await
+        .unwrap();
     api.delete::<ResourceSlice>("", &name(1)).unwrap();
     drop(held);
     api.clear_faults();
@@ -104,15 +126,16 @@ async fn an_expired_or_closed_watch_misses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_or_watch_that_is_never_answered_is_asked_again_and_the_error_ends_with_it() {
+async fn an_unanswered_list_or_watch_is_asked_again_and_then_the_error_ends() {
     let wanted = pool(&[&["gpu-0"]]);
     for verb in ["list", "watch"] {
         let api = server();
         api.fail_next(1, verb, SLICES, Fault::Hang);
         let mut world = start(&api, Some(wanted.clone()));
         let failed = world.until(|status| status.watch_error.is_some()).await;
-        let expected =
-            format!("cannot {verb} ResourceSlices: no answer in 10s; it may have happened all the same");
+        let expected = format!(
+            "cannot {verb} ResourceSlices: no answer in 10s; it may have happened all the same"
+        );
         assert_eq!(failed.watch_error.unwrap(), expected);
         world.stored(&wanted).await;
         world.until(|status| status.watch_error.is_none()).await;
@@ -120,7 +143,11 @@ async fn a_list_or_watch_that_is_never_answered_is_asked_again_and_the_error_end
         let deleted = Instant::now();
         world.until(|status| status.foreign_deletes == 1).await;
         world.stored(&wanted).await;
-        assert!(deleted.elapsed() < Duration::from_secs(1), "{verb}: {:?}", deleted.elapsed());
+        assert!(
+            deleted.elapsed() < Duration::from_secs(1),
+            "{verb}: {:?}",
+            deleted.elapsed()
+        );
     }
 }
 
@@ -135,7 +162,11 @@ async fn a_watch_that_stands_again_is_no_error_any_more_also_without_an_event() 
     world.until(|status| status.watch_error.is_some()).await;
     let failed = Instant::now();
     world.until(|status| status.watch_error.is_none()).await;
-    assert!(failed.elapsed() < Duration::from_secs(30), "{:?}", failed.elapsed());
+    assert!(
+        failed.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        failed.elapsed()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,9 +179,17 @@ async fn a_watch_from_a_version_that_the_server_forgot_begins_with_a_list() {
         api.forget_requests();
         api.fail_next(1, "watch", SLICES, Fault::Status(status));
         api.close_watches();
-        api.wait_until(|view| view.count("list", SLICES) == 1, PATIENCE).await.unwrap();
-        api.wait_until(|view| view.count("watch", SLICES) == 2, PATIENCE).await.unwrap();
-        assert_eq!(world.status.borrow().watch_error.is_some(), reported, "{status}");
+        api.wait_until(|view| view.count("list", SLICES) == 1, PATIENCE)
+            .await
+            .unwrap();
+        api.wait_until(|view| view.count("watch", SLICES) == 2, PATIENCE)
+            .await
+            .unwrap();
+        assert_eq!(
+            world.status.borrow().watch_error.is_some(),
+            reported,
+            "{status}"
+        );
     }
 }
 
@@ -162,16 +201,34 @@ async fn an_api_server_that_was_away_finds_the_slices_as_they_should_be() {
     world.stored(&first).await;
     api.stop();
     world.desired.send_replace(Some(second.clone()));
-    let failed = world.until(|status| status.last_error.is_some() && status.watch_error.is_some()).await;
-    assert!(failed.last_error.unwrap().contains("the fake API server is stopped"));
-    assert!(failed.watch_error.unwrap().starts_with("cannot watch ResourceSlices: "));
+    let failed = world
+        .until(|status| status.last_error.is_some() && status.watch_error.is_some())
+        .await;
+    assert!(
+        failed
+            .last_error
+            .unwrap()
+            .contains("the fake API server is stopped")
+    );
+    assert!(
+        failed
+            .watch_error
+            .unwrap()
+            .starts_with("cannot watch ResourceSlices: ")
+    );
     tokio::time::sleep(Duration::from_mins(10)).await;
     api.delete::<ResourceSlice>("", &name(0)).unwrap();
     let back = Instant::now();
     api.start();
     world.stored(&second).await;
-    world.until(|status| status.last_error.is_none() && status.watch_error.is_none()).await;
-    assert!(back.elapsed() < Duration::from_secs(6), "{:?}", back.elapsed());
+    world
+        .until(|status| status.last_error.is_none() && status.watch_error.is_none())
+        .await;
+    assert!(
+        back.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        back.elapsed()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,7 +244,11 @@ async fn nothing_is_written_and_little_is_read_while_nothing_changes() {
         assert_eq!(api.count(verb, "*"), 0, "{verb}");
     }
     assert_eq!(api.count("list", "*"), 0);
-    assert!(api.count("watch", "*") <= 24 * 13, "{} watches in a day", api.count("watch", "*"));
+    assert!(
+        api.count("watch", "*") <= 24 * 13,
+        "{} watches in a day",
+        api.count("watch", "*")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,7 +264,10 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
     tokio::time::sleep(Duration::from_hours(1)).await;
     world.desired.send_replace(Some(wanted.clone()));
     world.until(|status| status.rounds == 2).await;
-    assert_eq!((api.count("create", SLICES), api.count("update", SLICES)), (1, 0));
+    assert_eq!(
+        (api.count("create", SLICES), api.count("update", SLICES)),
+        (1, 0)
+    );
     let without = pool(&[&["gpu-0"]]);
     world.desired.send_replace(Some(without.clone()));
     let status = world.published(&without).await;
@@ -211,16 +275,21 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fields_that_a_slice_lost_are_forgotten_with_it_also_when_only_a_list_shows_that_it_is_gone() {
+async fn lost_fields_are_forgotten_with_their_slice_even_if_only_listed() {
     let api = server();
     api.turn_off(Gate::DeviceTaints);
     let mut wanted = pool(&[&["gpu-0"], &["gpu-1"]]);
     wanted.slices[1].devices[0].taints = vec![Taint::no_schedule("gpu.divvy.dev/lost", None)];
     let mut world = start(&api, Some(wanted.clone()));
-    assert_eq!(world.published(&wanted).await.dropped, [divvy_offer::Feature::Taints].into());
+    assert_eq!(
+        world.published(&wanted).await.dropped,
+        [divvy_offer::Feature::Taints].into()
+    );
     api.expire_watches();
     api.delete::<ResourceSlice>("", &name(1)).unwrap();
-    world.until(|status| !status.in_sync && status.foreign_deletes == 1).await;
+    world
+        .until(|status| !status.in_sync && status.foreign_deletes == 1)
+        .await;
     let without = pool(&[&["gpu-0"]]);
     world.desired.send_replace(Some(without.clone()));
     let status = world.stored(&without).await;
@@ -232,7 +301,10 @@ async fn a_dry_run_shows_which_features_a_server_drops_and_stores_nothing() {
     use divvy_offer::Feature;
 
     let api = server();
-    let config = PublisherConfig { driver: DRIVER.into(), node_name: NODE.into() };
+    let config = PublisherConfig {
+        driver: DRIVER.into(),
+        node_name: NODE.into(),
+    };
     let client = api.client();
     let ask = async || dropped_features(&client, &config, "node-1/divvy").await;
     assert_eq!(ask().await.unwrap(), [].into());
@@ -243,12 +315,25 @@ async fn a_dry_run_shows_which_features_a_server_drops_and_stores_nothing() {
     ];
     for (number, (gate, _)) in gates.iter().enumerate() {
         api.turn_off(*gate);
-        let off = gates.iter().take(number + 1).map(|(_, feature)| *feature).collect();
+        let off = gates
+            .iter()
+            .take(number + 1)
+            .map(|(_, feature)| *feature)
+            .collect();
         assert_eq!(ask().await.unwrap(), off);
     }
-    assert_eq!((api.list::<ResourceSlice>(), api.count("create", SLICES)), (Vec::new(), 0));
+    assert_eq!(
+        (api.list::<ResourceSlice>(), api.count("create", SLICES)),
+        (Vec::new(), 0)
+    );
     api.fail_next(1, "dry-run", SLICES, Fault::Status(400));
-    assert!(ask().await.unwrap_err().to_string().starts_with("cannot create a ResourceSlice in a dry run: "));
+    assert!(
+        ask()
+            .await
+            .unwrap_err()
+            .to_string()
+            .starts_with("cannot create a ResourceSlice in a dry run: ")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -261,7 +346,13 @@ async fn a_pool_over_a_limit_is_not_sent_and_not_tried_again() {
         "the pool cannot be published: slice 1: the device \"gpu-0\" is there twice"
     );
     tokio::time::sleep(Duration::from_hours(1)).await;
-    assert_eq!((world.status.borrow().writes.failed, api.count("create", "*")), (1, 0));
+    assert_eq!(
+        (
+            world.status.borrow().writes.failed,
+            api.count("create", "*")
+        ),
+        (1, 0)
+    );
     let good = pool(&[&["gpu-0"], &["gpu-1"]]);
     world.desired.send_replace(Some(good.clone()));
     world.stored(&good).await;

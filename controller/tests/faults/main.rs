@@ -1,5 +1,5 @@
-//! The publisher against a fake API server that misbehaves, and against neighbours that do. Time is paused: waits cost
-//! nothing and the limits are exact.
+//! The publisher against a fake API server that misbehaves, and against neighbours that do. Time is
+//! paused: waits cost nothing and the limits are exact.
 
 #![expect(
     clippy::unwrap_used,

@@ -12,7 +12,10 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }
 }
@@ -20,7 +23,10 @@ impl Random {
 /// `DIVVY_SEEDS` raises the number of sequences.
 #[tokio::test(start_paused = true)]
 async fn any_sequence_of_pools_faults_and_neighbours_ends_with_the_last_pool() {
-    let seeds = std::env::var("DIVVY_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    let seeds = std::env::var("DIVVY_SEEDS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(40);
     for seed in 0..seeds {
         let mut random = Random(seed);
         let api = server();
@@ -44,14 +50,25 @@ async fn any_sequence_of_pools_faults_and_neighbours_ends_with_the_last_pool() {
                         Fault::DropAfter,
                         Fault::Hang,
                     ];
-                    api.fail_next(1, verb, SLICES, faults[usize::try_from(random.below(5)).unwrap()]);
+                    api.fail_next(
+                        1,
+                        verb,
+                        SLICES,
+                        faults[usize::try_from(random.below(5)).unwrap()],
+                    );
                 }
                 _ => {
                     let slices: Vec<Vec<String>> = (0..random.below(4))
-                        .map(|s| (0..random.below(4)).map(|d| format!("gpu-{s}-{d}")).collect())
+                        .map(|s| {
+                            (0..random.below(4))
+                                .map(|d| format!("gpu-{s}-{d}"))
+                                .collect()
+                        })
                         .collect();
-                    let names: Vec<Vec<&str>> =
-                        slices.iter().map(|s| s.iter().map(String::as_str).collect()).collect();
+                    let names: Vec<Vec<&str>> = slices
+                        .iter()
+                        .map(|s| s.iter().map(String::as_str).collect())
+                        .collect();
                     last = pool(&names.iter().map(Vec::as_slice).collect::<Vec<_>>());
                     world.desired.send_replace(Some(last.clone()));
                 }
@@ -61,14 +78,19 @@ async fn any_sequence_of_pools_faults_and_neighbours_ends_with_the_last_pool() {
             }
         }
         world.desired.send_replace(Some(last.clone()));
-        let mut wanted: Vec<Vec<String>> =
-            last.slices.iter().map(|s| s.devices.iter().map(|d| d.name.to_string()).collect()).collect();
+        let mut wanted: Vec<Vec<String>> = last
+            .slices
+            .iter()
+            .map(|s| s.devices.iter().map(|d| d.name.to_string()).collect())
+            .collect();
         if wanted.is_empty() {
             wanted.push(vec![]);
         }
         let settled = |slices: Vec<ResourceSlice>| {
-            let pools: Vec<_> =
-                slices.iter().map(|s| (s.spec.pool.generation, s.spec.pool.resource_slice_count)).collect();
+            let pools: Vec<_> = slices
+                .iter()
+                .map(|s| (s.spec.pool.generation, s.spec.pool.resource_slice_count))
+                .collect();
             let count = i64::try_from(wanted.len()).unwrap();
             devices(&slices) == wanted && pools.iter().all(|pool| *pool == (pools[0].0, count))
         };
