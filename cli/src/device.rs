@@ -1,8 +1,11 @@
 //! Devices of ours, as the API has them.
 
-use divvy_api::names::capacity;
-use divvy_model::{DeviceKind, Quantity};
+use std::collections::BTreeMap;
+
+use divvy_api::names::{attributes, capacity};
+use divvy_model::{DeviceKind, Quantity, ShareUnit};
 use k8s_openapi::api::resource::v1::Device;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 
 /// The kind of a device, by its name.
 pub(crate) fn kind(device: &str) -> Option<DeviceKind> {
@@ -11,12 +14,39 @@ pub(crate) fn kind(device: &str) -> Option<DeviceKind> {
 
 /// An attribute that is text.
 pub(crate) fn text<'d>(device: &'d Device, attribute: &str) -> Option<&'d str> {
-    device.attributes.as_ref()?.get(attribute)?.string.as_deref()
+    device
+        .attributes
+        .as_ref()?
+        .get(attribute)?
+        .string
+        .as_deref()
 }
 
-/// The memory of a device, in bytes.
+/// The memory of a device, in bytes: its capacity, or what its shares by percent divide.
 pub(crate) fn memory(device: &Device) -> Option<u64> {
-    amount(&device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0)
+    let counted = || amount(&device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0);
+    let divided = || {
+        let of = device.attributes.as_ref()?.get(attributes::MEMORY_MIB)?;
+        u64::try_from(of.int?).ok()?.checked_mul(1 << 20)
+    };
+    counted().or_else(divided)
+}
+
+/// The percent of its GPU that a share was granted, if it is given out so.
+pub(crate) fn percent(consumed: &BTreeMap<String, Amount>) -> Option<u64> {
+    amount(&consumed.get(capacity::PERCENT)?.0)
+}
+
+/// The memory that a share was granted of a device, in bytes: as counted, or the part that its
+/// percent are.
+pub(crate) fn share_memory(
+    device: Option<&Device>,
+    consumed: &BTreeMap<String, Amount>,
+) -> Option<u64> {
+    let Some(percent) = percent(consumed) else {
+        return amount(&consumed.get(capacity::MEMORY)?.0);
+    };
+    Some(ShareUnit::part_of_memory(memory(device?)? >> 20, percent))
 }
 
 /// A quantity in whole units.

@@ -3,10 +3,9 @@
 use std::io::Write as _;
 
 use anyhow::Result;
-use divvy_gpu_sim::SimNode;
 use serde::Serialize;
 
-/// How to show the answer.
+/// Format of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     /// For people
@@ -17,7 +16,7 @@ pub(crate) enum Format {
     Yaml,
 }
 
-/// How to show the answer, where there is more of it than fits a table.
+/// Format of an answer of which there is more than fits a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// For people
@@ -41,9 +40,13 @@ impl Output {
 }
 
 /// Shows a value: as it is in JSON and YAML, or drawn by `table`.
-pub(crate) fn show<T: Serialize>(value: &T, format: Format, table: impl FnOnce(&T) -> String) -> Result<()> {
+pub(crate) fn show<T: Serialize>(
+    value: &T,
+    format: Format,
+    table: impl FnOnce(&T) -> String,
+) -> Result<()> {
     match format {
-        Format::Table => print(&harmless(&table(value))),
+        Format::Table => print(&linked(&harmless(&table(value)), base().as_deref())),
         Format::Json => print(&serde_json::to_string_pretty(value)?),
         Format::Yaml => print(serde_saphyr::to_string(value)?.trim_end()),
     }
@@ -58,26 +61,61 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// A message on standard error. Failure to write it is ignored: there is no other place to report it.
+/// A message on standard error. Failure to write it is ignored: there is no other place to report
+/// it.
 pub(crate) fn talk(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", harmless(text));
+    let text = linked(&harmless(text), base().as_deref());
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// The text with every character that a terminal would obey, and not show, written as `\u{1b}`: names, expressions and
-/// messages in it are what tenants wrote.
+/// Returns the URL under which the folder `docs` is published: the environment's, or the one that
+/// the program was built with.
+fn base() -> Option<String> {
+    let own = std::env::var("DIVVY_DOCS_URL").ok();
+    own.or_else(|| option_env!("DIVVY_DOCS_URL").map(str::to_owned))
+        .filter(|url| !url.is_empty())
+}
+
+/// Makes links of pages of the documentation in a text, such as `docs/policy.md`: an installed
+/// program has no folder of that name beside it.
+fn linked(text: &str, base: Option<&str>) -> String {
+    let Some(base) = base else {
+        return text.to_owned();
+    };
+    let mut parts = text.split("docs/");
+    let mut all = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_path = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '/' | '.');
+        let end = part.find(|c: char| !is_path(c)).unwrap_or(part.len());
+        let is_page = part.get(..end).is_some_and(|path| path.contains(".md"));
+        // Not where it is a part of another path.
+        let begins = !all.ends_with(is_path);
+        if is_page && begins {
+            all += base.trim_end_matches('/');
+            all.push('/');
+        } else {
+            all += "docs/";
+        }
+        all += part;
+    }
+    all
+}
+
+/// The text with every character that a terminal would obey, and not show, written as `\u{1b}`:
+/// names, expressions and messages in it are what tenants wrote.
 pub(crate) fn harmless(text: &str) -> String {
     let obeyed = |c: char| {
         let turns_or_hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
         c != '\n' && c.is_control() || turns_or_hides
     };
-    let written = |c: char| if obeyed(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    let written = |c: char| {
+        if obeyed(c) {
+            c.escape_unicode().to_string()
+        } else {
+            c.to_string()
+        }
+    };
     text.chars().map(written).collect()
-}
-
-/// The argument of `--sim`, if it names GPUs.
-pub(crate) fn simulated(text: &str) -> Result<String, String> {
-    // Clap shows one line, whatever of the error's causes.
-    SimNode::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 /// The argument of `--log-level`: a level, or directives such as `warn,divvy_executor=debug`.
@@ -89,7 +127,10 @@ pub(crate) fn log_level(text: &str) -> Result<String, String> {
     };
     match text.split(',').find(|part| !known(part.trim())) {
         None => Ok(text.to_owned()),
-        Some(part) => Err(format!("{part:?} is neither one of {} nor TARGET=LEVEL", LEVELS.join(", "))),
+        Some(part) => Err(format!(
+            "{part:?} is neither one of {} nor TARGET=LEVEL",
+            LEVELS.join(", ")
+        )),
     }
 }
 
@@ -117,16 +158,32 @@ pub(crate) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
-    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+    text.chars()
+        .take(width.saturating_sub(1))
+        .chain(['…'])
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, harmless};
+    use super::{bytes, harmless, linked};
+
+    #[test]
+    fn pages_become_links_where_it_is_known_where_they_are() {
+        let text = "reset it (docs/maintenance.md); see docs/install/README.md. Not x/docs/c.md, nor docs/images";
+        assert_eq!(linked(text, None), text);
+        assert_eq!(
+            linked(text, Some("https://example.com/d/")),
+            "reset it (https://example.com/d/maintenance.md); see https://example.com/d/install/README.md. Not x/docs/c.md, nor docs/images"
+        );
+    }
 
     #[test]
     fn what_a_terminal_would_obey_is_written_out() {
-        assert_eq!(harmless("gpu-0  ── 79.6 GiB\nµ\t"), "gpu-0  ── 79.6 GiB\nµ\\u{9}");
+        assert_eq!(
+            harmless("gpu-0  ── 79.6 GiB\nµ\t"),
+            "gpu-0  ── 79.6 GiB\nµ\\u{9}"
+        );
         assert_eq!(
             harmless("\u{1b}[2J\u{9b}31m\r\u{7}\u{202e}abc\u{2066}\u{200d}"),
             "\\u{1b}[2J\\u{9b}31m\\u{d}\\u{7}\\u{202e}abc\\u{2066}\\u{200d}"

@@ -1,5 +1,5 @@
-//! Kubernetes manifests from YAML files: the kinds that matter for claims, typed and decoded strictly. Workloads become
-//! the pods that their controllers would make; other kinds are passed over, and named.
+//! Kubernetes manifests from YAML files: the kinds that matter for claims, typed and decoded
+//! strictly, each object once as the API server keeps it. Other kinds are passed over, and named.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -7,40 +7,63 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use divvy_api::names;
 use divvy_api::policy::{self, GpuPolicy};
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::batch::v1::{CronJob, Job};
-use k8s_openapi::api::core::v1::{Namespace, Pod, PodTemplateSpec};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::Metadata;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::strict::decode;
+use crate::strict::{decode, without_rust};
 
-/// The objects of a manifest, in the order of the file.
+mod workload;
+
+pub(crate) use workload::WorkloadResource;
+
+/// Objects of a set of manifests, in the order in which they are first applied.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Manifests {
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) classes: Vec<DeviceClass>,
     pub(crate) templates: Vec<ResourceClaimTemplate>,
     pub(crate) claims: Vec<ResourceClaim>,
-    /// Those of the file, and those of its workloads.
+    /// Pods of the files themselves; [`Manifests::all_pods`] has those of the workloads, too.
     pub(crate) pods: Vec<Pod>,
+    pub(crate) workloads: Vec<WorkloadResource>,
+    pub(crate) taint_rules: Vec<DeviceTaintRule>,
     pub(crate) policies: Vec<GpuPolicy>,
     /// Objects of other kinds, as `kind name`.
     pub(crate) passed_over: Vec<String>,
+    /// Objects that the API server takes and the demo treats otherwise than a reader may think,
+    /// each with the reason.
+    pub(crate) notes: Vec<String>,
+    /// Changes of an object of the same manifests that the API server refuses.
+    pub(crate) refused: Vec<String>,
+    /// Number of names made from `generateName`.
+    generated: usize,
 }
 
-/// What a file is called in messages.
+/// Returns the name of a file for messages.
 pub(crate) fn source(path: &Path) -> String {
-    if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() }
+    if path.as_os_str() == "-" {
+        "standard input".to_owned()
+    } else {
+        path.display().to_string()
+    }
 }
 
-/// The files that `kubectl apply -f FOLDER` takes.
+/// Returns the files that `kubectl apply -f FOLDER` takes.
 fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> =
-        fs_err::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    files.retain(|file| file.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "json"));
+    let mut files: Vec<PathBuf> = fs_err::read_dir(folder)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    files.retain(|file| {
+        file.extension()
+            .is_some_and(|e| e == "yaml" || e == "yml" || e == "json")
+    });
     files.sort();
     if files.is_empty() {
         bail!("{}: no .yaml, .yml or .json file in it", folder.display());
@@ -48,11 +71,34 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What limits the pods that a Job runs at once.
-const JOB: &[&str] = &["parallelism", "completions"];
+/// Reads a file, those of a folder, or standard input (`-`): the name of each, and its text.
+pub(crate) fn texts(path: &Path) -> Result<Vec<(String, String)>> {
+    if path.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("standard input")?;
+        return Ok(vec![(source(path), text)]);
+    }
+    let files = if path.is_dir() {
+        files_of(path)?
+    } else {
+        vec![path.to_owned()]
+    };
+    let read = |file: PathBuf| Ok((source(&file), fs_err::read_to_string(&file)?));
+    files.into_iter().map(read).collect()
+}
+
+/// Words of the API server for a spec that cannot be changed.
+const IMMUTABLE: &str = "Invalid value: field is immutable";
+/// The same for Pods.
+const POD_IMMUTABLE: &str =
+    "Forbidden: pod updates may not change fields other than `spec.containers[*].image`";
+/// Label that hands a workload to Kueue, which resumes it when its quota is free.
+const QUEUE: &str = "/metadata/labels/kueue.x-k8s.io~1queue-name";
 
 impl Manifests {
-    /// What is in all of these files, as one set.
+    /// Reads all of these files as one set.
     pub(crate) fn of_files(files: &[PathBuf]) -> Result<Self> {
         let mut manifests = Self::default();
         for file in files {
@@ -62,15 +108,9 @@ impl Manifests {
     }
 
     /// Adds what is in a file, in those of a folder, or in standard input (`-`).
-    fn read(&mut self, path: &Path) -> Result<()> {
-        if path.as_os_str() == "-" {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).context("standard input")?;
-            return self.add_all(&source(path), &text);
-        }
-        let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
-        for file in files {
-            self.add_all(&source(&file), &fs_err::read_to_string(&file)?)?;
+    pub(crate) fn read(&mut self, path: &Path) -> Result<()> {
+        for (name, text) in texts(path)? {
+            self.add_all(&name, &text)?;
         }
         Ok(())
     }
@@ -82,12 +122,14 @@ impl Manifests {
         Ok(manifests)
     }
 
-    fn add_all(&mut self, name: &str, text: &str) -> Result<()> {
+    /// Adds all documents of a text; `name` says where it came from.
+    pub(crate) fn add_all(&mut self, name: &str, text: &str) -> Result<()> {
         let documents: Vec<Value> =
             serde_saphyr::from_multiple(text).with_context(|| format!("{name} is not YAML"))?;
         for (number, document) in documents.iter().enumerate() {
             if !document.is_null() {
-                self.add(document).with_context(|| format!("{name}, document {}", number + 1))?;
+                self.add(document)
+                    .with_context(|| format!("{name}, document {}", number + 1))?;
             }
         }
         if documents.iter().all(Value::is_null) {
@@ -97,25 +139,47 @@ impl Manifests {
     }
 
     fn add(&mut self, object: &Value) -> Result<()> {
+        let object = &self.named(object);
         let text = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
         match (version, kind) {
+            ("", "") => bail!(
+                "apiVersion and kind must be set: this is no Kubernetes object (the values of a Helm chart are for helm install -f)"
+            ),
             ("", _) | (_, "") => bail!("apiVersion and kind must be set"),
-            ("v1", "Namespace") => self.namespaces.push(typed(object)?),
-            ("v1", "Pod") => self.pods.push(typed(object)?),
-            ("apps/v1", "Deployment") => self.workload::<Deployment>(object, "/spec", &["replicas"])?,
-            ("apps/v1", "ReplicaSet") => self.workload::<ReplicaSet>(object, "/spec", &["replicas"])?,
-            ("apps/v1", "StatefulSet") => self.workload::<StatefulSet>(object, "/spec", &["replicas"])?,
-            // One node, one pod.
-            ("apps/v1", "DaemonSet") => self.workload::<DaemonSet>(object, "/spec", &[])?,
-            ("batch/v1", "Job") => self.workload::<Job>(object, "/spec", JOB)?,
-            ("batch/v1", "CronJob") => self.workload::<CronJob>(object, "/spec/jobTemplate/spec", JOB)?,
-            ("resource.k8s.io/v1", "DeviceClass") => self.classes.push(typed(object)?),
-            ("resource.k8s.io/v1", "ResourceClaim") => self.claims.push(typed(object)?),
-            ("resource.k8s.io/v1", "ResourceClaimTemplate") => self.templates.push(typed(object)?),
-            (names::API_VERSION, policy::KIND) => self.policies.push(policy::decode_policy(object)?),
+            ("v1", "Namespace") => drop(apply(&mut self.namespaces, typed(object)?)),
+            ("v1", "Pod") => {
+                let changed = apply_fixed(&mut self.pods, object, POD_IMMUTABLE)?;
+                self.refused.extend(changed);
+            }
+            ("resource.k8s.io/v1", "DeviceClass") => {
+                drop(apply(&mut self.classes, typed(object)?));
+            }
+            ("resource.k8s.io/v1", "DeviceTaintRule") => {
+                drop(apply(&mut self.taint_rules, typed(object)?));
+            }
+            ("resource.k8s.io/v1", "ResourceClaim") => {
+                let changed = apply_fixed(&mut self.claims, object, IMMUTABLE)?;
+                self.refused.extend(changed);
+            }
+            ("resource.k8s.io/v1", "ResourceClaimTemplate") => {
+                let changed = apply_fixed(&mut self.templates, object, IMMUTABLE)?;
+                self.refused.extend(changed);
+            }
+            (names::API_VERSION, policy::KIND) => {
+                let policy = policy::decode_policy(object)
+                    .map_err(|error| anyhow::anyhow!(without_rust(&error.to_string())))
+                    .with_context(|| format!("{kind} {}", name_of(object)))?;
+                self.policies.retain(|other| other.name != policy.name);
+                self.policies.push(policy);
+            }
             ("v1", "List") => {
-                for item in object.get("items").and_then(Value::as_array).into_iter().flatten() {
+                for item in object
+                    .get("items")
+                    .and_then(Value::as_array)
+                    .into_iter()
+                    .flatten()
+                {
                     self.add(item)?;
                 }
             }
@@ -126,40 +190,227 @@ impl Manifests {
                     "{kind} of {version} is not read: write resource.k8s.io/v1 (served since Kubernetes 1.34)"
                 )
             }
-            (version, policy::KIND) => {
-                bail!("{kind} of {version} does not exist: write {}", names::API_VERSION)
+            (version, "DeviceTaintRule") if version.starts_with("resource.k8s.io/") => {
+                bail!(
+                    "{kind} of {version} is not read: write resource.k8s.io/v1 (served since Kubernetes 1.37)"
+                )
             }
-            (_, kind) => self.passed_over.push(format!("{kind} {}", name_of(object))),
+            (version, policy::KIND) => {
+                bail!(
+                    "{kind} of {version} does not exist: write {}",
+                    names::API_VERSION
+                )
+            }
+            (version, kind) => {
+                match WorkloadResource::read(version, kind, object, self.pods.len())? {
+                    Some(workload) => self.workload(workload, object),
+                    None => self.pass_over(version, kind, object),
+                }
+            }
         }
         Ok(())
     }
 
-    /// The pods that a controller makes of a workload: `spec` is where it has their template and what limits their count.
-    fn workload<T: DeserializeOwned>(&mut self, object: &Value, spec: &str, limits: &[&str]) -> Result<()> {
-        let _: T = typed(object)?;
-        let meta: ObjectMeta = object.get("metadata").map(decode).transpose()?.unwrap_or_default();
-        let spec = object.pointer(spec).unwrap_or(&Value::Null);
-        let template: PodTemplateSpec = spec.get("template").map(decode).transpose()?.unwrap_or_default();
-        let number_in = |field: &&str| spec.get(field).and_then(Value::as_u64);
-        let first = limits.first().and_then(number_in).unwrap_or(1);
-        for number in 0..limits.iter().filter_map(number_in).fold(first, u64::min) {
-            let metadata = ObjectMeta {
-                name: Some(format!("{}-{number}", meta.name.as_deref().unwrap_or("workload"))),
-                namespace: meta.namespace.clone(),
-                ..template.metadata.clone().unwrap_or_default()
-            };
-            self.pods.push(Pod { metadata, spec: template.spec.clone(), status: None });
+    /// Gives an object that has only `generateName` a name, as the API server does at creation.
+    fn named(&mut self, object: &Value) -> Value {
+        let mut object = object.clone();
+        let text = |field: &str| object.pointer(field).and_then(Value::as_str);
+        let prefix = text("/metadata/generateName").unwrap_or_default();
+        if prefix.is_empty() || text("/metadata/name").is_some_and(|name| !name.is_empty()) {
+            return object;
         }
-        Ok(())
+        let name = format!("{prefix}{}", suffix(self.generated));
+        self.generated += 1;
+        self.notes.push(format!(
+            "{} {name}: metadata.generateName: kubectl create makes it, each time anew; kubectl apply refuses it",
+            text("/kind").unwrap_or_default()
+        ));
+        if let Some(meta) = object.get_mut("metadata") {
+            meta["name"] = json!(name);
+        }
+        object
+    }
+
+    /// Applies a workload: the same kind, namespace and name is the same object.
+    fn workload(&mut self, new: WorkloadResource, object: &Value) {
+        let place = new.place();
+        if let Some(stopped) = new.stopped {
+            let queued = object.pointer(QUEUE).is_some();
+            self.notes.push(if queued {
+                format!("{place}: {stopped}: it runs here as after its admission by Kueue")
+            } else {
+                format!("{place}: {stopped}: it makes no pods")
+            });
+        }
+        let is_it = |old: &&mut WorkloadResource| {
+            new.metadata.name.is_some() && old.kind == new.kind && old.place() == place
+        };
+        match self.workloads.iter_mut().find(is_it) {
+            Some(old) => {
+                self.refused
+                    .extend(old.refuses(&new).map(|what| format!("{place}: {what}")));
+                *old = new;
+            }
+            None => self.workloads.push(new),
+        }
+    }
+
+    /// Notes an object that is not run, with what of it would make a difference on a cluster.
+    fn pass_over(&mut self, version: &str, kind: &str, object: &Value) {
+        let what = format!("{kind} {}", name_of(object));
+        let claims = [
+            "/spec/resourceClaims",
+            "/spec/podGroupTemplates",
+            "/spec/template/spec/resourceClaims",
+        ];
+        let has_claims = claims.iter().any(|path| {
+            object
+                .pointer(path)
+                .is_some_and(|value| value.to_string().contains("esourceClaim"))
+        });
+        let note = match (version.split('/').next(), kind) {
+            (Some("scheduling.k8s.io"), "PodGroup" | "Workload") if has_claims => {
+                "each pod gets claims of its own here, as with the feature gate DRAWorkloadResourceClaims off (its \
+                 default); with the gate the pods of a group share the claims that the group names"
+            }
+            (Some("resource.k8s.io"), "ResourceSlice") => {
+                "the demo's node has only the devices of its own driver"
+            }
+            (Some("v1"), "ResourceQuota" | "LimitRange") => {
+                "quotas and limits of a namespace are not counted here"
+            }
+            _ if has(object, "containers") => {
+                "its controller does not run here, so neither do its pods"
+            }
+            _ => return self.passed_over.push(what),
+        };
+        self.notes.push(format!("{what} is passed over: {note}"));
+    }
+
+    /// Returns the pods of the files and those that controllers make of the workloads, in the
+    /// order of the files. Their names differ: on a cluster only those of a StatefulSet are like
+    /// these, and all others have a random end.
+    pub(crate) fn all_pods(&self) -> Vec<Pod> {
+        let mut pods = Vec::new();
+        let name_of = |pod: &Pod| {
+            (
+                namespace(&pod.metadata),
+                pod.metadata.name.clone().unwrap_or_default(),
+            )
+        };
+        let fixed = self
+            .workloads
+            .iter()
+            .filter(|workload| workload.names_are_fixed());
+        let mut taken: std::collections::BTreeSet<(String, String)> =
+            self.pods.iter().map(name_of).collect();
+        taken.extend(
+            fixed
+                .flat_map(|workload| workload.pods(""))
+                .map(|pod| name_of(&pod)),
+        );
+        let mut own = self.pods.iter().enumerate().peekable();
+        for workload in &self.workloads {
+            while let Some((_, pod)) = own.next_if(|(number, _)| *number < workload.after_pods) {
+                pods.push(pod.clone());
+            }
+            let mut made = workload.pods("");
+            if !workload.names_are_fixed() {
+                if made.iter().any(|pod| taken.contains(&name_of(pod))) {
+                    made = workload.pods(&format!("{}-", workload.kind.to_lowercase()));
+                }
+                taken.extend(made.iter().map(name_of));
+            }
+            pods.append(&mut made);
+        }
+        pods.extend(own.map(|(_, pod)| pod.clone()));
+        pods
+    }
+}
+
+/// Returns the namespace of an object.
+pub(crate) fn namespace(meta: &ObjectMeta) -> String {
+    meta.namespace
+        .clone()
+        .unwrap_or_else(|| "default".to_owned())
+}
+
+/// Puts an object among those of its kind, as `kubectl apply` does: one with the namespace and
+/// name of another takes its place. Returns the former one.
+fn apply<T: Metadata<Ty = ObjectMeta>>(list: &mut Vec<T>, new: T) -> Option<T> {
+    let same = |old: &ObjectMeta| {
+        let new = new.metadata();
+        new.name.is_some() && old.name == new.name && namespace(old) == namespace(new)
+    };
+    if let Some(old) = list.iter_mut().find(|old| same(old.metadata())) {
+        Some(std::mem::replace(old, new))
+    } else {
+        list.push(new);
+        None
+    }
+}
+
+/// The same for a kind whose spec cannot be changed; returns the refusal of a change.
+fn apply_fixed<T>(list: &mut Vec<T>, object: &Value, words: &str) -> Result<Option<String>>
+where
+    T: Metadata<Ty = ObjectMeta> + DeserializeOwned + Serialize,
+{
+    let new: T = typed(object)?;
+    let place = format!(
+        "{} {}/{}",
+        object
+            .get("kind")
+            .and_then(Value::as_str)
+            .unwrap_or_default(),
+        namespace(new.metadata()),
+        name_of(object)
+    );
+    let spec =
+        |object: &T| Ok::<_, anyhow::Error>(serde_json::to_value(object)?.get("spec").cloned());
+    let now = spec(&new)?;
+    let before = apply(list, new).map(|old| spec(&old)).transpose()?;
+    Ok(before
+        .filter(|before| *before != now)
+        .map(|_| format!("{place}: spec: {words} (the manifests have it twice, and not alike)")))
+}
+
+/// Returns the end of a generated name, of the characters that Kubernetes uses.
+fn suffix(mut number: usize) -> String {
+    const CHARACTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut end = [b'b'; 5];
+    for place in end.iter_mut().rev() {
+        *place = CHARACTERS
+            .get(number % CHARACTERS.len())
+            .copied()
+            .unwrap_or(b'b');
+        number /= CHARACTERS.len();
+    }
+    end.iter().map(|byte| char::from(*byte)).collect()
+}
+
+/// Looks for a field of this name anywhere in an object.
+fn has(value: &Value, field: &str) -> bool {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .any(|(name, value)| name == field || has(value, field)),
+        Value::Array(items) => items.iter().any(|item| has(item, field)),
+        _ => false,
     }
 }
 
 fn name_of(object: &Value) -> &str {
-    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("(no name)")
+    object
+        .pointer("/metadata/name")
+        .and_then(Value::as_str)
+        .unwrap_or("(no name)")
 }
 
 fn typed<T: DeserializeOwned>(object: &Value) -> Result<T> {
-    let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
+    let kind = object
+        .get("kind")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     decode(object).with_context(|| format!("{kind} {}", name_of(object)))
 }
 
@@ -178,7 +429,11 @@ mod tests {
         assert_eq!((read.pods.len(), read.claims.len()), (1, 1));
         assert_eq!(read.passed_over, ["Service s"]);
         let old = "apiVersion: resource.k8s.io/v1beta1\nkind: ResourceClaim\n";
-        assert!(refused(old).contains("write resource.k8s.io/v1"), "{}", refused(old));
+        assert!(
+            refused(old).contains("write resource.k8s.io/v1"),
+            "{}",
+            refused(old)
+        );
         assert!(refused("kind: Pod\n").contains("apiVersion and kind must be set"));
         assert!(refused("---\n").ends_with("no objects in it"));
     }
@@ -187,22 +442,53 @@ mod tests {
     fn workloads_become_the_pods_of_their_controllers() {
         let template = "template: {spec: {containers: []}}";
         for (version, kind, spec, pods) in [
-            ("apps/v1", "Deployment", format!("replicas: 2, {template}"), 2),
+            (
+                "apps/v1",
+                "Deployment",
+                format!("replicas: 2, {template}"),
+                2,
+            ),
             ("apps/v1", "ReplicaSet", template.to_owned(), 1),
-            ("apps/v1", "StatefulSet", format!("replicas: 3, {template}"), 3),
+            (
+                "apps/v1",
+                "StatefulSet",
+                format!("replicas: 3, {template}"),
+                3,
+            ),
             ("apps/v1", "DaemonSet", template.to_owned(), 1),
-            ("batch/v1", "Job", format!("parallelism: 2, completions: 5, {template}"), 2),
-            ("batch/v1", "Job", format!("parallelism: 5, completions: 2, {template}"), 2),
+            (
+                "batch/v1",
+                "Job",
+                format!("parallelism: 2, completions: 5, {template}"),
+                2,
+            ),
+            (
+                "batch/v1",
+                "Job",
+                format!("parallelism: 5, completions: 2, {template}"),
+                2,
+            ),
             ("batch/v1", "Job", format!("completions: 5, {template}"), 1),
-            ("batch/v1", "CronJob", format!("schedule: '@daily', jobTemplate: {{spec: {{{template}}}}}"), 1),
-            ("apps/v1", "Deployment", format!("replicas: 0, {template}"), 0),
+            (
+                "batch/v1",
+                "CronJob",
+                format!("schedule: '@daily', jobTemplate: {{spec: {{{template}}}}}"),
+                1,
+            ),
+            (
+                "apps/v1",
+                "Deployment",
+                format!("replicas: 0, {template}"),
+                0,
+            ),
         ] {
             let text = format!(
                 "{{apiVersion: {version}, kind: {kind}, metadata: {{name: w, namespace: ns}}, spec: {{{spec}}}}}"
             );
             let read = Manifests::parse("x", &text).unwrap();
-            assert_eq!(read.pods.len(), pods, "{kind}");
-            if let Some(pod) = read.pods.last() {
+            let all = read.all_pods();
+            assert_eq!(all.len(), pods, "{kind}");
+            if let Some(pod) = all.last() {
                 assert_eq!(pod.metadata.name, Some(format!("w-{}", pods - 1)));
                 assert_eq!(pod.metadata.namespace.as_deref(), Some("ns"));
             }
@@ -211,6 +497,123 @@ mod tests {
         assert_eq!(
             refused(text),
             "x.yaml, document 1: Job w: unknown field \"spec.template.spec.container\" (did you mean \"containers\"?)"
+        );
+    }
+
+    fn names(text: &str) -> Vec<String> {
+        let pods = Manifests::parse("x", text).unwrap().all_pods();
+        pods.into_iter()
+            .filter_map(|pod| pod.metadata.name)
+            .collect()
+    }
+
+    /// A document with a kind, its metadata and its spec.
+    fn document(kind: &str, meta: &str, spec: &str) -> String {
+        let version = match kind {
+            "Job" => "batch/v1",
+            "Pod" => "v1",
+            "ResourceClaim" => "resource.k8s.io/v1",
+            _ => "apps/v1",
+        };
+        format!(
+            "{{apiVersion: {version}, kind: {kind}, metadata: {{{meta}}}, spec: {{{spec}}}}}\n---\n"
+        )
+    }
+
+    #[test]
+    fn generated_names_make_objects_of_their_own() {
+        let job = document(
+            "Job",
+            "generateName: train-",
+            "template: {spec: {containers: []}}",
+        );
+        let pod = document("Pod", "generateName: train-", "containers: []");
+        let all = names(&[job.clone(), job, pod].concat());
+        assert_eq!(all, ["train-bbbbb-0", "train-bbbbc-0", "train-bbbbd"]);
+    }
+
+    #[test]
+    fn a_pod_is_known_by_the_kind_and_namespace_of_its_owner() {
+        let spec = "template: {spec: {containers: []}}";
+        let [job, set, other] = [
+            ("Job", "name: w"),
+            ("StatefulSet", "name: w"),
+            ("Job", "name: w, namespace: other"),
+        ]
+        .map(|(kind, meta)| document(kind, meta, spec));
+        let pod = document("Pod", "name: w-0, namespace: other", "containers: []");
+        let read = Manifests::parse("x", &[job, set, other, pod].concat()).unwrap();
+        let all = read.all_pods();
+        let all: Vec<_> = all
+            .iter()
+            .map(|pod| {
+                (
+                    super::namespace(&pod.metadata),
+                    pod.metadata.name.clone().unwrap(),
+                )
+            })
+            .collect();
+        let expected = [
+            ("default", "w-job-0"),
+            ("default", "w-0"),
+            ("other", "w-job-0"),
+            ("other", "w-0"),
+        ];
+        assert_eq!(all, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    }
+
+    #[test]
+    fn an_object_that_is_applied_again_is_changed_or_refused() {
+        let deployment = |replicas: u32, app: &str| {
+            let spec = format!(
+                "replicas: {replicas}, selector: {{matchLabels: {{app: {app}}}}}, template: {{spec: {{containers: []}}}}"
+            );
+            document("Deployment", "name: w", &spec)
+        };
+        let read = |first: String, second: String| {
+            Manifests::parse("x", &[first, second].concat()).unwrap()
+        };
+        let changed = read(deployment(1, "a"), deployment(3, "a"));
+        assert_eq!((changed.all_pods().len(), changed.refused.len()), (3, 0));
+        let selector = read(deployment(1, "a"), deployment(1, "b"));
+        assert_eq!(
+            selector.refused,
+            ["Deployment default/w: spec.selector: Invalid value: field is immutable"]
+        );
+        let claim = |spec: &str| document("ResourceClaim", "name: c", spec);
+        assert_eq!(read(claim(""), claim("")).claims.len(), 1);
+        let refused = read(claim(""), claim("devices: {requests: [{name: a}]}")).refused;
+        assert!(
+            refused[0]
+                .starts_with("ResourceClaim default/c: spec: Invalid value: field is immutable"),
+            "{refused:?}"
+        );
+        let pod = |image: &str| {
+            document(
+                "Pod",
+                "name: p",
+                &format!("containers: [{{name: c, image: {image}}}]"),
+            )
+        };
+        assert_eq!(read(pod("a"), pod("b")).refused.len(), 1);
+    }
+
+    #[test]
+    fn workloads_that_wait_make_no_pods_but_those_of_a_queue() {
+        let job = |labels: &str| {
+            let meta = format!("name: w, labels: {{{labels}}}");
+            document(
+                "Job",
+                &meta,
+                "suspend: true, template: {spec: {containers: []}}",
+            )
+        };
+        assert_eq!(names(&job("")), Vec::<String>::new());
+        assert_eq!(names(&job("kueue.x-k8s.io/queue-name: q")), ["w-0"]);
+        let paused = "paused: true, template: {spec: {containers: []}}";
+        assert_eq!(
+            names(&document("Deployment", "name: w", paused)),
+            Vec::<String>::new()
         );
     }
 }

@@ -1,19 +1,21 @@
-//! What a node publishes of its GPUs under policies, worked out as the plugin does.
+//! Devices that a node publishes of its GPUs under policies, worked out as the plugin does.
 
 use divvy_api::policy::GpuPolicy;
 use divvy_model::{Inventory, Ordinals};
-use divvy_offer::{GpuRules, Input, KubeVersion, NodeFacts, Pool, Resolved, ServerFeatures, carve, resolve};
+use divvy_offer::{
+    GpuRules, Input, KubeVersion, NodeFacts, Pool, Resolved, ServerFeatures, carve, resolve,
+};
 
-/// What is published, and what decided.
+/// Devices that are published, and the rules that decided.
 pub(crate) struct Offered {
     pub(crate) ordinals: Ordinals,
     pub(crate) resolved: Resolved,
     pub(crate) pool: Pool,
-    /// What is left out, and why.
+    /// Devices that are left out, with the reason.
     pub(crate) notes: Vec<String>,
 }
 
-/// Of an idle node on a cluster that has everything that divvy uses.
+/// Works it out for an idle node on a cluster that has everything that divvy uses.
 pub(crate) fn offered(
     inventory: &Inventory,
     node: &NodeFacts<'_>,
@@ -21,30 +23,75 @@ pub(crate) fn offered(
     defaults: &GpuRules,
 ) -> Offered {
     let mut ordinals = Ordinals::default();
-    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    ordinals.assign(
+        inventory
+            .gpus
+            .iter()
+            .map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)),
+    );
     let resolved = resolve(policies, node, inventory, &ordinals, defaults);
-    let lock = resolved.mode_lock.as_ref().map(|(lock, _)| *lock).unwrap_or_default();
-    let features = ServerFeatures::default().observe(KubeVersion::new(1, 37, 1)).with_mode_lock(lock);
+    let lock = resolved
+        .mode_lock
+        .as_ref()
+        .map(|(lock, _)| *lock)
+        .unwrap_or_default();
+    let features = ServerFeatures::default()
+        .observe(KubeVersion::new(1, 37, 1))
+        .with_mode_lock(lock);
     let capabilities = inventory
         .gpus
         .iter()
         .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone())))
         .collect();
     let plain = Input::plain(node.name, inventory, &ordinals, &features);
-    let carved = carve(&Input { capabilities: &capabilities, rules: &resolved.rules, ..plain });
+    let carved = carve(&Input {
+        capabilities: &capabilities,
+        rules: &resolved.rules,
+        ..plain
+    });
     let odd = resolved.problems.iter().map(ToString::to_string);
     let idle = policies.iter().filter(|policy| {
-        let sets_lock = resolved.mode_lock.as_ref().is_some_and(|(_, by)| *by == policy.name);
+        let sets_lock = resolved
+            .mode_lock
+            .as_ref()
+            .is_some_and(|(_, by)| *by == policy.name);
         !sets_lock && resolved.by.values().all(|rule| rule.policy != policy.name)
     });
     let idle = idle.map(|policy| without_effect(&policy.name, node));
-    let notes = carved.notes.iter().map(ToString::to_string).chain(odd).chain(idle).collect();
-    Offered { ordinals, resolved, pool: carved.pool, notes }
+    let notes = carved
+        .findings
+        .iter()
+        .map(ToString::to_string)
+        .chain(odd)
+        .chain(idle)
+        .map(|note| by_number(note, &ordinals))
+        .collect();
+    Offered {
+        ordinals,
+        resolved,
+        pool: carved.pool,
+        notes,
+    }
+}
+
+/// Names GPUs by their numbers, as the names of devices do, in place of UUIDs.
+fn by_number(note: String, ordinals: &Ordinals) -> String {
+    ordinals.iter().fold(note, |note, (uuid, number)| {
+        note.replace(uuid.as_str(), &format!("gpu-{number}"))
+    })
 }
 
 fn without_effect(policy: &str, node: &NodeFacts<'_>) -> String {
-    let labels: Vec<String> = node.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let labels = if labels.is_empty() { "none".to_owned() } else { labels.join(", ") };
+    let labels: Vec<String> = node
+        .labels
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let labels = if labels.is_empty() {
+        "none".to_owned()
+    } else {
+        labels.join(", ")
+    };
     format!(
         "GpuPolicy {policy} has no effect on node {} (labels: {labels}): its nodes or gpus do not match, or other rules \
          come first; divvy inventory --policy takes another --node-name and --node-label",
@@ -70,16 +117,32 @@ mod tests {
             );
             let policies = Manifests::parse("x", &text).unwrap().policies;
             let labels = BTreeMap::from([("pool".to_owned(), "training".to_owned())]);
-            offered(&inventory, &NodeFacts { name, labels: &labels }, &policies, &GpuRules::default()).notes
+            offered(
+                &inventory,
+                &NodeFacts {
+                    name,
+                    labels: &labels,
+                },
+                &policies,
+                &GpuRules::default(),
+            )
+            .notes
         };
         let of_seven = "nodes: {names: [node-7]}, rules: [{modes: [Whole]}]";
         assert_eq!(notes(of_seven, "node-7"), Vec::<String>::new());
         let on_another = notes(of_seven, "node-8");
         assert!(
-            on_another[0].starts_with("GpuPolicy p has no effect on node node-8 (labels: pool=training)"),
+            on_another[0]
+                .starts_with("GpuPolicy p has no effect on node node-8 (labels: pool=training)"),
             "{on_another:?}"
         );
-        assert_eq!(notes("modeLock: Disabled, rules: []", "node-7"), Vec::<String>::new());
-        assert_eq!(notes("rules: [{gpus: {ordinals: [9]}, modes: [Whole]}]", "node-7").len(), 1);
+        assert_eq!(
+            notes("modeLock: Disabled, rules: []", "node-7"),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            notes("rules: [{gpus: {ordinals: [9]}, modes: [Whole]}]", "node-7").len(),
+            1
+        );
     }
 }

@@ -10,7 +10,7 @@ use crate::format::shortened;
 pub(crate) struct Picture {
     /// The GPU, as its device is named.
     pub(crate) gpu: String,
-    /// How many memory slices it has.
+    /// Number of its memory slices.
     pub(crate) slices: u32,
     /// The existing partitions, by start.
     pub(crate) partitions: Vec<Part>,
@@ -25,7 +25,7 @@ pub(crate) struct Part {
     pub(crate) size: u32,
     /// Profile, such as `1g.10gb`.
     pub(crate) profile: String,
-    /// Whose it is, if that is known.
+    /// Holder, if it is known.
     pub(crate) holder: Option<String>,
 }
 
@@ -41,8 +41,13 @@ impl Picture {
         holder: impl Fn(&GpuInstance) -> Option<String>,
     ) -> Self {
         let profile = |instance: &GpuInstance| {
-            let name = capabilities.profile(instance.profile).and_then(|profile| capabilities.name(profile));
-            name.map_or_else(|| format!("profile {}", instance.profile.0), |name| name.to_string())
+            let name = capabilities
+                .profile(instance.profile)
+                .and_then(|profile| capabilities.name(profile));
+            name.map_or_else(
+                || format!("profile {}", instance.profile.0),
+                |name| name.to_string(),
+            )
         };
         let mut partitions: Vec<Part> = instances
             .iter()
@@ -54,16 +59,24 @@ impl Picture {
             })
             .collect();
         partitions.sort_by_key(|part| part.start);
-        Self { gpu, slices: capabilities.memory_slices(), partitions }
+        Self {
+            gpu,
+            slices: capabilities.memory_slices(),
+            partitions,
+        }
     }
 
-    /// The picture: a row of boxes, the numbers of the slices below, and whose each box is. Lines without an indent.
+    /// The picture: a row of boxes, the numbers of the slices below, and whose each box is. Lines
+    /// without an indent.
     pub(crate) fn lines(&self) -> Vec<String> {
         let width = (WIDTH / self.slices.max(1)).max(3) as usize;
         let (mut cells, mut legend) = (Vec::new(), Vec::new());
         let mut slice = 0;
         while slice < self.slices {
-            let part = self.partitions.iter().find(|part| part.start == slice && part.size > 0);
+            let part = self
+                .partitions
+                .iter()
+                .find(|part| part.start == slice && part.size > 0);
             let (size, text) = match part {
                 Some(part) => {
                     let key = letter(legend.len());
@@ -76,26 +89,37 @@ impl Picture {
             cells.push((text, width * size as usize - 1));
             slice += size;
         }
-        let numbers: Vec<String> = (0..self.slices).map(|n| format!("{:<width$}", format!(" {n}"))).collect();
+        let numbers: Vec<String> = (0..self.slices)
+            .map(|n| format!("{:<width$}", format!(" {n}")))
+            .collect();
         let blank = " ".repeat(self.gpu.chars().count().max(6));
         let mut lines = boxes(&self.gpu, &cells);
-        lines.push(format!("{blank} {}", numbers.concat()).trim_end().to_owned());
+        lines.push(
+            format!("{blank} {}", numbers.concat())
+                .trim_end()
+                .to_owned(),
+        );
         lines.extend(legend.into_iter().map(|line| format!("{blank}  {line}")));
         lines
     }
 }
 
-/// What stands for a holder in a picture.
+/// Returns the letter of a holder in a picture.
 pub(crate) fn letter(number: usize) -> char {
     const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    LETTERS.get(number % LETTERS.len()).copied().map_or('?', char::from)
+    LETTERS
+        .get(number % LETTERS.len())
+        .copied()
+        .map_or('?', char::from)
 }
 
 /// A row of boxes, each with its text and width, behind the name of a GPU.
 pub(crate) fn boxes(gpu: &str, cells: &[(String, usize)]) -> Vec<String> {
     let lines: Vec<String> = cells.iter().map(|(_, width)| "─".repeat(*width)).collect();
-    let texts: Vec<String> =
-        cells.iter().map(|(text, width)| format!("{:<width$}", shortened(text, *width))).collect();
+    let texts: Vec<String> = cells
+        .iter()
+        .map(|(text, width)| format!("{:<width$}", shortened(text, *width)))
+        .collect();
     vec![
         format!("{:<6} ┌{}┐", "", lines.join("┬")),
         format!("{gpu:<6} │{}│", texts.join("│")),
@@ -120,7 +144,11 @@ mod tests {
             part(2, 2, "2g.20gb", None),
             part(4, 4, "3g.40gb", Some("default/c")),
         ];
-        let picture = Picture { gpu: "gpu-0".to_owned(), slices: 8, partitions };
+        let picture = Picture {
+            gpu: "gpu-0".to_owned(),
+            slices: 8,
+            partitions,
+        };
         let expected = [
             "       ┌────────┬────────┬─────────────────┬───────────────────────────────────┐",
             "gpu-0  │A 1g.10…│free    │B 2g.20gb        │C 3g.40gb                          │",
@@ -135,7 +163,11 @@ mod tests {
 
     #[test]
     fn a_grid_of_twelve_fits_too() {
-        let picture = Picture { gpu: "gpu-10".to_owned(), slices: 12, partitions: Vec::new() };
+        let picture = Picture {
+            gpu: "gpu-10".to_owned(),
+            slices: 12,
+            partitions: Vec::new(),
+        };
         let lines = picture.lines();
         assert_eq!((lines.len(), lines[1].matches("free").count()), (4, 12));
         assert_eq!(lines[0].chars().count(), lines[1].chars().count());

@@ -1,5 +1,6 @@
-//! Decodes a Kubernetes object as the API server does for kubectl: a field that the type does not have is an error, and
-//! every error names its place. The types know their fields, so there is no list of them here.
+//! Decodes a Kubernetes object as the API server does for kubectl: a field that the type does not
+//! have is an error, and every error names its place. The types know their fields, so there is no
+//! list of them here.
 
 use std::cell::RefCell;
 
@@ -9,19 +10,26 @@ use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_json::Value;
 
-/// The object as a type. All unknown fields are named at once.
+/// Decodes the object as a type. All unknown fields are named at once.
 pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     let unknown = RefCell::default();
-    let decoded =
-        serde_path_to_error::deserialize(At { value: object, path: String::new(), unknown: &unknown });
+    let decoded = serde_path_to_error::deserialize(At {
+        value: object,
+        path: String::new(),
+        unknown: &unknown,
+    });
     let unknown = unknown.into_inner();
     if !unknown.is_empty() {
         bail!("{}", unknown.join(", "));
     }
     decoded.map_err(|error| {
         // Serde's words, less those of Rust.
-        let what =
-            error.inner().to_string().replace("i64", "a whole number").replace("i32", "a whole number");
+        let what = error
+            .inner()
+            .to_string()
+            .replace("i64", "a whole number")
+            .replace("i32", "a whole number");
+        let what = quoted(without_rust(&what));
         match error.path().to_string().as_str() {
             "." => anyhow!(what),
             path => anyhow!("{path}: {what}"),
@@ -29,13 +37,76 @@ pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     })
 }
 
-/// ` (did you mean "x"?)` with the name among `known` that was probably meant, or nothing: at most a third of its letters
-/// are others.
+/// Returns ` (did you mean "x"?)` with the name among `known` that was probably meant, or nothing.
 pub(crate) fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
-    let nearest = known.into_iter().map(|other| (distance(other), other)).min();
-    let meant = nearest.filter(|(distance, near)| distance * 3 <= name.len().max(near.len()));
-    meant.map(|(_, near)| format!(" (did you mean {near:?}?)")).unwrap_or_default()
+    nearest(name, known)
+        .map(|near| format!(" (did you mean {near:?}?)"))
+        .unwrap_or_default()
+}
+
+/// Returns the name among `known` that was probably meant: at most a third of its letters are
+/// others, and it is not the very same.
+pub(crate) fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    let distance =
+        |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
+    known
+        .into_iter()
+        .filter(|other| *other != name)
+        .map(|other| (distance(other), other))
+        .min()
+        .filter(|(distance, near)| distance * 3 <= name.len().max(near.len()))
+        .map(|(_, near)| near)
+}
+
+/// Fields of a pod's spec that are often written into a container.
+const OF_PODS: [&str; 8] = [
+    "affinity",
+    "nodeSelector",
+    "resourceClaims",
+    "runtimeClassName",
+    "schedulerName",
+    "serviceAccountName",
+    "tolerations",
+    "volumes",
+];
+
+/// Says whether the path is that of a container.
+fn is_container(path: &str) -> bool {
+    let list = path.rsplit_once('[').map_or("", |(list, _)| list);
+    list.ends_with(".containers") || list.ends_with(".initContainers")
+}
+
+/// Returns serde's words for an unknown value of an enum in ours, with the value that was probably
+/// meant: ``unknown variant `MIG`, expected one of `Whole`, `Mig` ``.
+pub(crate) fn without_rust(error: &str) -> String {
+    let Some((before, rest)) = error.split_once("unknown variant `") else {
+        return error.to_owned();
+    };
+    let Some((value, there)) = rest.split_once("`, expected ") else {
+        return error.to_owned();
+    };
+    let there: Vec<&str> = there.split('`').skip(1).step_by(2).collect();
+    let hint = did_you_mean(value, there.iter().copied());
+    format!(
+        "{before}unknown value {value:?}{hint}; there are {}",
+        there.join(", ")
+    )
+}
+
+/// Adds how a text is written to serde's words for a number or a truth value in its place:
+/// ``invalid type: integer `50`, expected a string``.
+fn quoted(error: String) -> String {
+    let plain = ["integer", "floating point", "boolean"];
+    let value = error.strip_prefix("invalid type: ").and_then(|rest| {
+        let rest = plain.iter().find_map(|kind| rest.strip_prefix(kind))?;
+        rest.trim_start()
+            .strip_prefix('`')?
+            .strip_suffix("`, expected a string")
+    });
+    match value {
+        Some(value) => format!("{error} (write \"{value}\")"),
+        None => error,
+    }
 }
 
 /// A value at its place in the object.
@@ -47,7 +118,11 @@ struct At<'v> {
 
 impl<'v> At<'v> {
     fn child(&self, step: &str, value: &'v Value) -> Self {
-        Self { value, path: format!("{}{step}", self.path), unknown: self.unknown }
+        Self {
+            value,
+            path: format!("{}{step}", self.path),
+            unknown: self.unknown,
+        }
     }
 
     fn field(&self, name: &str, value: &'v Value) -> Self {
@@ -71,14 +146,21 @@ impl<'de> Deserializer<'de> for At<'de> {
         match self.value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
-            Value::Number(number) => number.deserialize_any(visitor).map_err(serde::de::Error::custom),
+            Value::Number(number) => number
+                .deserialize_any(visitor)
+                .map_err(serde::de::Error::custom),
             Value::String(text) => visitor.visit_borrowed_str(text),
             Value::Array(items) => {
-                let items = items.iter().enumerate().map(|(n, item)| self.child(&format!("[{n}]"), item));
+                let items = items
+                    .iter()
+                    .enumerate()
+                    .map(|(n, item)| self.child(&format!("[{n}]"), item));
                 visitor.visit_seq(SeqDeserializer::new(items))
             }
             Value::Object(fields) => {
-                let fields = fields.iter().map(|(name, value)| (name.as_str(), self.field(name, value)));
+                let fields = fields
+                    .iter()
+                    .map(|(name, value)| (name.as_str(), self.field(name, value)));
                 visitor.visit_map(MapDeserializer::new(fields))
             }
         }
@@ -93,15 +175,29 @@ impl<'de> Deserializer<'de> for At<'de> {
         for (name, value) in self.value.as_object().into_iter().flatten() {
             if !fields.contains(&name.as_str()) {
                 let path = self.field(name, value).path;
-                let hint = did_you_mean(name, fields.iter().copied());
-                self.unknown.borrow_mut().push(format!("unknown field {path:?}{hint}"));
+                let hint = match did_you_mean(name, fields.iter().copied()) {
+                    none if none.is_empty()
+                        && OF_PODS.contains(&name.as_str())
+                        && is_container(&self.path) =>
+                    {
+                        " (it belongs in the pod's spec)".to_owned()
+                    }
+                    hint => hint,
+                };
+                self.unknown
+                    .borrow_mut()
+                    .push(format!("unknown field {path:?}{hint}"));
             }
         }
         self.deserialize_any(visitor)
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        if self.value.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
+        if self.value.is_null() {
+            visitor.visit_none()
+        } else {
+            visitor.visit_some(self)
+        }
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -162,10 +258,19 @@ mod tests {
             "securityContext": null,
         }});
         let pod: Pod = decode(&pod).unwrap();
-        let limits = pod.spec.unwrap().containers[0].resources.clone().unwrap().limits.unwrap();
-        assert_eq!((limits["cpu"].0.as_str(), limits["memory"].0.as_str()), ("1", "1Gi"));
+        let limits = pod.spec.unwrap().containers[0]
+            .resources
+            .clone()
+            .unwrap()
+            .limits
+            .unwrap();
+        assert_eq!(
+            (limits["cpu"].0.as_str(), limits["memory"].0.as_str()),
+            ("1", "1Gi")
+        );
         let config = json!({"requests": ["a"], "opaque": {"driver": "d", "parameters": {"deep": {"er": [1, {"x": null}]}}}});
-        let claim: ResourceClaim = decode(&json!({"spec": {"devices": {"config": [config]}}})).unwrap();
+        let claim: ResourceClaim =
+            decode(&json!({"spec": {"devices": {"config": [config]}}})).unwrap();
         let config = claim.spec.unwrap().devices.unwrap().config.unwrap();
         assert_eq!(
             config[0].opaque.as_ref().unwrap().parameters.0,

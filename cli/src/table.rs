@@ -1,5 +1,5 @@
-//! Plain tables: a header, a rule, rows; columns as wide as their widest cell. No borders, so that they can be cut
-//! and searched with the usual tools.
+//! Plain tables: a header, a rule, rows; columns as wide as their widest cell. No borders, so that
+//! they can be cut and searched with the usual tools.
 
 /// A table that is filled row by row.
 #[derive(Debug, Default)]
@@ -10,13 +10,17 @@ pub(crate) struct Table {
 impl Table {
     /// A table with these column names.
     pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
-        Self { rows: vec![header.map(str::to_owned).to_vec()] }
+        Self {
+            rows: vec![header.map(str::to_owned).to_vec()],
+        }
     }
 
     /// Adds columns, before any row.
     pub(crate) fn widen(&mut self, header: &[&str]) {
         let names = header.iter().map(|name| (*name).to_owned());
-        self.rows.iter_mut().for_each(|row| row.extend(names.clone()));
+        self.rows
+            .iter_mut()
+            .for_each(|row| row.extend(names.clone()));
     }
 
     /// Adds a row.
@@ -42,8 +46,17 @@ impl Table {
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let line = |row: &[String]| {
-            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-            format!("{}{}", " ".repeat(indent), cells.collect::<Vec<_>>().join("  ")).trim_end().to_owned()
+            let cells = row
+                .iter()
+                .zip(&widths)
+                .map(|(cell, width)| format!("{cell:<width$}"));
+            format!(
+                "{}{}",
+                " ".repeat(indent),
+                cells.collect::<Vec<_>>().join("  ")
+            )
+            .trim_end()
+            .to_owned()
         };
         let rule: Vec<String> = widths.iter().map(|width| "─".repeat(*width)).collect();
         let mut lines = Vec::new();
@@ -59,7 +72,11 @@ impl Table {
 
 /// A cell; `-` where there is nothing.
 pub(crate) fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+    if text.is_empty() {
+        "-".to_owned()
+    } else {
+        text.to_owned()
+    }
 }
 
 #[cfg(test)]

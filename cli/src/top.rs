@@ -12,18 +12,18 @@ use divvy_api::names::DRIVER;
 use serde::Serialize;
 
 use crate::format::{self, Output};
-use crate::status::read::{Access, Wanted};
+use crate::status::read::{Access, ClaimsWanted, PodWanted, Wanted};
 use crate::table::{Table, or_dash};
 use crate::usage::Usage;
 use crate::view::{self, GpuView, Hold, NodeView, View};
 
-/// What is not known.
+/// Word for a figure that is not known.
 const UNKNOWN: &str = "?";
 
-/// What `divvy top` takes.
+/// Arguments of `divvy top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// One line for each of these
+    /// Group the lines by
     #[arg(value_enum, default_value_t = By::Claims)]
     by: By,
     #[command(flatten)]
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     driver_name: String,
 }
 
-/// What a line is about.
+/// Subject of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum By {
     Claims,
@@ -52,16 +52,21 @@ enum By {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let (snapshot, usage) = runtime.block_on(async {
         let (client, namespace, server) = args.access.client().await?;
         let namespace = args.namespace.as_deref().unwrap_or(&namespace);
-        read(&client, &args.driver_name, namespace).await.context(server)
+        read(&client, &args.driver_name, namespace)
+            .await
+            .context(server)
     })?;
     let view = view::of(&snapshot, &usage);
     let top = top(&view, args.by, args.namespace.as_deref());
     let wide = args.output == Output::Wide;
-    format::show(&top, args.output.format(), |top| render(top, wide)).context("writing the answer")?;
+    format::show(&top, args.output.format(), |top| render(top, wide))
+        .context("writing the answer")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -71,9 +76,18 @@ pub(crate) async fn read(
     driver: &str,
     namespace: &str,
 ) -> Result<(crate::status::snapshot::Snapshot, Usage)> {
-    let wanted = Wanted { driver, claims: true, events: false, namespace };
-    let (snapshot, usage) =
-        futures::join!(crate::status::read::read(client, wanted), crate::usage::read(client));
+    let wanted = Wanted {
+        driver,
+        claims: ClaimsWanted::Waiting,
+        events: false,
+        policies: false,
+        namespace,
+        pod: PodWanted::No,
+    };
+    let (snapshot, usage) = futures::join!(
+        crate::status::read::read(client, wanted),
+        crate::usage::read(client)
+    );
     Ok((snapshot?, usage))
 }
 
@@ -83,7 +97,7 @@ pub(crate) async fn read(
 struct Top<'v> {
     #[serde(flatten)]
     lines: Lines<'v>,
-    /// What could not be read.
+    /// Kinds that could not be read.
     unread: &'v [String],
 }
 
@@ -126,7 +140,7 @@ struct Of<'v> {
     sum: Sum,
 }
 
-/// What several claims have together.
+/// Sums over several claims.
 #[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Sum {
@@ -145,9 +159,9 @@ struct Sum {
 /// Bytes of which not all may be known.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize)]
 struct Total {
-    /// Of those that are known; nothing if none is.
+    /// Sum of those that are known; nothing if none is.
     bytes: Option<u64>,
-    /// How many are not known.
+    /// Number of those that are not known.
     unknown: usize,
 }
 
@@ -175,7 +189,7 @@ impl<'v> Sum {
     fn of(holds: impl IntoIterator<Item = &'v Hold>) -> Self {
         let mut sum = Self::default();
         // Admin access takes nothing from others.
-        for hold in holds.into_iter().filter(|hold| hold.part != "admin") {
+        for hold in holds.into_iter().filter(|hold| !hold.is_admin()) {
             sum.held += 1;
             sum.granted_total.add(hold.usage.memory_granted);
             sum.used_total.add(hold.usage.memory_used);
@@ -197,22 +211,35 @@ impl<'v> Sum {
 
 fn top<'v>(view: &'v View, by: By, only: Option<&str>) -> Top<'v> {
     let shown = |hold: &Hold| only.is_none_or(|only| hold.namespace == only);
-    let holds: Vec<(&NodeView, &GpuView, &Hold)> = view.holds().filter(|(_, _, hold)| shown(hold)).collect();
+    let holds: Vec<(&NodeView, &GpuView, &Hold)> =
+        view.holds().filter(|(_, _, hold)| shown(hold)).collect();
     let lines = match by {
         By::Claims => {
             let mut lines: Vec<OfClaim<'_>> = holds
                 .into_iter()
-                .map(|(node, gpu, hold)| OfClaim { node: &node.name, gpu: &gpu.name, uuid: &gpu.uuid, hold })
+                .map(|(node, gpu, hold)| OfClaim {
+                    node: &node.name,
+                    gpu: &gpu.name,
+                    uuid: &gpu.uuid,
+                    hold,
+                })
                 .collect();
             lines.sort_by(|a, b| a.hold.rank().cmp(&b.hold.rank()));
             Lines::Claims(lines)
         }
         By::Gpus => {
-            let gpus = view.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
+            let gpus = view
+                .nodes
+                .iter()
+                .flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
             let mut lines: Vec<OfGpu<'_>> = gpus
                 .map(|(node, gpu)| {
                     let sum = Sum::of(gpu.holds.iter().filter(|hold| shown(hold)));
-                    OfGpu { node: &node.name, gpu, sum }
+                    OfGpu {
+                        node: &node.name,
+                        gpu,
+                        sum,
+                    }
                 })
                 .collect();
             lines.sort_by_key(|line| line.sum.rank());
@@ -223,8 +250,16 @@ fn top<'v>(view: &'v View, by: By, only: Option<&str>) -> Top<'v> {
                 .nodes
                 .iter()
                 .map(|node| {
-                    let of_node = node.gpus.iter().flat_map(|gpu| &gpu.holds).filter(|hold| shown(hold));
-                    Of { name: &node.name, gpus: node.gpus.len(), sum: Sum::of(of_node) }
+                    let of_node = node
+                        .gpus
+                        .iter()
+                        .flat_map(|gpu| &gpu.holds)
+                        .filter(|hold| shown(hold));
+                    Of {
+                        name: &node.name,
+                        gpus: node.gpus.len(),
+                        sum: Sum::of(of_node),
+                    }
                 })
                 .collect();
             lines.sort_by_key(|line| line.sum.rank());
@@ -232,7 +267,10 @@ fn top<'v>(view: &'v View, by: By, only: Option<&str>) -> Top<'v> {
         }
         By::Namespaces => Lines::Namespaces(namespaces(&holds)),
     };
-    Top { lines, unread: &view.unread }
+    Top {
+        lines,
+        unread: &view.unread,
+    }
 }
 
 fn namespaces<'v>(holds: &[(&'v NodeView, &'v GpuView, &'v Hold)]) -> Vec<Of<'v>> {
@@ -244,7 +282,11 @@ fn namespaces<'v>(holds: &[(&'v NodeView, &'v GpuView, &'v Hold)]) -> Vec<Of<'v>
     }
     let mut lines: Vec<Of<'_>> = all
         .into_iter()
-        .map(|(name, (gpus, holds))| Of { name, gpus: gpus.len(), sum: Sum::of(holds) })
+        .map(|(name, (gpus, holds))| Of {
+            name,
+            gpus: gpus.len(),
+            sum: Sum::of(holds),
+        })
         .collect();
     lines.sort_by_key(|line| line.sum.rank());
     lines
@@ -257,7 +299,10 @@ fn render(top: &Top<'_>, wide: bool) -> String {
         Lines::Nodes(lines) => sums("NODE", lines),
         Lines::Namespaces(lines) => sums("NAMESPACE", lines),
     };
-    let mut text = table.map_or_else(|| "no claim holds a GPU".to_owned(), |table| table.render(0));
+    let mut text = table.map_or_else(
+        || "no claim holds a GPU".to_owned(),
+        |table| table.render(0),
+    );
     if !top.unread.is_empty() {
         text += &format!("\n\nunknown:\n  {}", top.unread.join("\n  "));
     }
@@ -265,12 +310,16 @@ fn render(top: &Top<'_>, wide: bool) -> String {
 }
 
 fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
-    let mut table =
-        Table::new(["CLAIM", "PODS", "NODE", "DEVICE", "GRANTED", "USED", "WASTED", "BUSY", "IDLE", "NOTE"]);
+    let mut table = Table::new([
+        "CLAIM", "PODS", "NODE", "DEVICE", "GRANTED", "USED", "WASTED", "BUSY", "IDLE", "NOTE",
+    ]);
     if wide {
         table.widen(&["PART", "BUSY FROM", "UUID"]);
     }
-    for OfClaim { node, uuid, hold, .. } in lines {
+    for OfClaim {
+        node, uuid, hold, ..
+    } in lines
+    {
         let usage = &hold.usage;
         let mut cells = vec![
             format!("{}/{}", hold.namespace, hold.claim),
@@ -278,10 +327,17 @@ fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
             (*node).to_owned(),
             hold.device.clone(),
             // Admin access is granted no memory of its own.
-            if hold.part == "admin" { "-".to_owned() } else { bytes(usage.memory_granted) },
+            if hold.is_admin() {
+                "-".to_owned()
+            } else {
+                bytes(usage.memory_granted)
+            },
             bytes(usage.memory_used),
             bytes(hold.wasted),
-            usage.utilization.map_or_else(|| UNKNOWN.to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
+            usage.utilization.map_or_else(
+                || UNKNOWN.to_owned(),
+                |ratio| format!("{:.0} %", ratio * 100.0),
+            ),
             usage.idle_seconds.map_or_else(|| UNKNOWN.to_owned(), idle),
             or_dash(&note(hold)),
         ];
@@ -294,7 +350,7 @@ fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
     (!lines.is_empty()).then_some(table)
 }
 
-/// What is remarkable about a part, in words.
+/// Returns remarks about a part, in words.
 fn note(hold: &Hold) -> String {
     let mut notes = Vec::new();
     if hold.idle {
@@ -311,7 +367,8 @@ fn note(hold: &Hold) -> String {
 
 fn gpus(lines: &[OfGpu<'_>], wide: bool) -> Option<Table> {
     let mut table = Table::new([
-        "NODE", "GPU", "MODE", "HELD", "MEMORY", "USED", "OUTSIDE", "GRANTED", "WASTED", "IDLE", "TROUBLE",
+        "NODE", "GPU", "MODE", "HELD", "MEMORY", "USED", "OUTSIDE", "GRANTED", "WASTED", "IDLE",
+        "TROUBLE",
     ]);
     if wide {
         table.widen(&["PRODUCT", "UUID"]);
@@ -359,9 +416,13 @@ fn bytes(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| UNKNOWN.to_owned(), format::bytes)
 }
 
-/// How long a part has been idle; pauses are none.
+/// Returns the time that a part has been idle; pauses are none.
 fn idle(seconds: u64) -> String {
-    if seconds < view::IDLE { "-".to_owned() } else { span(seconds) }
+    if seconds < view::IDLE {
+        "-".to_owned()
+    } else {
+        span(seconds)
+    }
 }
 
 fn idle_of(sum: &Sum) -> String {

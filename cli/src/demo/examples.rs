@@ -1,4 +1,4 @@
-//! What the demo runs: the manifests in `examples/`, or those that it is given.
+//! Manifests that the demo runs: those in `examples/`, or those that it is given.
 
 use std::path::PathBuf;
 
@@ -8,6 +8,7 @@ use divvy_api::policy::GpuPolicy;
 use super::needs;
 use super::report::Scenario;
 use crate::Usage;
+use crate::cause;
 use crate::manifests::{self, Manifests};
 
 macro_rules! examples {
@@ -49,6 +50,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "admin-beside-others",
     "policy-per-gpu",
     "policy-shares",
+    "share-percent",
     "policy-profiles",
     "policy-one-mode",
 ];
@@ -56,7 +58,16 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
 /// Every GPU in every mode.
 const ALL_MODES: &str = include_str!("../../../examples/all-modes.yaml");
 
-/// One manifest to run.
+/// Policies that the program has in it, by the names under which a checkout has them.
+const BUILT_IN: [(&str, &str); 2] = [
+    (cause::ALL_MODES, ALL_MODES),
+    (
+        cause::BY_PERCENT,
+        include_str!("../../../examples/by-percent.yaml"),
+    ),
+];
+
+/// A manifest to run.
 #[derive(Debug, Default)]
 pub(super) struct Example {
     pub(super) name: String,
@@ -67,17 +78,30 @@ pub(super) struct Example {
 
 impl Example {
     pub(super) fn parse(name: &str, text: &str) -> Result<Self> {
-        let title = text.lines().next().and_then(|line| line.strip_prefix("# ")).map(str::to_owned);
-        Ok(Self { name: name.to_owned(), title, manifests: Manifests::parse(name, text)? })
+        let title = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("# "))
+            .map(str::to_owned);
+        Ok(Self {
+            name: name.to_owned(),
+            title,
+            manifests: Manifests::parse(name, text)?,
+        })
     }
 
-    /// What is known of it before it runs.
+    /// Returns what is known of it before it runs.
     pub(super) fn scenario(&self) -> Scenario {
         let passed_over = self.manifests.passed_over.iter();
         Scenario {
             name: self.name.clone(),
             title: self.title.clone(),
-            policies: self.manifests.policies.iter().map(|policy| policy.name.clone()).collect(),
+            policies: self
+                .manifests
+                .policies
+                .iter()
+                .map(|policy| policy.name.clone())
+                .collect(),
             notes: passed_over
                 .map(|what| format!("{what} is passed over: only pods and claims run here"))
                 .collect(),
@@ -91,7 +115,7 @@ impl Example {
 pub(super) struct Stay {
     pub(super) policies: Vec<GpuPolicy>,
     pub(super) examples: Vec<Example>,
-    /// Whether manifests are passed over that the node cannot run.
+    /// Permission to pass over manifests that the node cannot run.
     pub(super) selects: bool,
 }
 
@@ -100,17 +124,31 @@ pub(super) fn all_modes() -> Result<Vec<GpuPolicy>> {
     Ok(Manifests::parse("all-modes.yaml", ALL_MODES)?.policies)
 }
 
-/// The examples whose names contain the text: those for all modes on one node, those without a policy on another, and
-/// those with policies of their own on one each.
+/// The examples whose names contain the text: those for all modes on one node, those without a
+/// policy on another, and those with policies of their own on one each.
 pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
-    let mut in_all_modes = Stay { policies: all_modes()?, selects: true, ..Stay::default() };
-    let mut by_default = Stay { selects: true, ..Stay::default() };
+    let mut in_all_modes = Stay {
+        policies: all_modes()?,
+        selects: true,
+        ..Stay::default()
+    };
+    let mut by_default = Stay {
+        selects: true,
+        ..Stay::default()
+    };
     let mut others = Vec::new();
-    for (name, text) in EXAMPLES.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
+    for (name, text) in EXAMPLES
+        .iter()
+        .filter(|(name, _)| only.is_none_or(|only| name.contains(only)))
+    {
         let example = Example::parse(name, text)?;
         if !example.manifests.policies.is_empty() {
             let policies = example.manifests.policies.clone();
-            others.push(Stay { policies, examples: vec![example], selects: true });
+            others.push(Stay {
+                policies,
+                examples: vec![example],
+                selects: true,
+            });
         } else if needs::all_modes(&example.manifests)? {
             in_all_modes.examples.push(example);
         } else {
@@ -123,20 +161,38 @@ pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
     if stays.is_empty() {
         let names: Vec<&str> = EXAMPLES.iter().map(|(name, _)| *name).collect();
         let only = only.unwrap_or_default();
-        return Err(
-            Usage(format!("--only {only}: no example has that in its name ({})", names.join(", "))).into()
-        );
+        return Err(Usage(format!(
+            "--only {only}: no example has that in its name ({})",
+            names.join(", ")
+        ))
+        .into());
     }
     Ok(stays)
 }
 
-/// What files ask for, as one manifest: the policies in it are those of the node. Without any it is as the chart leaves it.
+/// Reads files as one manifest: the policies in it are those of the node. Without any it is
+/// as the chart leaves it.
 pub(super) fn of_files(files: &[PathBuf]) -> Result<Stay> {
     let names: Vec<String> = files.iter().map(|file| manifests::source(file)).collect();
-    let manifests = Manifests::of_files(files)?;
+    let mut manifests = Manifests::default();
+    for file in files {
+        let built_in = BUILT_IN.iter().find(|(name, _)| file.as_os_str() == *name);
+        match built_in.filter(|_| !file.exists()) {
+            Some((name, text)) => manifests.add_all(name, text)?,
+            None => manifests.read(file)?,
+        }
+    }
     let policies = manifests.policies.clone();
-    let example = Example { name: names.join(", "), title: None, manifests };
-    Ok(Stay { policies, examples: vec![example], selects: false })
+    let example = Example {
+        name: names.join(", "),
+        title: None,
+        manifests,
+    };
+    Ok(Stay {
+        policies,
+        examples: vec![example],
+        selects: false,
+    })
 }
 
 #[cfg(test)]
@@ -155,10 +211,16 @@ mod tests {
             "1-template.yaml",
             "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t}\n",
         );
-        let pod = write("2-pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n");
+        let pod = write(
+            "2-pod.yaml",
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n",
+        );
         for files in [vec![claim.clone(), pod], vec![folder.path().to_owned()]] {
             let stay = of_files(&files).unwrap();
-            let all = stay.examples.iter().map(|e| (e.manifests.templates.len(), e.manifests.pods.len()));
+            let all = stay
+                .examples
+                .iter()
+                .map(|e| (e.manifests.templates.len(), e.manifests.pods.len()));
             assert_eq!(all.collect::<Vec<_>>(), [(1, 1)]);
         }
         // A template alone is looked through, too.
@@ -171,8 +233,9 @@ mod tests {
         let index = fs_err::read_to_string(folder.join("README.md")).unwrap();
         let entries = fs_err::read_dir(folder).unwrap().map(Result::unwrap);
         let folders = entries.filter(|entry| entry.path().is_dir());
-        let mut there: Vec<String> =
-            folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let mut there: Vec<String> = folders
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
         there.sort();
         let mut shown: Vec<&str> = EXAMPLES.iter().map(|(name, _)| *name).collect();
         shown.sort_unstable();
@@ -185,7 +248,7 @@ mod tests {
         }
     }
 
-    /// What a stranger's cluster needs of an example: see `examples/README.md`.
+    /// Checks what a stranger's cluster needs of an example: see `examples/README.md`.
     #[test]
     fn every_example_can_be_applied_to_any_cluster() {
         let images = [
@@ -195,34 +258,67 @@ mod tests {
         for (name, text) in EXAMPLES {
             let example = Example::parse(name, text).unwrap().manifests;
             let namespace = Some(format!("divvy-{name}"));
-            let namespaces: Vec<_> = example.namespaces.iter().map(|n| n.metadata.name.clone()).collect();
-            assert_eq!(namespaces.as_slice(), std::slice::from_ref(&namespace), "{name}");
+            let namespaces: Vec<_> = example
+                .namespaces
+                .iter()
+                .map(|n| n.metadata.name.clone())
+                .collect();
+            assert_eq!(
+                namespaces.as_slice(),
+                std::slice::from_ref(&namespace),
+                "{name}"
+            );
+            let pods = example.all_pods();
             let claims = example.claims.iter().map(|claim| &claim.metadata);
             let templates = example.templates.iter().map(|template| &template.metadata);
-            for meta in claims.chain(templates).chain(example.pods.iter().map(|pod| &pod.metadata)) {
+            for meta in claims
+                .chain(templates)
+                .chain(pods.iter().map(|pod| &pod.metadata))
+            {
                 assert_eq!(meta.namespace, namespace, "{name}: {meta:?}");
             }
-            assert!(!example.pods.is_empty(), "{name}: no pod proves that the GPU is there");
-            for pod in example.pods.iter().filter_map(|pod| pod.spec.as_ref()) {
-                let tolerates =
-                    |of: &k8s_openapi::api::core::v1::Toleration| of.key.as_deref() == Some("nvidia.com/gpu");
+            assert!(
+                !pods.is_empty(),
+                "{name}: no pod proves that the GPU is there"
+            );
+            for pod in pods.iter().filter_map(|pod| pod.spec.as_ref()) {
+                let tolerates = |of: &k8s_openapi::api::core::v1::Toleration| {
+                    of.key.as_deref() == Some("nvidia.com/gpu")
+                };
                 assert!(pod.tolerations.iter().flatten().any(tolerates), "{name}");
             }
-            for image in text.lines().map(str::trim).filter(|line| line.starts_with("image:")) {
+            for image in text
+                .lines()
+                .map(str::trim)
+                .filter(|line| line.starts_with("image:"))
+            {
                 assert!(images.contains(&image), "{name}: {image}");
             }
             for policy in &example.policies {
-                assert!(policy.spec.nodes.is_some(), "{name}: the policy is for all nodes");
+                assert!(
+                    policy.spec.nodes.is_some(),
+                    "{name}: the policy is for all nodes"
+                );
             }
-            let readme = format!("{}/../examples/{name}/README.md", env!("CARGO_MANIFEST_DIR"));
+            let readme = format!(
+                "{}/../examples/{name}/README.md",
+                env!("CARGO_MANIFEST_DIR")
+            );
             let readme = fs_err::read_to_string(readme).unwrap();
             for command in ["apply", "delete --ignore-not-found"] {
                 assert!(
-                    readme.contains(&format!("kubectl {command} -f examples/{name}/manifests.yaml")),
+                    readme.contains(&format!(
+                        "kubectl {command} -f examples/{name}/manifests.yaml"
+                    )),
                     "{name}"
                 );
             }
         }
-        assert!(all_modes().unwrap().iter().all(|policy| policy.spec.nodes.is_some()));
+        assert!(
+            all_modes()
+                .unwrap()
+                .iter()
+                .all(|policy| policy.spec.nodes.is_some())
+        );
     }
 }

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use divvy_api::names::capacity;
 use divvy_model::mig::{GpuInstance, MigCapabilities};
-use divvy_model::{DeviceKind, Inventory, Ordinals};
+use divvy_model::{Alternative, DeviceKind, Inventory, Ordinals, Sharing};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde::Serialize;
 
 use super::report::{ClaimReport, DeviceReport, State};
-use crate::device::{amount, kind};
+use crate::device::{amount, kind, memory};
 use crate::slices::{Picture, boxes, letter};
 
-/// What a GPU is now.
+/// State of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GpuPicture {
@@ -31,7 +31,7 @@ pub(crate) struct GpuPicture {
 pub(crate) enum Mode {
     /// Not held by any claim.
     Idle,
-    /// One claim's.
+    /// Held whole by a claim.
     Whole {
         /// The claim.
         holder: String,
@@ -49,7 +49,8 @@ pub(crate) enum Mode {
 /// The shares of a GPU. Memory is in bytes, cores in percent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Shares {
-    /// By what the device gives out: `memory`, `cores`, `slots`.
+    /// By what the device gives out: `memory`, `cores`, `slots`; or `percent`, with the `memory`
+    /// that they are of.
     pub(crate) total: BTreeMap<String, u64>,
     /// The shares, in the order of their claims.
     pub(crate) shares: Vec<Share>,
@@ -59,14 +60,17 @@ pub(crate) struct Shares {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Share {
     pub(crate) holder: String,
-    /// What it was granted, as the total.
+    /// Amounts that it was granted, as the total.
     pub(crate) granted: BTreeMap<String, u64>,
 }
 
 impl Shares {
-    /// How much of a capacity all shares have together.
+    /// Returns how much of a capacity all shares have together.
     pub(crate) fn used(&self, of: &str) -> u64 {
-        self.shares.iter().filter_map(|share| share.granted.get(of)).sum()
+        self.shares
+            .iter()
+            .filter_map(|share| share.granted.get(of))
+            .sum()
     }
 }
 
@@ -77,13 +81,23 @@ pub(crate) fn pictures(
     reports: &[ClaimReport],
 ) -> Vec<GpuPicture> {
     let mut ordinals = Ordinals::default();
-    ordinals.assign(inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)));
+    ordinals.assign(
+        inventory
+            .gpus
+            .iter()
+            .map(|(uuid, gpu)| (uuid.clone(), gpu.facts.pci_address)),
+    );
     let mut gpus: Vec<(u32, GpuPicture)> = inventory
         .gpus
         .iter()
         .filter_map(|(uuid, gpu)| {
             let ordinal = ordinals.of(uuid)?;
-            let mig = gpu.mig.as_ref().map(|mig| (&mig.capabilities, mig.instances.as_slice()));
+            let mig = gpu.mig.as_ref().map(|mig| {
+                (
+                    &mig.capabilities,
+                    mig.instances.as_deref().unwrap_or_default(),
+                )
+            });
             Some((ordinal, picture(ordinal, mig, slices, reports)))
         })
         .collect();
@@ -105,35 +119,48 @@ fn picture(
         .filter(|(kind, ..)| kind.ordinal() == ordinal)
         .collect();
     let who = |wanted: &dyn Fn(&DeviceKind) -> bool| {
-        let holders = held.iter().filter(|(kind, _, device)| wanted(kind) && !device.admin);
-        holders.map(|(_, report, device)| (report.claim.clone(), *device)).collect::<Vec<_>>()
+        let holders = held
+            .iter()
+            .filter(|(kind, _, device)| wanted(kind) && !device.admin);
+        holders
+            .map(|(_, report, device)| (report.claim.clone(), *device))
+            .collect::<Vec<_>>()
     };
-    let admins = held.iter().filter(|(kind, _, device)| match kind {
-        DeviceKind::Whole { .. } => device.admin,
-        DeviceKind::Admin { .. } => true,
-        DeviceKind::Partition(_) | DeviceKind::Share { .. } => false,
-    });
+    let admins = held
+        .iter()
+        .filter(|(kind, _, device)| device.admin || !kind.sharing.holds());
     let admins = admins.map(|(_, report, _)| report.claim.clone()).collect();
-    let whole = who(&|kind| matches!(kind, DeviceKind::Whole { .. }));
-    let shares = who(&|kind| matches!(kind, DeviceKind::Share { .. }));
-    let mode = if let Some((capabilities, instances)) = mig.filter(|(_, instances)| !instances.is_empty()) {
+    let whole = who(&|kind| kind.alternative() == Alternative::WHOLE);
+    let shares = who(&|kind| kind.sharing.is_shared());
+    let mode = if let Some((capabilities, instances)) =
+        mig.filter(|(_, instances)| !instances.is_empty())
+    {
         let holder = |instance: &GpuInstance| {
             let is_it = |kind: &DeviceKind| {
-                matches!(kind, DeviceKind::Partition(name) if (name.profile, name.start)
-                    == (instance.profile, instance.placement.start))
+                kind.partition().is_some_and(|name| {
+                    (name.profile, name.start) == (instance.profile, instance.placement.start)
+                })
             };
             who(&is_it).into_iter().next().map(|(claim, _)| claim)
         };
-        Mode::Partitioned { picture: Picture::of(gpu.clone(), capabilities, instances, holder) }
+        Mode::Partitioned {
+            picture: Picture::of(gpu.clone(), capabilities, instances, holder),
+        }
     } else if !shares.is_empty() {
         let shares = shares
             .into_iter()
             .map(|(holder, device)| Share {
                 holder,
-                granted: amounts(device.consumed.iter().map(|(k, v)| (k, v.as_str()))),
+                granted: granted(device),
             })
             .collect();
-        Mode::TimeSliced(Shares { total: total(&format!("{gpu}-ts"), slices), shares })
+        Mode::TimeSliced(Shares {
+            total: total(
+                &DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).to_string(),
+                slices,
+            ),
+            shares,
+        })
     } else if let Some((holder, _)) = whole.into_iter().next() {
         Mode::Whole { holder }
     } else {
@@ -149,23 +176,38 @@ fn devices(report: &ClaimReport) -> &[DeviceReport] {
     }
 }
 
-/// What a share device gives out.
+/// Returns the amounts that a share was granted, with the memory that its percent are.
+fn granted(device: &DeviceReport) -> BTreeMap<String, u64> {
+    let mut granted = amounts(device.consumed.iter().map(|(k, v)| (k, v.as_str())));
+    let memory = device.memory_of_percent;
+    granted.extend(memory.map(|bytes| (capacity::MEMORY.to_owned(), bytes)));
+    granted
+}
+
+/// Returns the amounts that a share device gives out, with the memory that its percent are of.
 fn total(device: &str, slices: &[ResourceSlice]) -> BTreeMap<String, u64> {
-    let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
-    let capacity =
-        devices.filter(|found| found.name == device).flat_map(|found| found.capacity.iter().flatten());
-    amounts(capacity.map(|(name, capacity)| (name, capacity.value.0.as_str())))
+    let mut devices = slices
+        .iter()
+        .flat_map(|slice| slice.spec.devices.iter().flatten());
+    let Some(found) = devices.find(|found| found.name == device) else {
+        return BTreeMap::new();
+    };
+    let capacity = found.capacity.iter().flatten();
+    let mut total = amounts(capacity.map(|(name, capacity)| (name, capacity.value.0.as_str())));
+    total.extend(memory(found).map(|bytes| (capacity::MEMORY.to_owned(), bytes)));
+    total
 }
 
 fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
-    of.filter_map(|(name, text)| Some((name.clone(), amount(text)?))).collect()
+    of.filter_map(|(name, text)| Some((name.clone(), amount(text)?)))
+        .collect()
 }
 
 /// Characters of a bar.
 const WIDTH: usize = 71;
 
 impl GpuPicture {
-    /// Whether the picture says more than who has the GPU.
+    /// Says whether the picture shows more than the holder of the GPU.
     pub(crate) fn is_divided(&self) -> bool {
         matches!(self.mode, Mode::Partitioned { .. } | Mode::TimeSliced(_))
     }
@@ -182,21 +224,35 @@ impl GpuPicture {
             Mode::Partitioned { picture } => picture.lines(),
             Mode::TimeSliced(shares) => self.shared(shares),
         };
-        lines.extend(self.admins.iter().map(|admin| format!("        +  admin access  {admin}")));
+        lines.extend(
+            self.admins
+                .iter()
+                .map(|admin| format!("        +  admin access  {admin}")),
+        );
         lines
     }
 
     /// A bar of memory: each share as long as what it has of it, at least one character.
     fn shared(&self, shares: &Shares) -> Vec<String> {
-        let of = if shares.total.contains_key(capacity::MEMORY) { capacity::MEMORY } else { capacity::CORES };
+        let of = if shares.total.contains_key(capacity::MEMORY) {
+            capacity::MEMORY
+        } else if shares.total.contains_key(capacity::PERCENT) {
+            capacity::PERCENT
+        } else {
+            capacity::CORES
+        };
         let all = shares.total.get(of).copied().unwrap_or(0).max(1);
         let mut bar = String::new();
         let mut used = 0;
         for (number, share) in shares.shares.iter().enumerate() {
             used += share.granted.get(of).copied().unwrap_or(0);
-            let end = usize::try_from(u128::from(used) * WIDTH as u128 / u128::from(all)).unwrap_or(WIDTH);
+            let end = usize::try_from(u128::from(used) * WIDTH as u128 / u128::from(all))
+                .unwrap_or(WIDTH);
             let length = bar.chars().count();
-            bar.extend(std::iter::repeat_n(letter(number), end.max(length + 1) - length));
+            bar.extend(std::iter::repeat_n(
+                letter(number),
+                end.max(length + 1) - length,
+            ));
         }
         let length = bar.chars().count();
         bar.extend(std::iter::repeat_n('·', WIDTH.saturating_sub(length)));
@@ -206,22 +262,35 @@ impl GpuPicture {
             let used = shares.used(name);
             Some(match name {
                 capacity::MEMORY => {
-                    format!("memory {} of {}", crate::format::bytes(used), crate::format::bytes(total))
+                    format!(
+                        "memory {} of {}",
+                        crate::format::bytes(used),
+                        crate::format::bytes(total)
+                    )
                 }
                 capacity::CORES => format!("compute {used} of {total} %"),
+                capacity::PERCENT => format!("{used} of {total} %"),
                 _ => format!("{name} {used} of {total}"),
             })
         };
-        let parts: Vec<String> =
-            [capacity::MEMORY, capacity::CORES, capacity::SLOTS].into_iter().filter_map(part_of).collect();
+        let parts: Vec<String> = [
+            capacity::PERCENT,
+            capacity::MEMORY,
+            capacity::CORES,
+            capacity::SLOTS,
+        ]
+        .into_iter()
+        .filter_map(part_of)
+        .collect();
         lines.push(format!("        shared: {}", parts.join(", ")));
         for (number, share) in shares.shares.iter().enumerate() {
             let part = |name: &str| share.granted.get(name).copied().unwrap_or(0);
+            let percent = part(capacity::CORES) + part(capacity::PERCENT);
             lines.push(format!(
                 "        {}  {:>8}  {:>3} %  {}",
                 letter(number),
                 crate::format::bytes(part(capacity::MEMORY)),
-                part(capacity::CORES),
+                percent,
                 share.holder
             ));
         }
@@ -229,7 +298,7 @@ impl GpuPicture {
     }
 }
 
-/// One box over the whole width.
+/// Draws a box over the whole width.
 fn boxed(gpu: &str, text: &str) -> Vec<String> {
     boxes(gpu, &[(text.to_owned(), WIDTH)])
 }
@@ -239,12 +308,22 @@ mod tests {
     use super::*;
 
     fn report(claim: &str, device: &str, consumed: &[(&str, &str)]) -> ClaimReport {
-        let consumed = consumed.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let device = DeviceReport { device: device.to_owned(), consumed, ..DeviceReport::default() };
+        let consumed = consumed
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
+        let device = DeviceReport {
+            device: device.to_owned(),
+            consumed,
+            ..DeviceReport::default()
+        };
         ClaimReport {
             claim: claim.to_owned(),
             pods: Vec::new(),
-            state: State::Prepared { devices: vec![device], prepare_us: 0 },
+            state: State::Prepared {
+                devices: vec![device],
+                prepare_us: 0,
+            },
             cdi: None,
         }
     }
@@ -258,19 +337,30 @@ mod tests {
     #[test]
     fn shares_are_as_long_as_their_memory_and_the_smallest_is_seen() {
         let reports = [
-            report("default/a", "gpu-0-ts", &[("memory", "40Gi"), ("cores", "50"), ("slots", "1")]),
-            report("default/b", "gpu-0-ts", &[("memory", "100Mi"), ("cores", "10"), ("slots", "1")]),
+            report(
+                "default/a",
+                "gpu-0-ts",
+                &[("memory", "40Gi"), ("cores", "50"), ("slots", "1")],
+            ),
+            report(
+                "default/b",
+                "gpu-0-ts",
+                &[("memory", "100Mi"), ("cores", "10"), ("slots", "1")],
+            ),
             report("default/c", "gpu-1", &[]),
         ];
         let inventory = divvy_gpu_sim::SimNode::parse("h100x2").unwrap().inventory();
-        let lines: Vec<String> =
-            pictures(&inventory, &slices(), &reports).iter().flat_map(GpuPicture::lines).collect();
+        let lines: Vec<String> = pictures(&inventory, &slices(), &reports)
+            .iter()
+            .flat_map(GpuPicture::lines)
+            .collect();
         let line = "─".repeat(WIDTH);
         let expected = [
             format!("       ┌{line}┐"),
             format!("gpu-0  │{}B{}│", "A".repeat(35), "·".repeat(35)),
             format!("       └{line}┘"),
-            "        shared: memory 40.1 GiB of 80 GiB, compute 60 of 100 %, slots 2 of 16".to_owned(),
+            "        shared: memory 40.1 GiB of 80 GiB, compute 60 of 100 %, slots 2 of 16"
+                .to_owned(),
             "        A    40 GiB   50 %  default/a".to_owned(),
             "        B   100 MiB   10 %  default/b".to_owned(),
             format!("       ┌{line}┐"),
@@ -282,6 +372,30 @@ mod tests {
     }
 
     #[test]
+    fn shares_by_percent_are_shown_with_the_memory_that_they_are() {
+        let mut slices = slices();
+        let device = &mut slices[0].spec.devices.as_mut().unwrap()[0];
+        *device = serde_json::from_value(serde_json::json!({"name": "gpu-0-ts",
+            "attributes": {"memoryMiB": {"int": 81920}}, "capacity": {"percent": {"value": "100"}}}))
+        .unwrap();
+        let mut half = report("default/a", "gpu-0-ts", &[("percent", "50")]);
+        if let State::Prepared { devices, .. } = &mut half.state {
+            devices[0].memory_of_percent = Some(40 << 30);
+        }
+        let inventory = divvy_gpu_sim::SimNode::parse("h100x1").unwrap().inventory();
+        let lines: Vec<String> = pictures(&inventory, &slices, &[half])
+            .iter()
+            .flat_map(GpuPicture::lines)
+            .collect();
+        let expected = [
+            format!("gpu-0  │{}{}│", "A".repeat(35), "·".repeat(36)),
+            "        shared: 50 of 100 %, memory 40 GiB of 80 GiB".to_owned(),
+            "        A    40 GiB   50 %  default/a".to_owned(),
+        ];
+        assert_eq!([&lines[1], &lines[3], &lines[4]], expected.each_ref());
+    }
+
+    #[test]
     fn an_idle_gpu_has_no_holder_and_admins_are_named_beside_its_user() {
         let mut monitor = report("m/monitor", "gpu-0-admin", &[]);
         if let State::Prepared { devices, .. } = &mut monitor.state {
@@ -289,8 +403,11 @@ mod tests {
         }
         let inventory = divvy_gpu_sim::SimNode::parse("h100x1").unwrap().inventory();
         let pictures = pictures(&inventory, &[], &[monitor]);
-        let expected =
-            GpuPicture { gpu: "gpu-0".to_owned(), mode: Mode::Idle, admins: vec!["m/monitor".to_owned()] };
+        let expected = GpuPicture {
+            gpu: "gpu-0".to_owned(),
+            mode: Mode::Idle,
+            admins: vec!["m/monitor".to_owned()],
+        };
         assert_eq!(pictures, [expected]);
     }
 }

@@ -1,10 +1,9 @@
-//! `divvy demo`: the whole driver in one process, without a cluster and without a GPU. Real: the plugin and its
-//! sockets, records and CDI files, the publisher, the allocator. Stand-ins: the GPUs, the API server, the kubelet, and
-//! the controllers that make pods and claims of manifests.
+//! `divvy demo`: the whole driver in one process, without a cluster and without a GPU. Real: the
+//! plugin and its sockets, records and CDI files, the publisher, the allocator. Stand-ins: the
+//! GPUs, the API server, the kubelet, and the controllers that make pods and claims of manifests.
 
 mod examples;
 mod expect;
-mod extended;
 mod gpus;
 mod needs;
 mod render;
@@ -12,7 +11,7 @@ mod report;
 mod review;
 mod scenario;
 mod schedule;
-mod start;
+pub(crate) mod start;
 mod ui;
 mod workload;
 mod world;
@@ -35,13 +34,14 @@ use self::world::World;
 use crate::Usage;
 use crate::format::{self, Format, Output};
 
-/// What `divvy demo` takes.
+/// Arguments of `divvy demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     gpus: Gpus,
-    /// Manifests to run instead of the examples: a file, a folder, or - for standard input. Without a GpuPolicy in any of
-    /// them, GPUs are offered as with the chart's defaults, as their MIG mode is
+    /// Manifests to run instead of the examples: a file, a folder, or - for standard input. Without
+    /// a GpuPolicy in any of them, each GPU is offered whole, or in partitions where its MIG mode is
+    /// on; -f examples/all-modes.yaml, which the program has in it, offers every form
     #[arg(short, long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Run only the examples whose names contain this
@@ -53,25 +53,31 @@ pub(crate) struct Args {
     /// Play the examples on a page in the browser, again and again, until Ctrl-C
     #[arg(long, conflicts_with_all = ["all", "output"])]
     ui: bool,
-    /// How to show the result
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// What the plugin logs, on standard error: a level, or filter directives
+    /// Log of the plugin, on standard error: a level, or filter directives
     #[arg(long, default_value = "error", value_name = "LEVEL", value_parser = format::log_level)]
     log_level: String,
 }
 
-/// Runs the demo. Exit status 1 when a claim failed or stays pending and the manifest does not expect it, or anything
-/// was left behind.
+/// Runs the demo. Exit status 1 when a claim failed or stays pending and the manifest does not
+/// expect it, or anything was left behind.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    divvy_telemetry::init_logs(divvy_telemetry::LogFormat::Plain, &args.log_level).context("--log-level")?;
-    args.gpus.start().map_err(|error| Usage(format!("{error:#}")))?;
+    divvy_telemetry::init_logs(divvy_telemetry::LogFormat::Plain, &args.log_level)
+        .context("--log-level")?;
+    args.gpus
+        .start()
+        .map_err(|error| Usage(format!("{error:#}")))?;
     let stays = if args.files.is_empty() {
         examples::stays(args.only.as_deref())?
     } else {
         vec![examples::of_files(&args.files)?]
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     if args.ui {
         return runtime.block_on(ui::play(&args.gpus, &stays));
     }
@@ -96,7 +102,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
-    let mut report = Report { sim: gpus.sim.clone(), ..Report::default() };
+    let mut report = Report {
+        sim: gpus.sim.clone(),
+        ..Report::default()
+    };
     for (number, stay) in stays.iter().enumerate() {
         // What a node left of MIG mode is of no concern to the next: fresh GPUs.
         let (sim, troubled) = gpus.start()?;
@@ -115,15 +124,26 @@ async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
         };
         let published = report::published(&world.api.list::<ResourceSlice>());
         if number == 0 {
-            report.policies = stay.policies.iter().map(|policy| policy.name.clone()).collect();
+            report.policies = stay
+                .policies
+                .iter()
+                .map(|policy| policy.name.clone())
+                .collect();
             report.published.clone_from(&published);
             report.published_after_ms = millis(world.published_after);
             report.notes.clone_from(&world.notes);
         }
         for example in &stay.examples {
-            let needs = if stay.selects { needs::of(&example.manifests)? } else { Vec::new() };
+            let needs = if stay.selects {
+                needs::of(&example.manifests)?
+            } else {
+                Vec::new()
+            };
             let mut scenario = match needs::unmet(&needs, &world.api.list()) {
-                Some(reason) => Scenario { skipped: Some(reason), ..example.scenario() },
+                Some(reason) => Scenario {
+                    skipped: Some(reason),
+                    ..example.scenario()
+                },
                 None => scenario::run(&world, &sim, example, show).await,
             };
             if !scenario.policies.is_empty() && number > 0 {
@@ -133,10 +153,18 @@ async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
             report.scenarios.push(scenario);
         }
         report.left_behind.extend(world.stop().await?);
-        report.left_behind.extend(partitions(&sim).into_iter().filter(|part| !instances.contains(part)));
+        report.left_behind.extend(
+            partitions(&sim)
+                .into_iter()
+                .filter(|part| !instances.contains(part)),
+        );
     }
     // What was asked for first is shown first.
-    let place = |scenario: &Scenario| examples::EXAMPLES.iter().position(|(name, _)| *name == scenario.name);
+    let place = |scenario: &Scenario| {
+        examples::EXAMPLES
+            .iter()
+            .position(|(name, _)| *name == scenario.name)
+    };
     report.scenarios.sort_by_key(place);
     Ok(report)
 }
@@ -146,8 +174,9 @@ fn partitions(sim: &SimNode) -> Vec<String> {
     let mut all = Vec::new();
     for gpu in gpus::pictures(&sim.inventory(), &[], &[]) {
         if let gpus::Mode::Partitioned { picture } = gpu.mode {
-            let of =
-                |part: &crate::slices::Part| format!("{} at {} of {}", part.profile, part.start, picture.gpu);
+            let of = |part: &crate::slices::Part| {
+                format!("{} at {} of {}", part.profile, part.start, picture.gpu)
+            };
             all.extend(picture.partitions.iter().map(of));
         }
     }

@@ -1,5 +1,5 @@
-//! What an example needs of a node, in annotations of its namespace that only the demo reads. An example whose needs
-//! are not met is passed over with the reason. Pure.
+//! Needs of an example, in annotations of its namespace that only the demo reads. An
+//! example whose needs are not met is passed over with the reason. Pure.
 
 use anyhow::{Context, Result, bail};
 use divvy_api::names::attributes;
@@ -20,26 +20,27 @@ const TYPES: [&str; 4] = ["gpu", "gpu-share", "gpu-admin", "mig"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
     count: usize,
-    /// As devices say it in their attribute `type`.
+    /// Value of the devices' attribute `type`.
     kind: String,
-    /// What the profile of a partition is or, before a dot, begins with.
+    /// Profile of a partition, or its beginning before a dot.
     profile: Option<String>,
     /// Memory that each must have at least.
     memory: Option<u64>,
 }
 
-/// What manifests need.
+/// Reads the needs of manifests.
 pub(super) fn of(manifests: &Manifests) -> Result<Vec<Need>> {
     let mut needs = Vec::new();
     for text in annotations(manifests, NEEDS) {
         for part in text.split(',') {
-            needs.push(parse(part.trim()).with_context(|| format!("annotation {NEEDS}: {text:?}"))?);
+            needs
+                .push(parse(part.trim()).with_context(|| format!("annotation {NEEDS}: {text:?}"))?);
         }
     }
     Ok(needs)
 }
 
-/// Whether manifests without a policy are for nodes with all modes.
+/// Says whether manifests without a policy are for nodes with all modes.
 pub(super) fn all_modes(manifests: &Manifests) -> Result<bool> {
     let mut asked = false;
     for text in annotations(manifests, POLICY) {
@@ -53,7 +54,12 @@ pub(super) fn all_modes(manifests: &Manifests) -> Result<bool> {
 
 fn annotations<'m>(manifests: &'m Manifests, key: &'m str) -> impl Iterator<Item = &'m str> {
     let of = |namespace: &'m k8s_openapi::api::core::v1::Namespace| {
-        namespace.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+        namespace
+            .metadata
+            .annotations
+            .as_ref()?
+            .get(key)
+            .map(String::as_str)
     };
     manifests.namespaces.iter().filter_map(of)
 }
@@ -61,9 +67,10 @@ fn annotations<'m>(manifests: &'m Manifests, key: &'m str) -> impl Iterator<Item
 fn parse(text: &str) -> Result<Need> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let (words, memory) = match words.as_slice() {
-        [words @ .., "memory", of] => {
-            (words, Some(amount(of).with_context(|| format!("{of:?} is not an amount"))?))
-        }
+        [words @ .., "memory", of] => (
+            words,
+            Some(amount(of).with_context(|| format!("{of:?} is not an amount"))?),
+        ),
         words => (words, None),
     };
     let (count, kind, profile) = match words {
@@ -74,19 +81,28 @@ fn parse(text: &str) -> Result<Need> {
     if !TYPES.contains(kind) {
         bail!("{kind:?} is not one of {}", TYPES.join(", "));
     }
-    let count = count.parse().with_context(|| format!("{count:?} is not a number"))?;
-    Ok(Need { count, kind: (*kind).to_owned(), profile, memory })
+    let count = count
+        .parse()
+        .with_context(|| format!("{count:?} is not a number"))?;
+    Ok(Need {
+        count,
+        kind: (*kind).to_owned(),
+        profile,
+        memory,
+    })
 }
 
 impl Need {
     fn fits(&self, device: &Device) -> bool {
         let profile = |wanted: &String| {
-            let rest =
-                text(device, attributes::PROFILE).and_then(|profile| profile.strip_prefix(wanted.as_str()));
+            let rest = text(device, attributes::PROFILE)
+                .and_then(|profile| profile.strip_prefix(wanted.as_str()));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         text(device, attributes::TYPE) == Some(&self.kind)
-            && self.memory.is_none_or(|wanted| memory(device).is_some_and(|has| has >= wanted))
+            && self
+                .memory
+                .is_none_or(|wanted| memory(device).is_some_and(|has| has >= wanted))
             && device.taints.as_ref().is_none_or(Vec::is_empty)
             && self.profile.as_ref().is_none_or(profile)
     }
@@ -100,7 +116,9 @@ impl Need {
             (_, None) => "partition".to_owned(),
             (_, Some(profile)) => format!("{profile} partition"),
         };
-        let with = self.memory.map(|memory| format!(" with {} of memory", crate::format::bytes(memory)));
+        let with = self
+            .memory
+            .map(|memory| format!(" with {} of memory", crate::format::bytes(memory)));
         let with = with.unwrap_or_default();
         match (self.count, what.strip_prefix("GPU ")) {
             (1, _) => format!("1 {what}{with}"),
@@ -112,10 +130,17 @@ impl Need {
 
 /// Why a node with these devices cannot run what has these needs.
 pub(super) fn unmet(needs: &[Need], slices: &[ResourceSlice]) -> Option<String> {
-    let devices: Vec<&Device> = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
+    let devices: Vec<&Device> = slices
+        .iter()
+        .flat_map(|slice| slice.spec.devices.iter().flatten())
+        .collect();
     needs.iter().find_map(|need| {
         let there = devices.iter().filter(|device| need.fits(device)).count();
-        let there_is = if there == 0 { "none".to_owned() } else { there.to_string() };
+        let there_is = if there == 0 {
+            "none".to_owned()
+        } else {
+            there.to_string()
+        };
         (there < need.count).then(|| format!("needs {}, the node has {there_is}", need.named()))
     })
 }
@@ -148,19 +173,45 @@ mod tests {
             ("1 gpu, 1 mig, 1 mig 1g, 1 mig 1g.10gb", None),
             ("2 gpu", Some("needs 2 whole GPUs, the node has 1")),
             ("1 gpu memory 8Gi", None),
-            ("1 gpu memory 9Gi", Some("needs 1 whole GPU with 9 GiB of memory, the node has none")),
+            (
+                "1 gpu memory 9Gi",
+                Some("needs 1 whole GPU with 9 GiB of memory, the node has none"),
+            ),
             ("1 mig 2g", Some("needs 1 2g partition, the node has none")),
-            ("1 mig 1g.1", Some("needs 1 1g.1 partition, the node has none")),
-            ("2 gpu-share", Some("needs 2 GPUs in shares, the node has none")),
+            (
+                "1 mig 1g.1",
+                Some("needs 1 1g.1 partition, the node has none"),
+            ),
+            (
+                "2 gpu-share",
+                Some("needs 2 GPUs in shares, the node has none"),
+            ),
         ] {
-            assert_eq!(unmet(&read(needs).unwrap(), &slices).as_deref(), reason, "{needs}");
+            assert_eq!(
+                unmet(&read(needs).unwrap(), &slices).as_deref(),
+                reason,
+                "{needs}"
+            );
         }
     }
 
     #[test]
     fn needs_are_read_strictly() {
-        for bad in ["gpu", "x gpu", "1 card", "1 gpu 1g", "1 gpu memory", "1 gpu memory x", ""] {
-            assert!(read(bad).unwrap_err().starts_with("annotation demo.divvy.dev/needs"), "{bad}");
+        for bad in [
+            "gpu",
+            "x gpu",
+            "1 card",
+            "1 gpu 1g",
+            "1 gpu memory",
+            "1 gpu memory x",
+            "",
+        ] {
+            assert!(
+                read(bad)
+                    .unwrap_err()
+                    .starts_with("annotation demo.divvy.dev/needs"),
+                "{bad}"
+            );
         }
     }
 }

@@ -3,10 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::gpus::GpuPicture;
-use super::report::{self, ClaimReport, DeviceReport, PublishedDevice, Report, Round, Scenario, State};
+use super::report::{
+    self, ClaimReport, DeviceReport, PublishedDevice, Report, Round, Scenario, State,
+};
+use crate::cause::{Cause, Mig};
 use crate::format::shortened;
 use crate::table::Table;
 use divvy_api::names::capacity;
+use divvy_model::Alternative;
+
+use crate::device::kind;
 
 mod cdi;
 mod paint;
@@ -16,14 +22,14 @@ const WIDTH: usize = 80;
 /// Lines of a reason, and notes, that are shown unless the report is wide.
 const SHOWN: usize = 3;
 
-/// How the report is to look.
+/// Looks of the report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {
-    /// Whether the terminal has colours.
+    /// Use of colours.
     pub(crate) colour: bool,
-    /// Whether lines may be longer than 80 columns, and more is shown.
+    /// Permission for lines longer than 80 columns, which show more.
     pub(crate) wide: bool,
-    /// Whether every manifest is shown in full, not only the first that ran.
+    /// Full view of every manifest, not only of the first that ran.
     pub(crate) all: bool,
 }
 
@@ -55,10 +61,13 @@ pub(crate) fn render(report: &Report, look: Look) -> String {
 
 fn head(report: &Report, look: Look) -> Vec<String> {
     let offer = match report.policies.as_slice() {
-        [] => "No GpuPolicy: they are offered as with the chart's defaults, as their MIG mode is.".to_owned(),
+        [] => by_default(&report.published),
         names => format!("GpuPolicy {} says what they may become.", names.join(", ")),
     };
-    let of_gpus = report.published.iter().filter_map(|device| device.product.as_deref());
+    let of_gpus = report
+        .published
+        .iter()
+        .filter_map(|device| device.product.as_deref());
     let products: Vec<&str> = of_gpus.collect::<BTreeSet<_>>().into_iter().collect();
     let text = format!(
         "A node with simulated GPUs, {} ({}), publishes {}. {offer}",
@@ -75,20 +84,56 @@ fn head(report: &Report, look: Look) -> Vec<String> {
     };
     if look.wide || report.scenarios.iter().all(wants_none) {
         lines.extend(published(report, look).render(2).lines().map(str::to_owned));
-        lines.push(format!("Published {} ms after the plugin's start.", report.published_after_ms));
+        lines.push(format!(
+            "Published {} ms after the plugin's start.",
+            report.published_after_ms
+        ));
     }
     let has_taint = |device: &&PublishedDevice| !device.taints.is_empty();
-    let tainted: Vec<PublishedDevice> = report.published.iter().filter(has_taint).cloned().collect();
+    let tainted: Vec<PublishedDevice> =
+        report.published.iter().filter(has_taint).cloned().collect();
     if !tainted.is_empty() && !look.wide {
-        let taints: BTreeSet<&str> =
-            tainted.iter().flat_map(|device| &device.taints).map(String::as_str).collect();
-        let names: Vec<String> = report::rows(&tainted).into_iter().map(|(name, _)| name).collect();
+        let taints: BTreeSet<&str> = tainted
+            .iter()
+            .flat_map(|device| &device.taints)
+            .map(String::as_str)
+            .collect();
+        let names: Vec<String> = report::rows(&tainted)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
         let taints = taints.into_iter().collect::<Vec<_>>().join(", ");
         let text = format!("Tainted with {taints}: {}", names.join(" "));
         lines.extend(cut(wrapped(&text, "", "  "), look));
     }
     lines.extend(notes(&report.notes, look));
     lines
+}
+
+/// Says what is offered without a policy.
+fn by_default(published: &[PublishedDevice]) -> String {
+    let has = |wanted: Alternative| {
+        let kinds = published.iter().filter_map(|device| kind(&device.name));
+        kinds.into_iter().any(|kind| kind.alternative() == wanted)
+    };
+    let can = |mig: Mig| published.iter().any(|device| device.mig == Some(mig));
+    let whole = if can(Mig::AtOnce) {
+        "each GPU is offered whole; shares and partitions need one"
+    } else if can(Mig::WithReset) {
+        "each GPU is offered whole; shares need one, and partitions need MIG mode on"
+    } else {
+        "each GPU is offered whole; shares need one"
+    };
+    let offer = match (has(Alternative::WHOLE), has(Alternative::PARTITIONS)) {
+        (_, false) => whole,
+        (false, true) => {
+            "MIG mode is on, so each GPU is offered in partitions; shares need one, and MIG mode off"
+        }
+        (true, true) => {
+            "a GPU in MIG mode is offered in partitions, any other whole; shares need one"
+        }
+    };
+    format!("No GpuPolicy: {offer}.")
 }
 
 fn published(report: &Report, look: Look) -> Table {
@@ -105,7 +150,10 @@ fn published(report: &Report, look: Look) -> Table {
             text(Some(device.taints.join(", ")).filter(|taints| !taints.is_empty())),
         ];
         if look.wide {
-            cells.extend([text(device.numa_node.map(|node| node.to_string())), text(device.uuid.clone())]);
+            cells.extend([
+                text(device.numa_node.map(|node| node.to_string())),
+                text(device.uuid.clone()),
+            ]);
         }
         table.cells(cells);
     }
@@ -114,15 +162,21 @@ fn published(report: &Report, look: Look) -> Table {
 
 fn notes(notes: &[String], look: Look) -> Vec<String> {
     let shown = if look.wide { notes.len() } else { SHOWN };
-    let mut lines: Vec<String> =
-        notes.iter().take(shown).flat_map(|note| wrapped(&format!("note: {note}"), "  ", "    ")).collect();
+    let mut lines: Vec<String> = notes
+        .iter()
+        .take(shown)
+        .flat_map(|note| wrapped(&format!("note: {note}"), "  ", "    "))
+        .collect();
     if notes.len() > shown {
-        lines.push(format!("  … and {} more notes (-o wide)", notes.len() - shown));
+        lines.push(format!(
+            "  … and {} more notes (-o wide)",
+            notes.len() - shown
+        ));
     }
     lines
 }
 
-/// What came of a scenario, in one line.
+/// Shows the outcome of a scenario in one line.
 fn in_one_line(scenario: &Scenario, look: Look) -> Vec<String> {
     let problems = scenario.problems();
     let (mark, text) = match (&scenario.skipped, problems.first()) {
@@ -134,7 +188,10 @@ fn in_one_line(scenario: &Scenario, look: Look) -> Vec<String> {
         }
         (None, None) => (paint::GOOD, scenario.title.clone().unwrap_or_default()),
     };
-    let text = shortened(&format!("{:<22}{text}", format!("{} ", scenario.name)), WIDTH - 2);
+    let text = shortened(
+        &format!("{:<22}{text}", format!("{} ", scenario.name)),
+        WIDTH - 2,
+    );
     vec![format!("{} {text}", paint::mark(mark, look.colour))]
 }
 
@@ -144,34 +201,60 @@ fn in_full(scenario: &Scenario, look: Look) -> Vec<String> {
         (None, true) => paint::GOOD,
         (None, false) => paint::BAD,
     };
-    let title = scenario.title.as_ref().map(|title| format!(": {title}")).unwrap_or_default();
+    let title = scenario
+        .title
+        .as_ref()
+        .map(|title| format!(": {title}"))
+        .unwrap_or_default();
     let mut lines = wrapped(&format!("{}{title}", scenario.name), "", "  ");
     if let Some(first) = lines.first_mut() {
         *first = format!("{} {first}", paint::mark(mark, look.colour));
     }
     lines.extend(
-        scenario.skipped.iter().flat_map(|reason| wrapped(&format!("skipped: {reason}"), "  ", "    ")),
+        scenario
+            .skipped
+            .iter()
+            .flat_map(|reason| wrapped(&format!("skipped: {reason}"), "  ", "    ")),
     );
     if !scenario.published.is_empty() {
-        let rows = report::rows(&scenario.published).into_iter().map(|(name, _)| name);
+        let rows = report::rows(&scenario.published)
+            .into_iter()
+            .map(|(name, _)| name);
         let text = format!("published: {}", rows.collect::<Vec<_>>().join(" "));
         lines.extend(cut(wrapped(&text, "  ", "    "), look));
     }
-    lines.extend(notes(&scenario.notes, look));
-    lines.extend(scenario.problem.iter().flat_map(|problem| wrapped(problem, "  ", "    ")));
-    // What a claim has is a picture where GPUs are divided or a pod waits; else the table says it all.
+    // Doubtful parts of a manifest are often the way out of what it waits for: never cut.
+    let whole = Look { wide: true, ..look };
+    lines.extend(notes(&scenario.notes, whole));
+    lines.extend(
+        scenario
+            .problem
+            .iter()
+            .flat_map(|problem| wrapped(problem, "  ", "    ")),
+    );
+    // What a claim has is a picture where GPUs are divided or a pod waits; else the table says it
+    // all.
     let drawn = scenario.rounds.iter().any(|round| {
-        let waits = round.claims.iter().any(|claim| matches!(claim.state, State::Pending { .. }));
+        let waits = round
+            .claims
+            .iter()
+            .any(|claim| matches!(claim.state, State::Pending { .. }));
         waits || round.gpus.iter().any(GpuPicture::is_divided)
     });
     let namespace = namespace_of(scenario);
     for (number, round) in scenario.rounds.iter().enumerate() {
         if number > 0 {
-            let ended: Vec<&str> = round.ended.iter().map(|what| what.trim_start_matches("pod ")).collect();
+            let ended: Vec<&str> = round
+                .ended
+                .iter()
+                .map(|what| what.trim_start_matches("pod "))
+                .collect();
             let ended = ended.join(", ").replace(&namespace, "");
             lines.extend([String::new(), format!("  then, after {ended} ended:")]);
         }
-        let before = number.checked_sub(1).and_then(|before| scenario.rounds.get(before));
+        let before = number
+            .checked_sub(1)
+            .and_then(|before| scenario.rounds.get(before));
         lines.extend(of_round(round, before, drawn, &namespace, look));
     }
     lines
@@ -180,50 +263,136 @@ fn in_full(scenario: &Scenario, look: Look) -> Vec<String> {
 /// The namespace that all claims are in, and a slash: it need not be repeated.
 fn namespace_of(scenario: &Scenario) -> String {
     let claims = scenario.rounds.iter().flat_map(|round| &round.claims);
-    let namespaces: BTreeSet<&str> =
-        claims.filter_map(|claim| Some(claim.claim.split_once('/')?.0)).collect();
+    let namespaces: BTreeSet<&str> = claims
+        .filter_map(|claim| Some(claim.claim.split_once('/')?.0))
+        .collect();
     match namespaces.into_iter().collect::<Vec<_>>().as_slice() {
         [one] => format!("{one}/"),
         _ => String::new(),
     }
 }
 
-/// A round; claims that were pending before it too do not say again what they wait for.
-fn of_round(round: &Round, before: Option<&Round>, drawn: bool, namespace: &str, look: Look) -> Vec<String> {
+/// A round, and what its pending claims wait for.
+fn of_round(
+    round: &Round,
+    before: Option<&Round>,
+    drawn: bool,
+    namespace: &str,
+    look: Look,
+) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let short = |text: &str| text.strip_prefix(namespace).unwrap_or(text).to_owned();
     if (!drawn || look.wide) && !round.claims.is_empty() {
-        lines.extend(table(round, short, look.wide).render(2).lines().map(str::to_owned));
+        lines.extend(
+            table(round, short, look.wide)
+                .render(2)
+                .lines()
+                .map(str::to_owned),
+        );
     }
     if drawn {
         let pictures = round.gpus.iter().flat_map(GpuPicture::lines);
-        lines.extend(pictures.map(|line| paint::picture(&line.replace(namespace, ""), look.colour)));
+        lines
+            .extend(pictures.map(|line| paint::picture(&line.replace(namespace, ""), look.colour)));
     }
-    for claim in &round.claims {
-        let name = short(&claim.claim);
+    for alike in report::alike(round.claims.iter()) {
+        let Some(claim) = alike.first() else { continue };
         match &claim.state {
-            State::Pending { reason, expected } => {
-                let as_expected = if *expected { ", as expected" } else { "" };
-                let waited =
-                    before.is_some_and(|before| before.claims.iter().any(|b| b.claim == claim.claim));
-                let still = if waited { "still " } else { "" };
-                let colon = if waited { "." } else { ":" };
-                let text = format!("  {name} is {still}pending{as_expected}{colon}");
-                lines.push(paint::paint(&text, paint::YELLOW, look.colour));
-                if !waited {
-                    let reason = reason.replace(namespace, "");
-                    let reason = reason.lines().flat_map(|line| wrapped(line, "    ", "      ")).collect();
-                    lines.extend(if *expected { cut(reason, look) } else { reason });
-                }
-            }
+            State::Pending { .. } => lines.extend(pending(&alike, before, namespace, look)),
             State::Failed { reason } => {
-                lines.push(paint::paint(&format!("  {name} failed:"), paint::RED, look.colour));
-                lines.extend(reason.lines().flat_map(|line| wrapped(line, "    ", "      ")));
+                lines.push(paint::paint(
+                    &format!("  {} failed:", short(&claim.claim)),
+                    paint::RED,
+                    look.colour,
+                ));
+                lines.extend(
+                    reason
+                        .lines()
+                        .flat_map(|line| wrapped(line, "    ", "      ")),
+                );
             }
             State::Prepared { .. } => {}
         }
     }
-    lines.extend(round.surprises.iter().flat_map(|surprise| wrapped(surprise, "  ", "    ")));
+    lines.extend(
+        round
+            .surprises
+            .iter()
+            .flat_map(|surprise| wrapped(surprise, "  ", "    ")),
+    );
+    lines
+}
+
+/// Says why claims are pending, all for the same reason: never cut, since the way out is its end.
+fn pending(
+    alike: &[&ClaimReport],
+    before: Option<&Round>,
+    namespace: &str,
+    look: Look,
+) -> Vec<String> {
+    let Some(ClaimReport {
+        state:
+            State::Pending {
+                detail,
+                cause,
+                expected,
+                ..
+            },
+        ..
+    }) = alike.first()
+    else {
+        return Vec::new();
+    };
+    let short = |text: &str| text.strip_prefix(namespace).unwrap_or(text).to_owned();
+    let mut names: Vec<String> = Vec::new();
+    for claim in alike {
+        let claimed = vec![short(&claim.claim)];
+        let users = if claim.pods.is_empty() {
+            &claimed
+        } else {
+            &claim.pods
+        };
+        for user in users {
+            if !names.contains(user) {
+                names.push(user.clone());
+            }
+        }
+    }
+    let several = names.len() > 1;
+    let waits = cause.as_ref().is_some_and(Cause::may_pass);
+    let waited = |claim: &&ClaimReport| {
+        before.is_some_and(|before| {
+            before.claims.iter().any(|other| {
+                other.claim == claim.claim && matches!(other.state, State::Pending { .. })
+            })
+        })
+    };
+    let still = if alike.iter().all(waited) {
+        "still "
+    } else {
+        ""
+    };
+    let verb = match (waits, several) {
+        (true, false) => format!("{still}waits"),
+        (true, true) => format!("{still}wait"),
+        (false, false) => format!("is {still}pending"),
+        (false, true) => format!("are {still}pending"),
+    };
+    let as_expected = if *expected { ", as expected" } else { "" };
+    let reason = report::reason(alike).replace(namespace, "");
+    let text = format!("{} {verb}{as_expected}: {reason}", names.join(", "));
+    let mut lines: Vec<String> = wrapped(&text, "  ", "    ")
+        .iter()
+        .map(|line| paint::paint(line, paint::YELLOW, look.colour))
+        .collect();
+    if look.wide {
+        let detail = detail.replace(namespace, "");
+        lines.extend(
+            detail
+                .lines()
+                .flat_map(|line| wrapped(line, "    ", "      ")),
+        );
+    }
     lines
 }
 
@@ -234,12 +403,19 @@ fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
         table.widen(&["REQUEST", "NODES", "MOUNTS", "PREPARE"]);
     }
     for claim in &round.claims {
-        let pods = if claim.pods.is_empty() { "(no pod)".to_owned() } else { claim.pods.join(", ") };
+        let pods = if claim.pods.is_empty() {
+            "(no pod)".to_owned()
+        } else {
+            claim.pods.join(", ")
+        };
         let name = short(&claim.claim);
         match &claim.state {
             State::Pending { .. } => table.cells(vec![name, pods, "pending".to_owned()]),
             State::Failed { .. } => table.cells(vec![name, pods, "failed".to_owned()]),
-            State::Prepared { devices, prepare_us } => {
+            State::Prepared {
+                devices,
+                prepare_us,
+            } => {
                 let spec = cdi::of(claim);
                 for (number, device) in devices.iter().enumerate() {
                     let once = |text: String| if number == 0 { text } else { String::new() };
@@ -247,9 +423,14 @@ fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
                     if wide {
                         cells.extend([
                             device.requests.join(", "),
-                            spec.as_ref().map_or("-".to_owned(), |spec| cdi::nodes(spec, &device.cdi_ids)),
+                            spec.as_ref()
+                                .map_or("-".to_owned(), |spec| cdi::nodes(spec, &device.cdi_ids)),
                             once(spec.as_ref().map_or(0, cdi::mounts).to_string()),
-                            once(format!("{}.{} ms", prepare_us / 1000, prepare_us % 1000 / 100)),
+                            once(format!(
+                                "{}.{} ms",
+                                prepare_us / 1000,
+                                prepare_us % 1000 / 100
+                            )),
                         ]);
                     }
                     table.cells(cells);
@@ -263,8 +444,15 @@ fn table(round: &Round, short: impl Fn(&str) -> String, wide: bool) -> Table {
 /// The device, with the part of it that a share is.
 fn got(device: &DeviceReport) -> String {
     let part = |name: &str, unit: &str| Some(format!("{}{unit}", device.consumed.get(name)?));
-    let parts: Vec<String> =
-        [part(capacity::MEMORY, ""), part(capacity::CORES, " %")].into_iter().flatten().collect();
+    let parts: Vec<String> = [
+        part(capacity::PERCENT, " %"),
+        device.memory_of_percent.map(crate::format::bytes),
+        part(capacity::MEMORY, ""),
+        part(capacity::CORES, " %"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     match parts.as_slice() {
         [] => device.device.clone(),
         parts => format!("{} ({})", device.device, parts.join(", ")),
@@ -273,34 +461,71 @@ fn got(device: &DeviceReport) -> String {
 
 fn summary(report: &Report, look: Look) -> Vec<String> {
     let problems = report.problems();
-    let claims = || report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
-    let names = |wanted: &dyn Fn(&&ClaimReport) -> bool| {
-        claims().filter(wanted).map(|claim| &claim.claim).collect::<BTreeSet<_>>().len()
+    let claims = || {
+        report
+            .scenarios
+            .iter()
+            .flat_map(|s| &s.rounds)
+            .flat_map(|round| &round.claims)
     };
-    let skipped = report.scenarios.iter().filter(|scenario| scenario.skipped.is_some()).count();
-    let mut counts =
-        vec![number(report.scenarios.len() - skipped, "manifest"), number(names(&|_| true), "claim")];
+    let names = |wanted: &dyn Fn(&&ClaimReport) -> bool| {
+        claims()
+            .filter(wanted)
+            .map(|claim| &claim.claim)
+            .collect::<BTreeSet<_>>()
+            .len()
+    };
+    let skipped = report
+        .scenarios
+        .iter()
+        .filter(|scenario| scenario.skipped.is_some())
+        .count();
+    let mut counts = vec![
+        number(report.scenarios.len() - skipped, "manifest"),
+        number(names(&|_| true), "claim"),
+    ];
     if skipped > 0 {
         counts.push(format!("{skipped} skipped"));
     }
     let counts = counts.join(", ");
     let mut lines = if problems.is_empty() {
         let waited = names(&|claim| matches!(claim.state, State::Pending { .. }));
-        let waited = if waited > 0 { format!(" ({waited} waited)") } else { String::new() };
-        wrapped(&format!("{counts}: all as expected{waited}, all given back, nothing left behind."), "", "")
+        let waited = if waited > 0 {
+            format!(" ({waited} waited)")
+        } else {
+            String::new()
+        };
+        let outcome = if names(&|_| true) == 0 {
+            "nothing asks for a GPU.".to_owned()
+        } else {
+            format!("all as expected{waited}, all given back, nothing left behind.")
+        };
+        wrapped(&format!("{counts}: {outcome}"), "", "")
     } else {
         let counts = format!("{counts}, {}.", number(problems.len(), "problem"));
         vec![paint::paint(&counts, paint::RED, look.colour)]
     };
-    lines.extend(report.left_behind.iter().map(|what| format!("  left behind: {what}")));
+    lines.extend(
+        report
+            .left_behind
+            .iter()
+            .map(|what| format!("  left behind: {what}")),
+    );
     if !look.all && report.scenarios.len() > 1 {
-        lines.push("(--all shows every example in full, --only NAME one of them; more: -o wide)".to_owned());
+        lines.push(
+            "(--all shows every example in full, --only NAME one of them; more: -o wide)"
+                .to_owned(),
+        );
     }
     lines
 }
 
 fn number(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+    if count == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{count} {what}s")
+    }
 }
 
 /// The first lines of a text, and how many more there are.
@@ -313,11 +538,16 @@ fn cut(mut lines: Vec<String>, look: Look) -> Vec<String> {
     lines
 }
 
-/// The text in lines that fit; `first` and `rest` go before them. A word that is longer stays whole.
+/// The text in lines that fit; `first` and `rest` go before them. A word that is longer stays
+/// whole.
 fn wrapped(text: &str, first: &str, rest: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for paragraph in text.lines() {
-        let mut line = if lines.is_empty() { first.to_owned() } else { rest.to_owned() };
+        let mut line = if lines.is_empty() {
+            first.to_owned()
+        } else {
+            rest.to_owned()
+        };
         let mut is_empty = true;
         for word in paragraph.split_whitespace() {
             if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {

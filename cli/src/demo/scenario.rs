@@ -1,4 +1,4 @@
-//! One manifest, from its objects in the API to everything given back.
+//! The run of a manifest, from its objects in the API to everything given back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -8,18 +8,19 @@ use divvy_api::names;
 use divvy_fake_cluster::ClaimRef;
 use divvy_gpu_sim::SimNode;
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
+    DeviceClass, DeviceRequestAllocationResult, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
 
 use super::examples::Example;
 use super::expect::Expected;
 use super::gpus;
-use super::report::{ClaimReport, DeviceReport, Round, Scenario, State};
+use super::report::{ClaimReport, DeviceReport, REFUSED, Round, Scenario, State};
 use super::review::{Known, review};
-use super::schedule::Scheduler;
+use super::schedule::{Scheduler, Unplaced};
 use super::ui::Show;
 use super::workload::{Consumer, Workload, expand};
 use super::world::{self, World};
+use crate::device::{percent, share_memory};
 use crate::manifests::Manifests;
 
 /// A claim by namespace and name.
@@ -30,16 +31,27 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &
     let manifests = &example.manifests;
     let mut scenario = example.scenario();
     let there = world.api.list::<DeviceClass>();
-    let classes: Vec<DeviceClass> = there.into_iter().chain(manifests.classes.iter().cloned()).collect();
-    let names = classes.iter().filter_map(|class| class.metadata.name.clone());
-    let found = review(manifests, &Known::of(&world.api.list(), names));
+    let classes: Vec<DeviceClass> = there
+        .into_iter()
+        .chain(manifests.classes.iter().cloned())
+        .collect();
+    let names = classes
+        .iter()
+        .filter_map(|class| class.metadata.name.clone());
+    let known = Known::of(&world.api.list(), names);
+    let found = review(manifests, &known);
     scenario.notes.extend(found.doubtful);
     if !found.refused.is_empty() {
-        scenario.problem = Some(format!("the API server refuses it: {}", found.refused.join("\n")));
+        let refused = found.refused.iter();
+        let refused: Vec<String> = refused.map(|what| format!("{REFUSED}{what}")).collect();
+        scenario.problem = Some(refused.join("\n"));
         return scenario;
     }
-    let enacted = match expand(manifests, &classes) {
+    let enacted = match expand(manifests, &classes, &known.products) {
         Ok(workload) => {
+            if workload.claims.is_empty() && workload.stuck.is_empty() {
+                scenario.notes.push(idle(manifests).to_owned());
+            }
             show.begin(&world.api, example);
             enact(Stage::new(world, sim, show), manifests, &workload).await
         }
@@ -52,30 +64,62 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &
     scenario
 }
 
+/// Says why a manifest makes no claim.
+fn idle(manifests: &Manifests) -> &'static str {
+    if manifests.templates.is_empty() {
+        "nothing here asks for a GPU: no pod names a claim or has an extended resource in its limits"
+    } else {
+        "nothing here asks for a GPU: a ResourceClaimTemplate makes a claim for each pod that names it, and no pod does"
+    }
+}
+
 /// A manifest that runs.
 struct Stage<'w> {
     world: &'w World,
     sim: &'w SimNode,
     show: &'w Show,
     scheduler: Scheduler,
-    /// What is known of the claims.
+    /// Reports of the claims so far.
     reports: BTreeMap<Key, ClaimReport>,
 }
 
-async fn enact(mut stage: Stage<'_>, manifests: &Manifests, workload: &Workload) -> Result<Vec<Round>> {
+async fn enact(
+    mut stage: Stage<'_>,
+    manifests: &Manifests,
+    workload: &Workload,
+) -> Result<Vec<Round>> {
     let (world, show) = (stage.world, stage.show);
     for class in &manifests.classes {
-        world.api.put(class).context("a DeviceClass of the manifest")?;
+        world
+            .api
+            .put(class)
+            .context("a DeviceClass of the manifest")?;
+    }
+    for rule in &manifests.taint_rules {
+        world
+            .api
+            .put(rule)
+            .context("a DeviceTaintRule of the manifest")?;
     }
     for claim in &workload.claims {
-        world.api.put(claim).context("a ResourceClaim of the manifest")?;
+        world
+            .api
+            .put(claim)
+            .context("a ResourceClaim of the manifest")?;
     }
-    let last = workload.consumers.iter().filter_map(|consumer| consumer.ends).max().unwrap_or(0) + 1;
+    let last = workload
+        .consumers
+        .iter()
+        .filter_map(|consumer| consumer.ends)
+        .max()
+        .unwrap_or(0)
+        + 1;
     let mut staying: Vec<&Consumer> = workload.consumers.iter().collect();
     let mut rounds = Vec::new();
     for number in 1..=last {
-        let (ending, rest): (Vec<&Consumer>, Vec<&Consumer>) =
-            staying.into_iter().partition(|consumer| consumer.ends.is_some_and(|ends| ends < number));
+        let (ending, rest): (Vec<&Consumer>, Vec<&Consumer>) = staying
+            .into_iter()
+            .partition(|consumer| consumer.ends.is_some_and(|ends| ends < number));
         staying = rest;
         stage.end(&ending, &staying).await?;
         for consumer in staying.iter().copied() {
@@ -84,8 +128,11 @@ async fn enact(mut stage: Stage<'_>, manifests: &Manifests, workload: &Workload)
             }
             let may_wait = consumer.expected.may_wait(number == last);
             let soon = number > 1 && !may_wait;
-            let placed =
-                if soon { stage.place_soon(consumer).await } else { stage.scheduler.place(consumer) };
+            let placed = if soon {
+                stage.place_soon(consumer).await
+            } else {
+                stage.scheduler.place(consumer)
+            };
             let waits = placed.is_err();
             stage.prepare(consumer, placed, may_wait).await?;
             show.placed(&world.api, consumer, waits).await?;
@@ -110,31 +157,52 @@ async fn enact(mut stage: Stage<'_>, manifests: &Manifests, workload: &Workload)
 impl<'w> Stage<'w> {
     fn new(world: &'w World, sim: &'w SimNode, show: &'w Show) -> Self {
         let scheduler = Scheduler::new(world.api.clone());
-        Self { world, sim, show, scheduler, reports: BTreeMap::new() }
+        Self {
+            world,
+            sim,
+            show,
+            scheduler,
+            reports: BTreeMap::new(),
+        }
     }
 
     fn round(&self, ended: Vec<String>, staying: &[&Consumer]) -> Round {
         let slices = self.world.api.list::<ResourceSlice>();
         let claims: Vec<ClaimReport> = self.reports.values().cloned().collect();
         let gpus = gpus::pictures(&self.sim.inventory(), &slices, &claims);
-        let was_to_wait =
-            |consumer: &&&Consumer| consumer.expected == Expected::Pending && !self.is_pending(consumer);
+        let was_to_wait = |consumer: &&&Consumer| {
+            consumer.expected == Expected::Pending && !self.is_pending(consumer)
+        };
         let surprises = staying
             .iter()
             .filter(was_to_wait)
-            .map(|consumer| format!("{} was expected to stay pending and does not", consumer.name()))
+            .map(|consumer| {
+                format!(
+                    "{} was expected to stay pending and does not",
+                    consumer.name()
+                )
+            })
             .collect();
-        Round { ended, claims, gpus, surprises }
+        Round {
+            ended,
+            claims,
+            gpus,
+            surprises,
+        }
     }
 
     fn is_pending(&self, consumer: &Consumer) -> bool {
-        let pending =
-            |key: &Key| self.reports.get(key).is_some_and(|r| matches!(r.state, State::Pending { .. }));
+        let pending = |key: &Key| {
+            self.reports
+                .get(key)
+                .is_some_and(|r| matches!(r.state, State::Pending { .. }))
+        };
         keys(consumer).any(|key| pending(&key))
     }
 
-    /// Places a consumer that others have made room for; what the plugin publishes may have to follow first.
-    async fn place_soon(&self, consumer: &Consumer) -> Result<(), String> {
+    /// Places a consumer that others have made room for; what the plugin publishes may have to
+    /// follow first.
+    async fn place_soon(&self, consumer: &Consumer) -> Result<(), Unplaced> {
         let deadline = Instant::now() + world::PATIENCE;
         loop {
             let seen = self.world.api.list::<ResourceSlice>();
@@ -144,17 +212,24 @@ impl<'w> Stage<'w> {
                 return placed;
             }
             let changed = |now: &divvy_fake_cluster::View<'_>| now.list::<ResourceSlice>() != seen;
-            if self.world.api.wait_until(changed, left.min(Duration::from_secs(2))).await.is_err() {
+            if self
+                .world
+                .api
+                .wait_until(changed, left.min(Duration::from_secs(2)))
+                .await
+                .is_err()
+            {
                 return placed;
             }
         }
     }
 
-    /// Prepares what a consumer needs and is not prepared yet, in one call as the kubelet does, and notes what came of it.
+    /// Prepares what a consumer needs and is not prepared yet, in one call as the kubelet does, and
+    /// notes what came of it.
     async fn prepare(
         &mut self,
         consumer: &Consumer,
-        placed: Result<(), String>,
+        placed: Result<(), Unplaced>,
         expected: bool,
     ) -> Result<()> {
         let mut call = Vec::new();
@@ -168,11 +243,21 @@ impl<'w> Stage<'w> {
             }
             match &placed {
                 Ok(()) => call.extend(self.reference(&key)),
-                Err(reason) => {
-                    let state = State::Pending { reason: reason.trim_end().to_owned(), expected };
+                Err(unplaced) => {
+                    let state = State::Pending {
+                        reason: unplaced.reason.trim_end().to_owned(),
+                        detail: unplaced.detail.clone(),
+                        cause: unplaced.cause.as_deref().cloned(),
+                        expected,
+                    };
                     let claim = format!("{}/{}", key.0, key.1);
                     let pods = consumer.pod.iter().cloned().collect();
-                    let report = ClaimReport { claim, pods, state, cdi: None };
+                    let report = ClaimReport {
+                        claim,
+                        pods,
+                        state,
+                        cdi: None,
+                    };
                     // Pending once more is not another reason.
                     self.reports.insert(key, report);
                 }
@@ -186,13 +271,24 @@ impl<'w> Stage<'w> {
         let prepare_us = micros(started.elapsed());
         for reference in call {
             let results = self.results(&reference);
+            let slices = self.world.api.list::<ResourceSlice>();
             let state = match answers.get(&reference.uid) {
                 Some(Ok(devices)) => {
-                    let devices = devices.iter().map(|given| device(given, &results)).collect();
-                    State::Prepared { devices, prepare_us }
+                    let devices = devices
+                        .iter()
+                        .map(|given| device(given, &results, &slices))
+                        .collect();
+                    State::Prepared {
+                        devices,
+                        prepare_us,
+                    }
                 }
-                Some(Err(reason)) => State::Failed { reason: reason.clone() },
-                None => State::Failed { reason: "the plugin's answer leaves the claim out".to_owned() },
+                Some(Err(reason)) => State::Failed {
+                    reason: reason.clone(),
+                },
+                None => State::Failed {
+                    reason: "the plugin's answer leaves the claim out".to_owned(),
+                },
             };
             let report = ClaimReport {
                 claim: format!("{}/{}", reference.namespace, reference.name),
@@ -200,7 +296,8 @@ impl<'w> Stage<'w> {
                 state,
                 cdi: self.world.cdi(&reference.uid),
             };
-            self.reports.insert((reference.namespace, reference.name), report);
+            self.reports
+                .insert((reference.namespace, reference.name), report);
         }
         Ok(())
     }
@@ -211,11 +308,16 @@ impl<'w> Stage<'w> {
         Some(ClaimRef::new(&key.0, &key.1, &claim.metadata.uid?))
     }
 
-    /// What the scheduler allocated to a claim.
+    /// Returns the devices that the scheduler allocated to a claim.
     fn results(&self, claim: &ClaimRef) -> Vec<DeviceRequestAllocationResult> {
-        let claim = self.world.api.get::<ResourceClaim>(&claim.namespace, &claim.name);
+        let claim = self
+            .world
+            .api
+            .get::<ResourceClaim>(&claim.namespace, &claim.name);
         let allocation = claim.and_then(|claim| claim.status?.allocation?.devices);
-        allocation.and_then(|devices| devices.results).unwrap_or_default()
+        allocation
+            .and_then(|devices| devices.results)
+            .unwrap_or_default()
     }
 
     /// Ends pods: their claims go, unless others use them too.
@@ -223,11 +325,16 @@ impl<'w> Stage<'w> {
         let used: Vec<Key> = staying.iter().flat_map(|consumer| keys(consumer)).collect();
         let free: Vec<Key> = ending.iter().flat_map(|consumer| keys(consumer)).collect();
         for key in free.into_iter().filter(|key| !used.contains(key)) {
-            let (Some(reference), Some(report)) = (self.reference(&key), self.reports.remove(&key)) else {
+            let (Some(reference), Some(report)) = (self.reference(&key), self.reports.remove(&key))
+            else {
                 continue;
             };
             if !matches!(report.state, State::Pending { .. }) {
-                let answers = self.world.kubelet.unprepare(names::DRIVER, &[reference]).await?;
+                let answers = self
+                    .world
+                    .kubelet
+                    .unprepare(names::DRIVER, &[reference])
+                    .await?;
                 for answer in answers.into_values() {
                     answer
                         .map_err(anyhow::Error::msg)
@@ -239,8 +346,8 @@ impl<'w> Stage<'w> {
         Ok(())
     }
 
-    /// Unprepares every claim that was tried, prepared or not: after a failed prepare the kubelet does the same. Says
-    /// what went wrong.
+    /// Unprepares every claim that was tried, prepared or not: after a failed prepare the kubelet
+    /// does the same. Says what went wrong.
     async fn give_back(&self) -> Result<Vec<String>> {
         let tried: Vec<ClaimRef> = self
             .reports
@@ -252,7 +359,10 @@ impl<'w> Stage<'w> {
         let failed = answers.into_iter().filter_map(|(uid, answer)| {
             let reference = tried.iter().find(|reference| reference.uid == uid)?;
             let reason = answer.err()?;
-            Some(format!("claim {}/{} failed: unprepare: {reason}", reference.namespace, reference.name))
+            Some(format!(
+                "claim {}/{} failed: unprepare: {reason}",
+                reference.namespace, reference.name
+            ))
         });
         Ok(failed.collect())
     }
@@ -260,7 +370,10 @@ impl<'w> Stage<'w> {
 
 /// The claims of a consumer.
 fn keys(consumer: &Consumer) -> impl Iterator<Item = Key> {
-    consumer.claims.iter().map(|name| (consumer.namespace.clone(), name.clone()))
+    consumer
+        .claims
+        .iter()
+        .map(|name| (consumer.namespace.clone(), name.clone()))
 }
 
 fn key_of(claim: &ResourceClaim) -> Key {
@@ -269,18 +382,33 @@ fn key_of(claim: &ResourceClaim) -> Key {
 }
 
 /// A device as the plugin answered, with what the scheduler said of it.
-fn device(given: &divvy_proto::dra::v1::Device, results: &[DeviceRequestAllocationResult]) -> DeviceReport {
+fn device(
+    given: &divvy_proto::dra::v1::Device,
+    results: &[DeviceRequestAllocationResult],
+    slices: &[ResourceSlice],
+) -> DeviceReport {
     let share = given.share_id.as_deref().filter(|id| !id.is_empty());
     let result = results.iter().find(|result| {
-        result.device == given.device_name && (share.is_none() || result.share_id.as_deref() == share)
+        result.device == given.device_name
+            && (share.is_none() || result.share_id.as_deref() == share)
     });
-    let consumed = result.and_then(|result| result.consumed_capacity.clone()).unwrap_or_default();
+    let consumed = result
+        .and_then(|result| result.consumed_capacity.clone())
+        .unwrap_or_default();
+    let published = slices
+        .iter()
+        .flat_map(|slice| slice.spec.devices.iter().flatten())
+        .find(|device| device.name == given.device_name);
     DeviceReport {
         requests: given.request_names.clone(),
         device: given.device_name.clone(),
         cdi_ids: given.cdi_device_ids.clone(),
         share: share.map(str::to_owned),
-        consumed: consumed.into_iter().map(|(name, amount)| (name, amount.0)).collect(),
+        memory_of_percent: percent(&consumed).and_then(|_| share_memory(published, &consumed)),
+        consumed: consumed
+            .into_iter()
+            .map(|(name, amount)| (name, amount.0))
+            .collect(),
         admin: result.is_some_and(|result| result.admin_access == Some(true)),
     }
 }
@@ -293,10 +421,19 @@ fn clean(world: &World, workload: &Workload, manifests: &Manifests) -> Result<()
             world.api.delete::<ResourceClaim>(&namespace, &name)?;
         }
     }
-    let names: BTreeSet<&str> =
-        manifests.classes.iter().filter_map(|class| class.metadata.name.as_deref()).collect();
-    for name in names.into_iter().filter(|name| world::CLASSES.iter().all(|(ours, _)| ours != name)) {
+    let of_chart = world::classes()?;
+    let name = |class: &DeviceClass| class.metadata.name.clone();
+    let names: BTreeSet<String> = manifests.classes.iter().filter_map(name).collect();
+    for name in names.iter().filter(|ours| {
+        of_chart
+            .iter()
+            .all(|class| name(class).as_ref() != Some(ours))
+    }) {
         world.api.delete::<DeviceClass>("", name)?;
+    }
+    for rule in &manifests.taint_rules {
+        let name = rule.metadata.name.as_deref().unwrap_or_default();
+        world.api.delete::<DeviceTaintRule>("", name)?;
     }
     Ok(())
 }

@@ -10,8 +10,8 @@ use divvy_model::health::RecoveryAction;
 /// The GPUs of the demo's node.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Gpus {
-    /// The simulated GPUs: models and numbers, such as h100x8 or a100-40x4,l4x2
-    #[arg(long, value_name = "GPUS", default_value = "h100x2", value_parser = crate::format::simulated)]
+    /// The simulated GPUs: boards and numbers, such as h100x8 or a100-40x4,l4x2
+    #[arg(long, value_name = "GPUS", default_value = "h100x2", value_parser = crate::boards::simulated)]
     pub(crate) sim: String,
     /// GPUs that start in MIG mode: all, or their numbers, such as 0,2
     #[arg(long, value_name = "NUMBERS")]
@@ -26,7 +26,7 @@ pub(crate) struct Gpus {
 
 /// Some of the GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Which {
+pub(crate) enum Which {
     All,
     Numbers(Vec<usize>),
 }
@@ -38,9 +38,15 @@ impl FromStr for Which {
         if text == "all" {
             return Ok(Self::All);
         }
-        let number =
-            |part: &str| part.trim().parse().map_err(|_| format!("{part:?} is neither a number nor all"));
-        text.split(',').map(number).collect::<Result<_, _>>().map(Self::Numbers)
+        let number = |part: &str| {
+            part.trim()
+                .parse()
+                .map_err(|_| format!("{part:?} is neither a number nor all"))
+        };
+        text.split(',')
+            .map(number)
+            .collect::<Result<_, _>>()
+            .map(Self::Numbers)
     }
 }
 
@@ -53,7 +59,10 @@ fn named(which: Option<&Which>, option: &str, gpus: &[GpuUuid]) -> Result<Vec<(u
         Some(Which::Numbers(numbers)) => numbers,
     };
     if let Some(none) = numbers.iter().find(|number| **number >= gpus.len()) {
-        bail!("--{option} {none}: the GPUs are numbered from 0 to {}", gpus.len().saturating_sub(1));
+        bail!(
+            "--{option} {none}: the GPUs are numbered from 0 to {}",
+            gpus.len().saturating_sub(1)
+        );
     }
     Ok(all.filter(|(number, _)| numbers.contains(number)).collect())
 }
@@ -63,20 +72,29 @@ impl Gpus {
     pub(super) fn start(&self) -> Result<(SimNode, Vec<usize>)> {
         let node = SimNode::parse(&self.sim).context("--sim")?;
         let gpus = node.uuids();
-        for (number, uuid) in named(self.mig_on.as_ref(), "mig-on", &gpus)? {
-            node.edit(|engine| mig_on(engine, &uuid)).with_context(|| format!("--mig-on {number}"))?;
-        }
+        switch_mig_on(&node, self.mig_on.as_ref())?;
         let mut troubled = Vec::new();
         for (number, uuid) in named(self.foreign_mig.as_ref(), "foreign-mig", &gpus)? {
-            node.edit(|engine| foreign(engine, &uuid)).with_context(|| format!("--foreign-mig {number}"))?;
+            node.edit(|engine| foreign(engine, &uuid))
+                .with_context(|| format!("--foreign-mig {number}"))?;
             troubled.push(number);
         }
         for (number, uuid) in named(self.sick.as_ref(), "sick", &gpus)? {
-            node.edit(|engine| engine.set_recovery(&uuid, Some(RecoveryAction::Reset))).context("--sick")?;
+            node.edit(|engine| engine.set_recovery(&uuid, Some(RecoveryAction::Reset)))
+                .context("--sick")?;
             troubled.push(number);
         }
         Ok((node, troubled))
     }
+}
+
+/// Starts the GPUs that `--mig-on` names in MIG mode.
+pub(crate) fn switch_mig_on(node: &SimNode, which: Option<&Which>) -> Result<()> {
+    for (number, uuid) in named(which, "mig-on", &node.uuids())? {
+        node.edit(|engine| mig_on(engine, &uuid))
+            .with_context(|| format!("--mig-on {number}"))?;
+    }
+    Ok(())
 }
 
 fn mig_on(engine: &mut Engine, gpu: &GpuUuid) -> Result<()> {
@@ -91,7 +109,10 @@ fn mig_on(engine: &mut Engine, gpu: &GpuUuid) -> Result<()> {
 fn foreign(engine: &mut Engine, gpu: &GpuUuid) -> Result<()> {
     mig_on(engine, gpu)?;
     let capabilities = engine.mig_capabilities(gpu)?;
-    let (profile, place) = capabilities.placements().next().context("the GPU has no MIG profiles")?;
+    let (profile, place) = capabilities
+        .placements()
+        .next()
+        .context("the GPU has no MIG profiles")?;
     engine.make_foreign_instance(gpu, profile.id, place.start)?;
     Ok(())
 }

@@ -1,16 +1,17 @@
-//! What the controllers of a cluster make of manifests: claims from templates and from extended resources, and who uses
-//! which claim. Pure.
+//! Objects that the controllers of a cluster make of manifests: claims from templates and from
+//! extended
+//! resources, and who uses which claim. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
+use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodSpec};
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::expect::{self, Expected};
-use super::extended;
-use crate::manifests::Manifests;
+use crate::manifests::{Manifests, namespace};
+use crate::{advice, extended};
 
 /// A user of claims: a pod, or none (a claim on its own).
 #[derive(Debug, Clone, PartialEq)]
@@ -21,14 +22,14 @@ pub(crate) struct Consumer {
     pub(crate) namespace: String,
     /// Names of its claims, in the pod's order.
     pub(crate) claims: Vec<String>,
-    /// What should become of it.
+    /// Expected end.
     pub(crate) expected: Expected,
     /// The round after which it ends.
     pub(crate) ends: Option<u32>,
 }
 
 impl Consumer {
-    /// What it is called in messages.
+    /// Returns its name for messages.
     pub(crate) fn name(&self) -> String {
         match (&self.pod, self.claims.first()) {
             (Some(pod), _) => format!("pod {}/{pod}", self.namespace),
@@ -47,39 +48,54 @@ pub(crate) struct Workload {
     pub(crate) stuck: Vec<String>,
 }
 
-/// Expands manifests as the ResourceClaim controller and the scheduler would. UIDs are the API server's to give.
-pub(crate) fn expand(manifests: &Manifests, classes: &[DeviceClass]) -> Result<Workload> {
-    let mut workload = Workload { claims: manifests.claims.clone(), ..Workload::default() };
+/// Expands manifests as the ResourceClaim controller and the scheduler would. UIDs are the API
+/// server's to give. `products` are those of the node's GPUs.
+pub(crate) fn expand(
+    manifests: &Manifests,
+    classes: &[DeviceClass],
+    products: &BTreeSet<String>,
+) -> Result<Workload> {
+    let mut workload = Workload {
+        claims: manifests.claims.clone(),
+        ..Workload::default()
+    };
     for claim in &mut workload.claims {
         claim.metadata.namespace = Some(namespace(&claim.metadata));
         // Of an object that was read from a cluster the API server takes neither.
         claim.metadata.uid = None;
         claim.status = None;
     }
-    for pod in &manifests.pods {
-        let consumer = consumer(pod, manifests, classes, &mut workload)?;
+    for pod in &manifests.all_pods() {
+        let consumer = consumer(pod, manifests, (classes, products), &mut workload)?;
         if !consumer.claims.is_empty() {
             workload.consumers.push(consumer);
         }
     }
     for claim in &workload.claims {
-        let (namespace, name) = (namespace(&claim.metadata), claim.metadata.name.clone().unwrap_or_default());
-        let used = workload.consumers.iter().any(|c| c.namespace == namespace && c.claims.contains(&name));
+        let (namespace, name) = (
+            namespace(&claim.metadata),
+            claim.metadata.name.clone().unwrap_or_default(),
+        );
+        let used = workload
+            .consumers
+            .iter()
+            .any(|c| c.namespace == namespace && c.claims.contains(&name));
         if !used {
-            let (expected, ends) =
-                expect::read(&claim.metadata).with_context(|| format!("claim {namespace}/{name}"))?;
-            workload.consumers.push(Consumer { pod: None, namespace, claims: vec![name], expected, ends });
+            let (expected, ends) = expect::read(&claim.metadata)
+                .with_context(|| format!("claim {namespace}/{name}"))?;
+            workload.consumers.push(Consumer {
+                pod: None,
+                namespace,
+                claims: vec![name],
+                expected,
+                ends,
+            });
         }
     }
     Ok(workload)
 }
 
-/// The namespace of an object.
-pub(super) fn namespace(meta: &ObjectMeta) -> String {
-    meta.namespace.clone().unwrap_or_else(|| "default".to_owned())
-}
-
-/// What the claim of a pod's entry asks for, if the manifests have the claim or its template.
+/// Returns the requests of the claim of a pod's entry, if the manifests have the claim or its template.
 pub(super) fn devices_of<'m>(
     entry: &PodResourceClaim,
     pod: &ObjectMeta,
@@ -90,7 +106,10 @@ pub(super) fn devices_of<'m>(
     };
     let spec = if entry.resource_claim_name.is_some() {
         let mut claims = manifests.claims.iter();
-        claims.find(|claim| is(&claim.metadata, &entry.resource_claim_name))?.spec.as_ref()
+        claims
+            .find(|claim| is(&claim.metadata, &entry.resource_claim_name))?
+            .spec
+            .as_ref()
     } else {
         let mut templates = manifests.templates.iter();
         let found = templates.find(|t| is(&t.metadata, &entry.resource_claim_template_name))?;
@@ -102,14 +121,50 @@ pub(super) fn devices_of<'m>(
 fn consumer(
     pod: &Pod,
     manifests: &Manifests,
-    classes: &[DeviceClass],
+    (classes, products): (&[DeviceClass], &BTreeSet<String>),
     workload: &mut Workload,
 ) -> Result<Consumer> {
-    let name = pod.metadata.name.clone().context("a Pod has no metadata.name")?;
+    let name = pod
+        .metadata
+        .name
+        .clone()
+        .context("a Pod has no metadata.name")?;
     let namespace = namespace(&pod.metadata);
     let called = format!("pod {namespace}/{name}");
-    let entries = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_deref()).unwrap_or_default();
+    let entries = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.resource_claims.as_deref())
+        .unwrap_or_default();
     let mut claims = Vec::new();
+    let extended = pod
+        .spec
+        .as_ref()
+        .map(|spec| extended::requests(spec, classes))
+        .unwrap_or_default();
+    let asks = !entries.is_empty() || !extended.requests.is_empty();
+    // A pod that waits for one thing for ever gets nothing else, either.
+    let never = || pod.spec.as_ref().and_then(never_placed).filter(|_| asks);
+    let away = || placed_elsewhere(pod.spec.as_ref()?, products).filter(|_| asks);
+    let mut stuck: Vec<String> = never().or_else(away).into_iter().collect();
+    match advice::foreign(pod, &extended.without_class) {
+        Some(what) => stuck.push(what),
+        None => stuck.extend((extended.without_class.iter()).map(|r| advice::without_class(r))),
+    }
+    if !stuck.is_empty() {
+        let (expected, ends) = expect::read(&pod.metadata).with_context(|| called.clone())?;
+        if expected != Expected::Pending {
+            let stuck = stuck.iter().map(|reason| format!("{called} {reason}"));
+            workload.stuck.extend(stuck);
+        }
+        return Ok(Consumer {
+            pod: Some(name),
+            namespace,
+            claims,
+            expected,
+            ends,
+        });
+    }
     for entry in entries {
         if let Some(claim) = &entry.resource_claim_name {
             if devices_of(entry, &pod.metadata, manifests).is_none() {
@@ -121,36 +176,128 @@ fn consumer(
             continue;
         }
         let Some(devices) = devices_of(entry, &pod.metadata, manifests) else {
-            let template = entry.resource_claim_template_name.as_deref().unwrap_or_default();
+            let template = entry
+                .resource_claim_template_name
+                .as_deref()
+                .unwrap_or_default();
             bail!(
                 "{called}: resourceClaimTemplateName {template:?}: there is no such ResourceClaimTemplate in the manifests"
             );
         };
         let annotation = ("resource.kubernetes.io/pod-claim-name", entry.name.as_str());
-        let made = made(&format!("{name}-{}", entry.name), &namespace, annotation, devices.clone());
+        let made = made(
+            &format!("{name}-{}", entry.name),
+            &namespace,
+            annotation,
+            devices.clone(),
+        );
         claims.extend(made.metadata.name.clone());
         workload.claims.push(made);
     }
-    let extended = pod.spec.as_ref().map(|spec| extended::requests(spec, classes)).unwrap_or_default();
-    for resource in extended.without_class {
-        workload.stuck.push(format!(
-            "{called} asks for {resource}, which no DeviceClass stands for: it stays Pending unless a device plugin offers \
-             it (write a DeviceClass with extendedResourceName: {resource}, as in examples/extended-resource)"
-        ));
-    }
     if !extended.requests.is_empty() {
-        let devices = DeviceClaim { requests: Some(extended.requests), ..DeviceClaim::default() };
+        let devices = DeviceClaim {
+            requests: Some(extended.requests),
+            ..DeviceClaim::default()
+        };
         let annotation = ("resource.kubernetes.io/extended-resource-claim", "true");
-        let made = made(&format!("{name}-extended-resources"), &namespace, annotation, devices);
+        let made = made(
+            &format!("{name}-extended-resources"),
+            &namespace,
+            annotation,
+            devices,
+        );
         claims.extend(made.metadata.name.clone());
         workload.claims.push(made);
     }
     let (expected, ends) = expect::read(&pod.metadata).context(called)?;
-    Ok(Consumer { pod: Some(name), namespace, claims, expected, ends })
+    Ok(Consumer {
+        pod: Some(name),
+        namespace,
+        claims,
+        expected,
+        ends,
+    })
 }
 
-/// A claim that is made for a pod.
-fn made(name: &str, in_namespace: &str, annotation: (&str, &str), devices: DeviceClaim) -> ResourceClaim {
+/// Label of NVIDIA's feature discovery with the product of a node's GPUs.
+const PRODUCT: &str = "nvidia.com/gpu.product";
+
+/// Returns the products that a pod wants of its node.
+pub(super) fn products_of(spec: &PodSpec) -> Vec<String> {
+    let selected = spec
+        .node_selector
+        .iter()
+        .filter_map(|labels| labels.get(PRODUCT));
+    let affinity = spec.affinity.as_ref();
+    let required = affinity.and_then(|affinity| {
+        let node = affinity.node_affinity.as_ref()?;
+        node.required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let terms = required.into_iter().flat_map(|r| &r.node_selector_terms);
+    let expressions = terms.flat_map(|term| term.match_expressions.iter().flatten());
+    let listed = expressions
+        .filter(|expression| expression.key == PRODUCT && expression.operator == "In")
+        .flat_map(|expression| expression.values.iter().flatten());
+    selected.chain(listed).cloned().collect()
+}
+
+/// Says whether a product is the one of a label, in which dashes stand for spaces.
+fn is_board(product: &str, label: &str) -> bool {
+    let plain = |text: &str| text.to_lowercase().replace(['-', '_'], " ");
+    let (product, label) = (plain(product), plain(label));
+    product.contains(&label) || label.contains(&product)
+}
+
+/// Says why no node with these products is one that the pod wants.
+fn placed_elsewhere(spec: &PodSpec, products: &BTreeSet<String>) -> Option<String> {
+    let wanted = products_of(spec);
+    let is_here = |label: &String| products.iter().any(|has| is_board(has, label));
+    if products.is_empty() || wanted.is_empty() || wanted.iter().any(is_here) {
+        return None;
+    }
+    let there: Vec<&str> = products.iter().map(String::as_str).collect();
+    let mut boards = divvy_gpu_sim::profiles().iter();
+    let board = boards.find(|board| wanted.iter().any(|w| is_board(board.product_name, w)));
+    let sim = board.map_or("with that board".to_owned(), |board| {
+        format!("{}x1", board.key)
+    });
+    Some(format!(
+        "is for nodes with {} by its nodeSelector or affinity, and this node has {}: a cluster places it elsewhere, or nowhere \
+         (try --sim {sim}; divvy itself selects by device.attributes[\"gpu.divvy.dev\"].productName)",
+        wanted.join(", "),
+        there.join(", ")
+    ))
+}
+
+/// Says why the scheduler never allocates the claims of a pod as it is written.
+fn never_placed(spec: &PodSpec) -> Option<String> {
+    let gates: Vec<&str> = spec
+        .scheduling_gates
+        .iter()
+        .flatten()
+        .map(|gate| gate.name.as_str())
+        .collect();
+    if !gates.is_empty() {
+        let gates = gates.join(", ");
+        return Some(format!(
+            "has schedulingGates ({gates}): it waits until their owner removes them"
+        ));
+    }
+    let node = spec.node_name.as_deref().filter(|node| !node.is_empty())?;
+    Some(format!(
+        "has nodeName {node}, which passes the scheduler by, and only the scheduler allocates claims: its containers never \
+         start (write nodeSelector: {{kubernetes.io/hostname: {node}}} instead)"
+    ))
+}
+
+/// Makes a claim for a pod.
+fn made(
+    name: &str,
+    in_namespace: &str,
+    annotation: (&str, &str),
+    devices: DeviceClaim,
+) -> ResourceClaim {
     let (key, value) = annotation;
     ResourceClaim {
         metadata: ObjectMeta {
@@ -159,7 +306,9 @@ fn made(name: &str, in_namespace: &str, annotation: (&str, &str), devices: Devic
             annotations: Some(BTreeMap::from([(key.to_owned(), value.to_owned())])),
             ..ObjectMeta::default()
         },
-        spec: Some(ResourceClaimSpec { devices: Some(devices) }),
+        spec: Some(ResourceClaimSpec {
+            devices: Some(devices),
+        }),
         status: None,
     }
 }
@@ -170,43 +319,62 @@ mod tests {
 
     fn expand_text(text: &str) -> Result<Workload> {
         let manifests = Manifests::parse("test", text)?;
-        expand(&manifests, &manifests.classes)
+        expand(&manifests, &manifests.classes, &BTreeSet::new())
     }
 
     #[test]
     fn replicas_get_claims_of_their_own_and_shared_claims_stay_one() {
         let text = include_str!("../../../examples/deployment/manifests.yaml");
         let workload = expand_text(text).unwrap();
-        let names: Vec<_> = workload.claims.iter().filter_map(|c| c.metadata.name.as_deref()).collect();
+        let names: Vec<_> = workload
+            .claims
+            .iter()
+            .filter_map(|c| c.metadata.name.as_deref())
+            .collect();
         assert_eq!(names, ["replicas-0-gpu", "replicas-1-gpu"]);
         assert!(workload.claims.iter().all(|claim| claim.spec.is_some()));
 
         let text = include_str!("../../../examples/shared-claim/manifests.yaml");
         let workload = expand_text(text).unwrap();
         assert_eq!(workload.claims.len(), 1);
-        let pods: Vec<_> = workload.consumers.iter().map(|c| (c.pod.as_deref(), c.claims.clone())).collect();
+        let pods: Vec<_> = workload
+            .consumers
+            .iter()
+            .map(|c| (c.pod.as_deref(), c.claims.clone()))
+            .collect();
         assert_eq!(
             pods,
-            [(Some("reader"), vec!["shared".to_owned()]), (Some("writer"), vec!["shared".to_owned()])]
+            [
+                (Some("reader"), vec!["shared".to_owned()]),
+                (Some("writer"), vec!["shared".to_owned()])
+            ]
         );
     }
 
     #[test]
     fn extended_resources_become_a_claim_as_the_scheduler_makes_it() {
         let text = include_str!("../../../examples/extended-resource/manifests.yaml");
-        let workload = expand_text(text).unwrap();
+        let manifests = Manifests::parse("test", text).unwrap();
+        let workload = expand(
+            &manifests,
+            &crate::demo::world::classes().unwrap(),
+            &BTreeSet::new(),
+        )
+        .unwrap();
         let claim = workload
             .claims
             .iter()
             .find(|c| c.metadata.name.as_deref() == Some("legacy-0-extended-resources"));
-        let requests = claim.and_then(|c| c.spec.clone()?.devices?.requests).unwrap();
+        let requests = claim
+            .and_then(|c| c.spec.clone()?.devices?.requests)
+            .unwrap();
         let asked = requests.iter().map(|request| {
             let exact = request.exactly.clone().unwrap();
             (request.name.as_str(), exact.device_class_name, exact.count)
         });
         assert_eq!(
             asked.collect::<Vec<_>>(),
-            [("container-0-request-0", "gpu-as-extended-resource".to_owned(), Some(1))]
+            [("container-0-request-0", "gpu.divvy.dev".to_owned(), Some(1))]
         );
     }
 

@@ -1,5 +1,6 @@
-//! The demo's node: simulated GPUs, an API server in this process, a host made of files, the real plugin on its real
-//! socket, and a stand-in kubelet. Everything lives in one temporary folder and goes with it.
+//! The demo's node: simulated GPUs, an API server in this process, a host made of files, the real
+//! plugin on its real socket, and a stand-in kubelet. Everything lives in one temporary folder and
+//! goes with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,10 +18,7 @@ use divvy_kubelet_plugin::{Args, Config, Deps};
 use divvy_offer::{GpuRules, NodeFacts};
 use divvy_telemetry::{MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{
-    CELDeviceSelector, Device, DeviceClass, DeviceClassSpec, DeviceSelector, ResourceSlice,
-};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceSlice};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +29,7 @@ use crate::offered::{Offered, offered};
 pub(crate) const NODE: &str = "demo-node";
 /// Its labels, beside its name: what the chart and the policies of the examples look for.
 const LABELS: [(&str, &str); 2] = [(names::NODE_LABEL, "true"), ("divvy.dev/try", "true")];
-/// How long any step of the demo may take before it counts as broken.
+/// Longest time of a step of the demo; one that takes longer counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running node.
@@ -40,7 +38,7 @@ pub(crate) struct World {
     pub(crate) kubelet: FakeKubelet,
     /// Time from the plugin's start to its first slices in the API.
     pub(crate) published_after: Duration,
-    /// What the policies ask for and the node does not publish, and why.
+    /// Parts of the policies that the node does not publish, with the reason.
     pub(crate) notes: Vec<String>,
     /// Devices that had taints at the start.
     tainted: BTreeSet<String>,
@@ -50,16 +48,34 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts the node and waits until its GPUs are published, with taints on those that are `troubled`, and the plugin
-    /// is registered.
-    pub(crate) async fn start(sim: &SimNode, troubled: &[usize], policies: &[GpuPolicy]) -> Result<Self> {
-        let labels = LABELS.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let facts = NodeFacts { name: NODE, labels: &labels };
-        let Offered { pool, notes, .. } = offered(&sim.inventory(), &facts, policies, &GpuRules::default());
-        let expected: BTreeSet<String> = pool.devices().map(|device| device.name.to_string()).collect();
-        let folder =
-            tempfile::Builder::new().prefix("divvy-demo-").tempdir().context("a temporary folder")?;
-        let host = host_of(sim).build(&folder.path().join("host")).context("the demo's host")?;
+    /// Starts the node and waits until its GPUs are published, with taints on those that are
+    /// `troubled`, and the plugin is registered.
+    pub(crate) async fn start(
+        sim: &SimNode,
+        troubled: &[usize],
+        policies: &[GpuPolicy],
+    ) -> Result<Self> {
+        let labels = LABELS
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect();
+        let facts = NodeFacts {
+            name: NODE,
+            labels: &labels,
+        };
+        let Offered { pool, notes, .. } =
+            offered(&sim.inventory(), &facts, policies, &GpuRules::default());
+        let expected: BTreeSet<String> = pool
+            .devices()
+            .map(|device| device.name.to_string())
+            .collect();
+        let folder = tempfile::Builder::new()
+            .prefix("divvy-demo-")
+            .tempdir()
+            .context("a temporary folder")?;
+        let host = host_of(sim)
+            .build(&folder.path().join("host"))
+            .context("the demo's host")?;
         let api = cluster(labels, policies)?;
         let kubelet_config = KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone());
         let args = args(folder.path(), &kubelet_config, host.node_table)?;
@@ -79,7 +95,9 @@ impl World {
             let tainted = tainted(slices);
             let found = |number: &usize| {
                 let (whole, other) = (format!("gpu-{number}"), format!("gpu-{number}-"));
-                tainted.iter().any(|device| *device == whole || device.starts_with(&other))
+                tainted
+                    .iter()
+                    .any(|device| *device == whole || device.starts_with(&other))
             };
             is_published(slices, &expected) && troubled.iter().all(found)
         };
@@ -100,17 +118,38 @@ impl World {
             }
         }
         let published_after = started.elapsed();
-        kubelet.wait_registered(names::DRIVER, PATIENCE).await.context("the plugin did not register")?;
+        kubelet
+            .wait_registered(names::DRIVER, PATIENCE)
+            .await
+            .context("the plugin did not register")?;
         let tainted = tainted(&api.list());
-        Ok(Self { api, kubelet, published_after, notes, tainted, plugin, stop, folder })
+        Ok(Self {
+            api,
+            kubelet,
+            published_after,
+            notes,
+            tainted,
+            plugin,
+            stop,
+            folder,
+        })
     }
 
     /// Waits until no device is tainted that was not tainted at the start.
     pub(crate) async fn settle(&self) -> Result<()> {
-        let settled = self.api.wait_until(|seen| tainted(&seen.list()) == self.tainted, PATIENCE).await;
+        let settled = self
+            .api
+            .wait_until(|seen| tainted(&seen.list()) == self.tainted, PATIENCE)
+            .await;
         settled.with_context(|| {
-            let now: Vec<String> = tainted(&self.api.list()).difference(&self.tainted).cloned().collect();
-            format!("everything was given back, and still tainted: {}", now.join(" "))
+            let now: Vec<String> = tainted(&self.api.list())
+                .difference(&self.tainted)
+                .cloned()
+                .collect();
+            format!(
+                "everything was given back, and still tainted: {}",
+                now.join(" ")
+            )
         })
     }
 
@@ -120,7 +159,10 @@ impl World {
             .folder
             .path()
             .join("cdi")
-            .join(divvy_claims::cdi_file_name(names::DRIVER, &uid.parse().ok()?));
+            .join(divvy_claims::cdi_file_name(
+                names::DRIVER,
+                &uid.parse().ok()?,
+            ));
         let text = fs_err::read_to_string(file).ok()?;
         // On a node the folders are at the root.
         serde_json::from_str(&text.replace(self.folder.path().to_str()?, "")).ok()
@@ -129,18 +171,31 @@ impl World {
     /// Stops the plugin and names what claims have left on the node: records and CDI files.
     pub(crate) async fn stop(self) -> Result<Vec<String>> {
         self.stop.cancel();
-        self.plugin.await.context("the plugin died")?.context("the plugin did not stop cleanly")?;
+        self.plugin
+            .await
+            .context("the plugin died")?
+            .context("the plugin did not stop cleanly")?;
         let mut left = Vec::new();
-        let records = self.kubelet.config().plugin_dir(names::DRIVER).join("claims");
+        let records = self
+            .kubelet
+            .config()
+            .plugin_dir(names::DRIVER)
+            .join("claims");
         for folder in [records, self.folder.path().join("cdi")] {
             if !folder.is_dir() {
                 continue;
             }
             for entry in fs_err::read_dir(&folder)? {
                 let path = entry?.path();
-                // Locks are never unlinked, so that no two holders can lock different files of one name.
+                // Locks are never unlinked, so that no two holders can lock different files of one
+                // name.
                 if path.extension().is_some_and(|e| e == "json") {
-                    left.push(path.strip_prefix(self.folder.path()).unwrap_or(&path).display().to_string());
+                    left.push(
+                        path.strip_prefix(self.folder.path())
+                            .unwrap_or(&path)
+                            .display()
+                            .to_string(),
+                    );
                 }
             }
         }
@@ -158,13 +213,19 @@ fn host_of(sim: &SimNode) -> Fixture {
                 minor: gpu.facts.minor?,
                 pci: gpu.facts.pci_address,
                 numa_node: gpu.topology.numa_node,
-                pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".to_owned()),
+                pcie_root: gpu
+                    .topology
+                    .pcie_root
+                    .clone()
+                    .unwrap_or_else(|| "pci0000:00".to_owned()),
             })
         })
         .collect();
     gpus.sort_by_key(|gpu| gpu.minor);
     let mut fixture = Fixture::new(gpus);
-    fixture.driver_version.clone_from(&inventory.system.driver_version);
+    fixture
+        .driver_version
+        .clone_from(&inventory.system.driver_version);
     fixture
 }
 
@@ -176,10 +237,11 @@ fn cluster(labels: BTreeMap<String, String>, policies: &[GpuPolicy]) -> Result<F
     api.put(&node).context("the demo's node")?;
     for policy in policies {
         let spec = serde_json::to_value(&policy.spec).context("a GpuPolicy")?;
-        api.put(&divvy_fake_cluster::GpuPolicy::new(&policy.name, spec)).context("a GpuPolicy")?;
+        api.put(&divvy_fake_cluster::GpuPolicy::new(&policy.name, spec))
+            .context("a GpuPolicy")?;
     }
-    for (name, kind) in CLASSES {
-        api.put(&class(name, kind)).context("the demo's device classes")?;
+    for class in classes()? {
+        api.put(&class).context("the demo's device classes")?;
     }
     Ok(api)
 }
@@ -204,56 +266,67 @@ fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result
         ("hook-dir", folder.join("opt/divvy")),
         ("http", PathBuf::new()),
     ];
-    let flags =
-        flags.into_iter().flat_map(|(flag, value)| [format!("--{flag}").into(), value.into_os_string()]);
+    let flags = flags
+        .into_iter()
+        .flat_map(|(flag, value)| [format!("--{flag}").into(), value.into_os_string()]);
     // The variables of a node's plugin have no meaning for the demo's.
-    let command = Args::command().no_binary_name(true).mut_args(|arg| arg.env(None::<&str>));
-    Ok(Args::from_arg_matches(&command.try_get_matches_from(flags)?)?)
+    let command = Args::command()
+        .no_binary_name(true)
+        .mut_args(|arg| arg.env(None::<&str>));
+    Ok(Args::from_arg_matches(
+        &command.try_get_matches_from(flags)?,
+    )?)
 }
 
 /// The slices of the newest generation, if all of them are there.
 fn whole(slices: &[ResourceSlice]) -> Option<Vec<&ResourceSlice>> {
-    let newest = slices.iter().map(|slice| slice.spec.pool.generation).max()?;
-    let newest: Vec<_> = slices.iter().filter(|slice| slice.spec.pool.generation == newest).collect();
+    let newest = slices
+        .iter()
+        .map(|slice| slice.spec.pool.generation)
+        .max()?;
+    let newest: Vec<_> = slices
+        .iter()
+        .filter(|slice| slice.spec.pool.generation == newest)
+        .collect();
     let count = newest.first()?.spec.pool.resource_slice_count;
     (usize::try_from(count) == Ok(newest.len())).then_some(newest)
 }
 
-fn devices<'s>(slices: impl IntoIterator<Item = &'s ResourceSlice>) -> impl Iterator<Item = &'s Device> {
-    slices.into_iter().flat_map(|slice| slice.spec.devices.iter().flatten())
+fn devices<'s>(
+    slices: impl IntoIterator<Item = &'s ResourceSlice>,
+) -> impl Iterator<Item = &'s Device> {
+    slices
+        .into_iter()
+        .flat_map(|slice| slice.spec.devices.iter().flatten())
 }
 
 fn names_of<'s>(devices: impl Iterator<Item = &'s Device>) -> BTreeSet<String> {
     devices.map(|device| device.name.clone()).collect()
 }
 
-/// Whether the pool is whole, with exactly these devices: more may come once the plugin has heard the API server's
-/// version and the policies.
+/// Says whether the pool is whole, with exactly these devices: more may come once the plugin has
+/// heard
+/// the API server's version and the policies.
 fn is_published(slices: &[ResourceSlice], expected: &BTreeSet<String>) -> bool {
     whole(slices).is_some_and(|slices| names_of(devices(slices)) == *expected)
 }
 
 /// The devices with taints.
 fn tainted(slices: &[ResourceSlice]) -> BTreeSet<String> {
-    let has_taint = |device: &&Device| device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
+    let has_taint = |device: &&Device| {
+        device
+            .taints
+            .as_ref()
+            .is_some_and(|taints| !taints.is_empty())
+    };
     names_of(devices(slices).filter(has_taint))
 }
 
-/// The classes that the chart installs, each with the type of its devices.
-pub(crate) const CLASSES: [(&str, &str); 4] = [
-    (names::CLASS_GPU, "gpu"),
-    (names::CLASS_MIG, "mig"),
-    (names::CLASS_SHARE, "gpu-share"),
-    (names::CLASS_ADMIN, "gpu-admin"),
-];
+/// DeviceClasses as the chart makes them by default. `cargo xtask chart` compares the file with the
+/// chart.
+const CLASSES: &str = include_str!("classes.yaml");
 
-fn class(name: &str, kind: &str) -> DeviceClass {
-    let domain = names::DRIVER;
-    let expression =
-        format!(r#"device.driver == "{domain}" && device.attributes["{domain}"].type == "{kind}""#);
-    let selector = DeviceSelector { cel: Some(CELDeviceSelector { expression }) };
-    DeviceClass {
-        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
-        spec: Some(DeviceClassSpec { selectors: Some(vec![selector]), ..DeviceClassSpec::default() }),
-    }
+/// Returns the classes that the chart installs.
+pub(crate) fn classes() -> Result<Vec<DeviceClass>> {
+    serde_saphyr::from_multiple(CLASSES).context("the chart's device classes")
 }

@@ -1,4 +1,4 @@
-//! One claim: its state, devices and users, and why it waits.
+//! A claim: its state, devices and users, and why it waits.
 
 use anyhow::{Result, bail};
 use divvy_api::names::conditions;
@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 
+use super::read::FAILED_PREPARE;
 use super::report::{NodeTrouble, missing, troubles};
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
 use super::waiting::{Asker, Why, claims_of, open_claims};
@@ -23,7 +24,7 @@ pub(crate) struct ClaimLine {
     pub(crate) pods: Vec<String>,
     /// In CamelCase.
     pub(crate) reason: String,
-    /// What is wrong and what to do.
+    /// Fault and remedy.
     pub(crate) message: String,
     pub(crate) since: String,
 }
@@ -48,11 +49,11 @@ pub(crate) enum State {
     Leaving,
 }
 
-/// One claim in full.
+/// A claim in full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimReport {
-    /// Whether an administrator or user has to act.
+    /// Need for action by an administrator or user.
     pub(crate) needs_person: bool,
     /// `namespace/name`.
     pub(crate) claim: String,
@@ -68,10 +69,10 @@ pub(crate) struct ClaimReport {
     /// The condition that its node has set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) condition: Option<ClaimLine>,
-    /// What its node reports of the use of its devices.
+    /// Reports of its node about the use of its devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) reported_use: Vec<ClaimLine>,
-    /// What is wrong with the GPUs that it has.
+    /// Problems of the GPUs that it has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) troubles: Vec<NodeTrouble>,
     /// Why it waits.
@@ -80,10 +81,11 @@ pub(crate) struct ClaimReport {
     /// The scheduler's message about the waiting pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scheduler: Option<String>,
-    /// What the kubelet reports of an allocated claim that is not prepared: it may refuse the claim itself.
+    /// Report of the kubelet about an allocated claim that is not prepared: it may refuse the claim
+    /// itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kubelet: Option<String>,
-    /// What could not be read.
+    /// Kinds that could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) unread: Vec<String>,
 }
@@ -101,32 +103,58 @@ pub(crate) struct DeviceLine {
     pub(crate) gpu: String,
     pub(crate) uuid: String,
     pub(crate) mode: String,
-    /// What a share was granted, `cores 25, memory 20Gi`.
+    /// Amounts that a share was granted, `cores 25, memory 20Gi` or `percent 50, memory 40 GiB`.
     pub(crate) granted: String,
     /// The node's progress: `preparing`, `prepared`, `leaving`; empty before it begins.
     pub(crate) phase: String,
     /// Why the device is still in use, while it is leaving.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
+    /// The claim that has to leave the GPU before this one is prepared.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) after: String,
 }
 
-/// The refusal of the claim's node, if it refuses it.
+impl State {
+    /// Returns the state as a word of a table.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Unused => "unused",
+            Self::Waiting => "waiting",
+            Self::Allocated => "allocated",
+            Self::Preparing => "preparing",
+            Self::Prepared => "ready",
+            Self::Refused => "refused",
+            Self::Leaving => "leaving",
+        }
+    }
+}
+
+/// Returns the refusal of the claim's node, if it refuses it.
 pub(crate) fn refused(claim: &ResourceClaim, driver: &str) -> Option<ClaimLine> {
     condition(claim, driver, conditions::PREPARED)
         .filter(|condition| condition.status == "False")
         .map(|condition| claim_line(claim, condition))
 }
 
-/// What its node reports of the use of a claim's devices: first that its pods are to be evicted.
+/// Returns the reports of its node about the use of a claim's devices: first that its pods are to
+/// be evicted.
 pub(crate) fn reported_use(claim: &ResourceClaim, driver: &str) -> Vec<ClaimLine> {
-    let bad =
-        [(conditions::RECLAIM_DUE, "True"), (conditions::WITHIN_GRANT, "False"), (conditions::IDLE, "True")];
+    let bad = [
+        (conditions::RECLAIM_DUE, "True"),
+        (conditions::WITHIN_GRANT, "False"),
+        (conditions::IDLE, "True"),
+    ];
     let found = bad.into_iter().filter_map(|(kind, status)| {
-        let condition = all_conditions(claim, driver).find(|c| c.type_ == kind && c.status == status)?;
+        let condition =
+            all_conditions(claim, driver).find(|c| c.type_ == kind && c.status == status)?;
         let line = claim_line(claim, condition);
         // Its reasons are those of the others.
         Some(if kind == conditions::RECLAIM_DUE {
-            ClaimLine { reason: kind.to_owned(), ..line }
+            ClaimLine {
+                reason: kind.to_owned(),
+                ..line
+            }
         } else {
             line
         })
@@ -138,8 +166,14 @@ fn condition<'a>(claim: &'a ResourceClaim, driver: &str, kind: &str) -> Option<&
     all_conditions(claim, driver).find(|condition| condition.type_ == kind)
 }
 
-fn all_conditions<'a>(claim: &'a ResourceClaim, driver: &str) -> impl Iterator<Item = &'a Condition> {
-    let devices = claim.status.iter().flat_map(|status| status.devices.iter().flatten());
+fn all_conditions<'a>(
+    claim: &'a ResourceClaim,
+    driver: &str,
+) -> impl Iterator<Item = &'a Condition> {
+    let devices = claim
+        .status
+        .iter()
+        .flat_map(|status| status.devices.iter().flatten());
     devices
         .filter(move |device| device.driver == driver)
         .filter_map(|device| device.conditions.as_ref())
@@ -158,8 +192,14 @@ fn claim_line(claim: &ResourceClaim, condition: &Condition) -> ClaimLine {
 
 /// The pods that it is reserved for.
 pub(crate) fn reserved(claim: &ResourceClaim) -> Vec<String> {
-    let users = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-    users.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect()
+    let users = claim
+        .status
+        .iter()
+        .flat_map(|status| status.reserved_for.iter().flatten());
+    users
+        .filter(|user| user.resource == "pods")
+        .map(|user| user.name.clone())
+        .collect()
 }
 
 /// The pods that use it. The status of a claim of a PodGroup names none of its pods; its node does.
@@ -167,7 +207,9 @@ fn users(snapshot: &Snapshot, claim: &ResourceClaim, uid: &str) -> Vec<String> {
     let mut pods = reserved(claim);
     if pods.is_empty() {
         let gpus = snapshot.reports.values().flat_map(|node| &node.gpus);
-        let own = gpus.flat_map(|gpu| &gpu.holders).filter(|holder| holder.uid == uid);
+        let own = gpus
+            .flat_map(|gpu| &gpu.holders)
+            .filter(|holder| holder.uid == uid);
         pods.extend(own.flat_map(|holder| &holder.pods).cloned());
         pods.sort();
         pods.dedup();
@@ -175,8 +217,10 @@ fn users(snapshot: &Snapshot, claim: &ResourceClaim, uid: &str) -> Vec<String> {
     pods
 }
 
+/// Reports on a claim by its name.
 pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Result<ClaimReport> {
-    let is = |c: &&ResourceClaim| name(&c.metadata) == wanted && namespace(&c.metadata) == in_namespace;
+    let is =
+        |c: &&ResourceClaim| name(&c.metadata) == wanted && namespace(&c.metadata) == in_namespace;
     let Some(claim) = snapshot.claims.iter().find(is) else {
         let elsewhere: Vec<String> = snapshot
             .claims
@@ -189,19 +233,36 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
             [] => String::new(),
             found => format!("; did you mean {}?", found.join(", ")),
         };
-        bail!("claim {in_namespace}/{wanted} does not exist{hint}{}", missing(snapshot));
+        bail!(
+            "claim {in_namespace}/{wanted} does not exist{hint}{}",
+            missing(snapshot)
+        );
     };
-    let uid = claim.metadata.uid.clone().unwrap_or_default();
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results = allocation.and_then(|a| a.devices.as_ref()?.results.as_ref());
-    let devices: Vec<DeviceLine> =
-        results.into_iter().flatten().map(|result| device(snapshot, &uid, result)).collect();
     let wants = |pod: &&Pod| {
-        namespace(&pod.metadata) == in_namespace && claims_of(pod).iter().any(|claim| claim == wanted)
+        namespace(&pod.metadata) == in_namespace
+            && claims_of(pod).iter().any(|claim| claim == wanted)
     };
-    let pod = snapshot.pods.iter().find(wants);
+    Ok(of(snapshot, claim, snapshot.pods.iter().find(wants)))
+}
+
+/// Reports on a claim, for the pod that waits for it.
+pub(super) fn of(snapshot: &Snapshot, claim: &ResourceClaim, pod: Option<&Pod>) -> ClaimReport {
+    let in_namespace = namespace(&claim.metadata);
+    let uid = claim.metadata.uid.clone().unwrap_or_default();
+    let allocation = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref());
+    let results = allocation.and_then(|a| a.devices.as_ref()?.results.as_ref());
+    let devices: Vec<DeviceLine> = results
+        .into_iter()
+        .flatten()
+        .map(|result| device(snapshot, &uid, result))
+        .collect();
     let waiting = (allocation.is_none() && pod.is_some()).then(|| {
-        let together = pod.map(|pod| open_claims(pod, snapshot)).unwrap_or_default();
+        let together = pod
+            .map(|pod| open_claims(pod, snapshot))
+            .unwrap_or_default();
         Asker::new(snapshot).ask(&together, pod)
     });
     let scheduler = pod.filter(|_| allocation.is_none()).and_then(unscheduled);
@@ -225,15 +286,24 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
     };
     let mut nodes: Vec<&str> = devices.iter().map(|device| device.node.as_str()).collect();
     nodes.dedup();
-    let troubles: Vec<NodeTrouble> =
-        nodes.into_iter().flat_map(|node| troubles(snapshot, node)).filter(of_its_gpus).collect();
+    let troubles: Vec<NodeTrouble> = nodes
+        .into_iter()
+        .flat_map(|node| troubles(snapshot, node))
+        .filter(of_its_gpus)
+        .collect();
     let mut pods = users(snapshot, claim, &uid);
-    pods.extend(pod.map(|pod| name(&pod.metadata).to_owned()).filter(|pod| !pods.contains(pod)));
+    pods.extend(
+        pod.map(|pod| name(&pod.metadata).to_owned())
+            .filter(|pod| !pods.contains(pod)),
+    );
     let made = claim.metadata.creation_timestamp.as_ref().map(time);
-    let hopeless = waiting.as_ref().is_some_and(|why| why.verdict.is_hopeless());
-    let kubelet =
-        (state == State::Allocated).then(|| kubelet_failure(snapshot, in_namespace, &pods)).flatten();
-    Ok(ClaimReport {
+    let hopeless = waiting
+        .as_ref()
+        .is_some_and(|why| why.verdict.is_hopeless());
+    let kubelet = (state == State::Allocated)
+        .then(|| kubelet_failure(snapshot, in_namespace, &pods))
+        .flatten();
+    ClaimReport {
         needs_person: refused
             || hopeless
             || kubelet.is_some()
@@ -241,7 +311,10 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         claim: full_name(&claim.metadata),
         uid,
         state,
-        since: allocation.and_then(|a| a.allocation_timestamp.as_ref()).map(time).or(made),
+        since: allocation
+            .and_then(|a| a.allocation_timestamp.as_ref())
+            .map(time)
+            .or(made),
         pods,
         devices,
         condition: condition.map(|condition| claim_line(claim, condition)),
@@ -251,13 +324,15 @@ pub(crate) fn claim(snapshot: &Snapshot, in_namespace: &str, wanted: &str) -> Re
         scheduler,
         kubelet,
         unread: snapshot.unread.clone(),
-    })
+    }
 }
 
 /// The scheduler's message about a pod that it cannot place.
-fn unscheduled(pod: &Pod) -> Option<String> {
+pub(super) fn unscheduled(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let scheduled = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
+    let scheduled = conditions
+        .iter()
+        .find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
     scheduled.message.clone()
 }
 
@@ -265,12 +340,56 @@ fn unscheduled(pod: &Pod) -> Option<String> {
 fn kubelet_failure(snapshot: &Snapshot, namespace: &str, pods: &[String]) -> Option<String> {
     let is_theirs = |event: &&Event| {
         let of = &event.involved_object;
-        of.namespace.as_deref() == Some(namespace) && of.name.as_ref().is_some_and(|name| pods.contains(name))
+        event.reason.as_deref() == Some(FAILED_PREPARE)
+            && of.namespace.as_deref() == Some(namespace)
+            && of.name.as_ref().is_some_and(|name| pods.contains(name))
     };
     let theirs = snapshot.events.iter().filter(is_theirs);
     theirs
         .max_by_key(|event| event.last_timestamp.as_ref().map(|t| t.0))
         .and_then(|event| event.message.clone())
+}
+
+/// Returns the memory that the percent of a share are, as its device is published now.
+fn memory_of_percent(
+    snapshot: &Snapshot,
+    result: &DeviceRequestAllocationResult,
+) -> Option<String> {
+    let consumed = result.consumed_capacity.as_ref()?;
+    crate::device::percent(consumed)?;
+    let pool = snapshot
+        .slices
+        .iter()
+        .filter(|slice| slice.spec.driver == result.driver && slice.spec.pool.name == result.pool);
+    let device = pool
+        .flat_map(|slice| slice.spec.devices.iter().flatten())
+        .find(|device| device.name == result.device);
+    let memory = crate::device::share_memory(device, consumed)?;
+    Some(format!("memory {}", crate::format::bytes(memory)))
+}
+
+/// Says for whose end on the GPU a claim that is not prepared waits, if its node reports such a
+/// claim: one that is leaving the same device, or that has the GPU in another form.
+fn former(gpu: &GpuStatus, claim: &str, of: &DeviceRequestAllocationResult) -> Option<String> {
+    let form = |device: &str| crate::device::kind(device).map(|kind| kind.alternative());
+    let own = form(&of.device)?;
+    let holder = gpu.holders.iter().find(|holder| {
+        let is_admin = holder.device.ends_with(" (admin)");
+        let same = holder.device == of.device && of.share_id.is_none();
+        holder.uid != claim && !is_admin && (same || form(&holder.device) != Some(own))
+    })?;
+    let pods = match holder.pods.as_slice() {
+        [] => String::new(),
+        pods => format!(" (pod {})", pods.join(", ")),
+    };
+    let reason = match holder.reason.as_str() {
+        "" => String::new(),
+        reason => format!(": {reason}"),
+    };
+    Some(format!(
+        "waits until claim {}/{}{pods} has left {}; it is {}{reason}",
+        holder.namespace, holder.name, gpu.name, holder.phase
+    ))
 }
 
 fn device(snapshot: &Snapshot, claim: &str, result: &DeviceRequestAllocationResult) -> DeviceLine {
@@ -279,15 +398,28 @@ fn device(snapshot: &Snapshot, claim: &str, result: &DeviceRequestAllocationResu
     let kind = crate::device::kind(&result.device);
     let gpu: Option<&GpuStatus> = node.and_then(|node| {
         let name = format!("gpu-{}", kind?.ordinal());
-        snapshot.reports.get(node)?.gpus.iter().find(|gpu| gpu.name == name)
+        snapshot
+            .reports
+            .get(node)?
+            .gpus
+            .iter()
+            .find(|gpu| gpu.name == name)
     });
     let held = gpu.and_then(|gpu| {
         // Admin access is marked behind the device's name.
         let is = |device: &str| device.split(' ').next() == Some(result.device.as_str());
-        gpu.holders.iter().find(|holder| holder.uid == claim && is(&holder.device))
+        gpu.holders
+            .iter()
+            .find(|holder| holder.uid == claim && is(&holder.device))
     });
     let consumed = result.consumed_capacity.iter().flatten();
-    let granted: Vec<String> = consumed.map(|(name, amount)| format!("{name} {}", amount.0)).collect();
+    let mut granted: Vec<String> = consumed
+        .map(|(name, amount)| format!("{name} {}", amount.0))
+        .collect();
+    granted.extend(memory_of_percent(snapshot, result));
+    let ready = held.is_some_and(|held| held.phase != "preparing");
+    let before = gpu.filter(|_| !ready && result.admin_access != Some(true));
+    let before = before.and_then(|gpu| former(gpu, claim, result));
     DeviceLine {
         request: result.request.clone(),
         driver: result.driver.clone(),
@@ -299,5 +431,6 @@ fn device(snapshot: &Snapshot, claim: &str, result: &DeviceRequestAllocationResu
         granted: granted.join(", "),
         phase: held.map(|held| held.phase.clone()).unwrap_or_default(),
         reason: held.map(|held| held.reason.clone()).unwrap_or_default(),
+        after: before.unwrap_or_default(),
     }
 }

@@ -1,10 +1,14 @@
-//! `divvy status`: the GPUs of the fleet, the claims that hold them, problems with their age, reason and remedy. Reads
-//! only the API server: the nodes' reports (`GpuNode`), published devices, and claims.
+//! `divvy status`: the GPUs of the fleet, the claims that hold them, problems with their age,
+//! reason and remedy. Reads only the API server: the nodes' reports (`GpuNode`), published devices,
+//! and claims.
 
 pub(crate) mod claim;
+pub(crate) mod pod;
+pub(crate) mod policy;
 pub(crate) mod read;
 pub(crate) mod render;
 pub(crate) mod report;
+mod shares;
 pub(crate) mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -16,13 +20,14 @@ use anyhow::{Context, Result, bail};
 use divvy_api::names::DRIVER;
 use serde::Serialize;
 
-use self::read::{Access, Wanted, read};
-use crate::format::{self, Format};
+use self::read::{Access, ClaimsWanted, PodWanted, Wanted, read};
+use self::snapshot::Snapshot;
+use crate::format::{self, Output};
 
 /// Exit status when an administrator or user has to act.
 const NEEDS_PERSON: u8 = 3;
 
-/// What `divvy status` takes.
+/// Arguments of `divvy status`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = false)]
 pub(crate) struct Args {
@@ -30,31 +35,68 @@ pub(crate) struct Args {
     about: Option<Target>,
     #[command(flatten)]
     access: Access,
-    /// Namespace of the claim; for the fleet, show claims of this namespace only
-    #[arg(short, long, global = true, value_name = "NAME", conflicts_with = "all_namespaces")]
+    /// Namespace of the claim or pod; for the fleet, show claims of this namespace only
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_name = "NAME",
+        conflicts_with = "all_namespaces"
+    )]
     namespace: Option<String>,
     /// Show claims of all namespaces (the default for the fleet)
     #[arg(short = 'A', long, global = true)]
     all_namespaces: bool,
     /// Output format
-    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
-    output: Format,
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
     /// Name of the driver, if divvy is installed under another one
     #[arg(long, global = true, value_name = "NAME", default_value = DRIVER)]
     driver_name: String,
 }
 
-/// What to report on; by default the fleet.
+/// Subject of the report; by default the fleet.
 #[derive(Debug, clap::Subcommand)]
 enum Target {
-    /// One node: its GPUs, their holders, and problems
-    Node { name: String },
-    /// One GPU: its mode, holders, and problems
+    /// Show a node: its GPUs, their holders, and problems
+    #[command(after_help = "Examples:
+  divvy status node NODE
+  divvy status node NODE -o json")]
+    Node {
+        /// Name of the node
+        name: String,
+    },
+    /// Show a GPU: its mode, holders, what shares have left, and problems
+    #[command(after_help = "Examples:
+  divvy status gpu NODE/gpu-0
+  divvy status gpu GPU-12345678")]
     Gpu {
         /// UUID (or a unique prefix of it), or NODE/gpu-0
         gpu: String,
     },
-    /// One claim: its devices and users, or why it is waiting, node by node
+    /// Show on how many nodes and GPUs each rule of the policies decides, and what has no effect
+    #[command(after_help = "Examples:
+  divvy status policy
+  divvy status policy NAME
+  divvy status policy -o json")]
+    Policy {
+        /// Name of the policy, to see which GPUs its rules decide about; without it, all policies
+        name: Option<String>,
+    },
+    /// Show a pod: its claims, what it waits for up to running containers, and what to do
+    #[command(after_help = "Examples:
+  divvy status pod NAMESPACE/POD
+  divvy status pod train -n NAMESPACE
+  divvy status pod NAMESPACE/POD -o wide")]
+    Pod {
+        /// NAMESPACE/NAME (or a unique beginning of it), or a name in the namespace given by -n or
+        /// the context
+        pod: String,
+    },
+    /// Show a claim: its devices and users, or why it is waiting, node by node
+    #[command(after_help = "Examples:
+  divvy status claim NAMESPACE/CLAIM
+  divvy status claim NAMESPACE/CLAIM -o wide")]
     Claim {
         /// NAMESPACE/NAME, or a name in the namespace given by -n or the context
         claim: String,
@@ -63,23 +105,44 @@ enum Target {
 
 /// Reads and prints. Exit status 0 if no action is required, 3 if it is.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let events = matches!(args.about, Some(Target::Claim { .. }));
-    let claims = args.about.is_none() || events;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let events = matches!(args.about, Some(Target::Claim { .. } | Target::Pod { .. }));
+    let claims = match args.about {
+        None | Some(Target::Claim { .. } | Target::Pod { .. }) => ClaimsWanted::Waiting,
+        Some(Target::Gpu { .. }) => ClaimsWanted::Granted,
+        Some(_) => ClaimsWanted::No,
+    };
     let (snapshot, default_namespace) = runtime.block_on(async {
         let (client, namespace, server) = args.access.client().await?;
-        let inside = match &args.about {
-            Some(Target::Claim { claim }) => claim_name(claim, args.namespace.as_deref(), &namespace)?.0,
-            _ => args.namespace.as_deref().unwrap_or(&namespace),
+        let own = args.namespace.as_deref();
+        let (inside, pod) = match &args.about {
+            Some(Target::Claim { claim }) => {
+                let (inside, name) = full_name("claim", claim, own, &namespace)?;
+                (inside, PodWanted::UnlessClaim(name))
+            }
+            Some(Target::Pod { pod }) => {
+                let (inside, name) = full_name("pod", pod, own, &namespace)?;
+                (inside, PodWanted::Named(name))
+            }
+            _ => (own.unwrap_or(&namespace), PodWanted::No),
         };
-        let wanted = Wanted { driver: &args.driver_name, claims, events, namespace: inside };
+        let wanted = Wanted {
+            driver: &args.driver_name,
+            claims,
+            events,
+            policies: matches!(args.about, Some(Target::Policy { .. })),
+            namespace: inside,
+            pod,
+        };
         let snapshot = read(&client, wanted).await.context(server)?;
         anyhow::Ok((snapshot, namespace))
     })?;
     let needs_person = match &args.about {
         None => {
             let fleet = report::fleet(&snapshot, args.namespace.as_deref());
-            args.show(&fleet, |fleet| render::fleet(&snapshot, fleet))?;
+            args.show(&fleet, |fleet| render::fleet(&snapshot, fleet, args.wide()))?;
             fleet.needs_person
         }
         Some(Target::Node { name }) => {
@@ -92,31 +155,71 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             args.show(&gpu, |gpu| render::gpu(&snapshot, gpu))?;
             gpu.needs_person
         }
+        Some(Target::Policy { name }) => {
+            let policies = policy::policies(&snapshot, name.as_deref())?;
+            let wide = args.wide() || name.is_some();
+            args.show(&policies, |all| render::policies(&snapshot, all, wide))?;
+            policies.needs_person
+        }
+        Some(Target::Pod { pod }) => {
+            let (namespace, name) =
+                full_name("pod", pod, args.namespace.as_deref(), &default_namespace)?;
+            args.pod(&snapshot, namespace, name)?
+        }
         Some(Target::Claim { claim }) => {
-            let (namespace, name) = claim_name(claim, args.namespace.as_deref(), &default_namespace)?;
-            let claim = claim::claim(&snapshot, namespace, name)?;
-            args.show(&claim, |claim| render::claim(&snapshot, claim))?;
-            claim.needs_person
+            let (namespace, name) = full_name(
+                "claim",
+                claim,
+                args.namespace.as_deref(),
+                &default_namespace,
+            )?;
+            if snapshot.named.is_empty() {
+                let claim = claim::claim(&snapshot, namespace, name)?;
+                args.show(&claim, |claim| render::claim(&snapshot, claim, args.wide()))?;
+                claim.needs_person
+            } else {
+                format::talk(&format!(
+                    "there is no claim {namespace}/{name}; this is the pod of that name (divvy status pod {namespace}/{name}):"
+                ));
+                args.pod(&snapshot, namespace, name)?
+            }
         }
     };
-    Ok(if needs_person { ExitCode::from(NEEDS_PERSON) } else { ExitCode::SUCCESS })
+    Ok(if needs_person {
+        ExitCode::from(NEEDS_PERSON)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 impl Args {
+    /// Shows a pod; returns whether an administrator or user has to act.
+    fn pod(&self, snapshot: &Snapshot, namespace: &str, name: &str) -> Result<bool> {
+        let pod = pod::pod(snapshot, namespace, name)?;
+        self.show(&pod, |pod| render::pod(snapshot, pod, self.wide()))?;
+        Ok(pod.needs_person)
+    }
+
     fn show<T: Serialize>(&self, report: &T, table: impl FnOnce(&T) -> String) -> Result<()> {
-        format::show(report, self.output, table).context("writing the answer")
+        format::show(report, self.output.format(), table).context("writing the answer")
+    }
+
+    /// Says whether the reasons node by node are to be shown.
+    fn wide(&self) -> bool {
+        self.output == Output::Wide
     }
 }
 
-/// Namespace and name of a claim.
-fn claim_name<'a>(
+/// Splits what is said of a claim or pod into namespace and name.
+fn full_name<'a>(
+    kind: &str,
     claim: &'a str,
     namespace: Option<&'a str>,
     default: &'a str,
 ) -> Result<(&'a str, &'a str)> {
     match (claim.split_once('/'), namespace) {
         (Some((inside, _)), Some(namespace)) if inside != namespace => {
-            bail!("the claim {claim} contradicts -n {namespace}: leave out one of them")
+            bail!("the {kind} {claim} contradicts -n {namespace}: leave out one of them")
         }
         (Some(full), _) => Ok(full),
         (None, namespace) => Ok((namespace.unwrap_or(default), claim)),

@@ -1,27 +1,32 @@
-//! Reads a [`Snapshot`] from an API server. Kinds that the user may not list are left out, and the answer names them.
+//! Reads a [`Snapshot`] from an API server. Kinds that the user may not list are left out, and the
+//! answer names them.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use divvy_api::node::GpuNode;
-use k8s_openapi::api::core::v1::Event;
-use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
+use divvy_api::policy::{GpuPolicyObject, decode_policy};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::DeserializeGuard;
+use kube::core::{ApiResource, DeserializeGuard, DynamicObject, TypeMeta};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
 use super::snapshot::Snapshot;
+use crate::taints::taint;
 
 /// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Reason of the kubelet's Event about a claim that could not be prepared.
+pub(crate) const FAILED_PREPARE: &str = "FailedPrepareDynamicResources";
 /// Objects in one answer of the server.
 const PAGE: u32 = 500;
 
-/// How to reach the cluster; named as kubectl does.
+/// Way to the cluster; its flags are named as kubectl's.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Access {
     /// The kubeconfig file; without it $KUBECONFIG, ~/.kube/config, or the pod's service account
@@ -32,40 +37,72 @@ pub(crate) struct Access {
     context: Option<String>,
 }
 
-/// What to ask for.
+/// Kinds and objects to ask for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     /// Our driver's name.
     pub(crate) driver: &'a str,
-    /// Claims, classes and waiting pods too.
-    pub(crate) claims: bool,
+    /// Claims, too.
+    pub(crate) claims: ClaimsWanted,
     /// Events of the namespace, too: what its kubelets report of claims.
     pub(crate) events: bool,
+    /// `GpuPolicies`, too.
+    pub(crate) policies: bool,
     /// Where claims and pods are looked for if not all namespaces may be read.
     pub(crate) namespace: &'a str,
+    /// A pod of the namespace, in any state.
+    pub(crate) pod: PodWanted<'a>,
+}
+
+/// Claims to look for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ClaimsWanted {
+    /// None.
+    No,
+    /// Claims alone, for what they were granted.
+    Granted,
+    /// Claims, classes and waiting pods.
+    Waiting,
+}
+
+/// A pod to look for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PodWanted<'a> {
+    /// None: those that have not started are enough.
+    No,
+    /// The pod of this name, else those whose names begin so.
+    Named(&'a str),
+    /// The pod of this name, unless there is a claim of the name.
+    UnlessClaim(&'a str),
 }
 
 /// A kind of objects that answers are made of.
 pub(crate) struct Kind {
     /// Entries of `unread` begin with it.
     pub(crate) name: &'static str,
-    /// As rights call it.
+    /// Name of its resource in rights.
     resource: &'static str,
-    /// What is not known without it.
+    /// Part of the answer that is not known without it.
     missing: &'static str,
-    /// What to ask an admin of the cluster for.
+    /// Right to ask an admin of the cluster for.
     remedy: &'static str,
 }
 
 /// A role that the chart creates (`viewRole.enabled`).
 const OUR_ROLE: &str = "a ClusterRoleBinding to divvy-view, a ClusterRole of divvy's chart";
-/// What a user of one namespace usually lacks.
+/// Right that a user of one namespace usually lacks.
 const VIEW: &str = "a ClusterRoleBinding to view, or choose a namespace that you may read (-n)";
 
 pub(crate) const GPU_NODES: Kind = Kind {
     name: "GpuNodes",
     resource: "gpunodes.divvy.dev",
     missing: "the state of the nodes' GPUs",
+    remedy: OUR_ROLE,
+};
+pub(crate) const POLICIES: Kind = Kind {
+    name: "GpuPolicies",
+    resource: "gpupolicies.divvy.dev",
+    missing: "what the policies say",
     remedy: OUR_ROLE,
 };
 pub(crate) const NODES: Kind = Kind {
@@ -98,24 +135,45 @@ pub(crate) const CLAIMS: Kind = Kind {
     missing: "which claims hold devices and which wait",
     remedy: VIEW,
 };
-const PODS: Kind = Kind { name: "Pods", resource: "pods", missing: "which pods are waiting", remedy: VIEW };
+const PODS: Kind = Kind {
+    name: "Pods",
+    resource: "pods",
+    missing: "which pods are waiting",
+    remedy: VIEW,
+};
+
+/// Entry of `unread` for a cluster without the definition of [`GPU_NODES`], whose name begins it.
+pub(crate) const NOT_SERVED: &str = "GpuNodes are not served: the CRD gpunodes.divvy.dev is missing, and divvy's chart installs it \
+     (helm upgrade --install, again where it was deleted)";
 
 impl Access {
     /// A client, the namespace of its context, and its server as errors are to name it.
     pub(crate) async fn client(&self) -> Result<(Client, String, String)> {
-        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        let options = KubeConfigOptions {
+            context: self.context.clone(),
+            ..KubeConfigOptions::default()
+        };
         let config = match &self.kubeconfig {
             Some(path) => {
                 let file = Kubeconfig::read_from(path);
                 let file = file.with_context(|| format!("--kubeconfig {}", path.display()))?;
-                Config::from_custom_kubeconfig(file, &options).await.map_err(anyhow::Error::new)
+                Config::from_custom_kubeconfig(file, &options)
+                    .await
+                    .map_err(anyhow::Error::new)
             }
-            None if self.context.is_some() => {
-                Config::from_kubeconfig(&options).await.map_err(anyhow::Error::new)
-            }
-            None => Config::infer().await.map_err(anyhow::Error::new),
+            None if self.context.is_some() => Config::from_kubeconfig(&options)
+                .await
+                .map_err(anyhow::Error::new),
+            // The error for a kubeconfig is in the error's own text, too, and is shown once.
+            None => Config::infer().await.map_err(|error| {
+                let kubeconfig = std::error::Error::source(&error);
+                anyhow::Error::msg(
+                    kubeconfig.map_or_else(|| error.to_string(), ToString::to_string),
+                )
+            }),
         };
-        let mut config = config.context("no cluster is configured (use --kubeconfig or --context)")?;
+        let mut config =
+            config.context("no cluster is configured (use --kubeconfig or --context)")?;
         config.connect_timeout = Some(PATIENCE);
         config.read_timeout = Some(PATIENCE);
         let namespace = config.default_namespace.clone();
@@ -124,11 +182,32 @@ impl Access {
     }
 }
 
+impl Access {
+    /// Returns the name of the context that is used, if a kubeconfig is.
+    pub(crate) fn context_name(&self) -> Option<String> {
+        let current = || {
+            let file = match &self.kubeconfig {
+                Some(path) => Kubeconfig::read_from(path),
+                None => Kubeconfig::read(),
+            };
+            file.ok()?.current_context
+        };
+        self.context.clone().or_else(current)
+    }
+}
+
 /// Reads all kinds that the answer needs.
 pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
-    let version = client.apiserver_version().await.context("the API server does not answer")?;
+    let version = client
+        .apiserver_version()
+        .await
+        .context("the API server does not answer")?;
     // Clouds write `37+`.
-    let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
+    let digits: String = version
+        .minor
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
     let mut snapshot = Snapshot {
         now: Timestamp::now(),
         driver: wanted.driver.to_owned(),
@@ -137,59 +216,87 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
     };
     let reports = Api::<DeserializeGuard<GpuNode>>::all(client.clone());
     let everything = ListParams::default();
-    let mut reader = Reader { namespace: wanted.namespace, unread: Vec::new() };
+    let mut reader = Reader {
+        namespace: wanted.namespace,
+        unread: Vec::new(),
+    };
     let found = reader.list(&GPU_NODES, &everything, &reports, None).await?;
-    snapshot.nodes = reader.list(&NODES, &everything, &Api::all(client.clone()), None).await?;
-    snapshot.slices = reader.list(&SLICES, &everything, &Api::all(client.clone()), None).await?;
-    // Before 1.37 they are served in other versions, or not at all.
-    if wanted.claims && snapshot.minor >= 37 {
-        let rules = reader.list(&TAINT_RULES, &everything, &Api::all(client.clone()), None).await?;
-        taint(&mut snapshot.slices, &rules);
+    snapshot.nodes = reader
+        .list(&NODES, &everything, &Api::all(client.clone()), None)
+        .await?;
+    snapshot.slices = reader
+        .list(&SLICES, &everything, &Api::all(client.clone()), None)
+        .await?;
+    if wanted.policies {
+        // As written, not as the type: the decoder says which field of which rule is wrong.
+        let kind = ApiResource::erase::<GpuPolicyObject>(&());
+        let all = Api::<DynamicObject>::all_with(client.clone(), &kind);
+        let objects = reader.list(&POLICIES, &everything, &all, None).await?;
+        for mut object in objects {
+            object.types = Some(TypeMeta::resource::<GpuPolicyObject>());
+            let name = object.metadata.name.clone().unwrap_or_default();
+            let policy = decode_policy(&serde_json::to_value(object)?);
+            snapshot.policies.insert(name, policy);
+        }
     }
-    if wanted.claims {
+    // Before 1.37 they are served in other versions, or not at all.
+    if wanted.claims == ClaimsWanted::Waiting && snapshot.minor >= 37 {
+        let rules = reader
+            .list(&TAINT_RULES, &everything, &Api::all(client.clone()), None)
+            .await?;
+        taint(&mut snapshot.slices, &rules);
+        snapshot.taint_rules = rules;
+    }
+    if wanted.claims != ClaimsWanted::No {
         let own = Api::namespaced(client.clone(), wanted.namespace);
-        snapshot.claims = reader.list(&CLAIMS, &everything, &Api::all(client.clone()), Some(&own)).await?;
-        snapshot.classes = reader.list(&CLASSES, &everything, &Api::all(client.clone()), None).await?;
+        snapshot.claims = reader
+            .list(&CLAIMS, &everything, &Api::all(client.clone()), Some(&own))
+            .await?;
+    }
+    if wanted.claims == ClaimsWanted::Waiting {
+        snapshot.classes = reader
+            .list(&CLASSES, &everything, &Api::all(client.clone()), None)
+            .await?;
         let pending = ListParams::default().fields("status.phase=Pending");
         let own = Api::namespaced(client.clone(), wanted.namespace);
-        snapshot.pods = reader.list(&PODS, &pending, &Api::all(client.clone()), Some(&own)).await?;
+        snapshot.pods = reader
+            .list(&PODS, &pending, &Api::all(client.clone()), Some(&own))
+            .await?;
     }
+    let events = Api::namespaced(client.clone(), wanted.namespace);
     if wanted.events {
-        snapshot.events = reader.failures(&Api::namespaced(client.clone(), wanted.namespace)).await?;
+        let failed = ListParams::default().fields(&format!("reason={FAILED_PREPARE}"));
+        snapshot.events = reader.events(&events, &failed).await?;
+    }
+    snapshot.named = reader.named(client, wanted, &snapshot.claims).await?;
+    if let [only] = snapshot.named.as_slice() {
+        let name = only.metadata.name.as_deref().unwrap_or_default();
+        let warnings = format!("involvedObject.name={name},type=Warning");
+        let warnings = ListParams::default().fields(&warnings);
+        let is_other = |event: &Event| event.reason.as_deref() != Some(FAILED_PREPARE);
+        let more = reader.events(&events, &warnings).await?;
+        snapshot.events.extend(more.into_iter().filter(is_other));
+        reader.unread.dedup();
     }
     snapshot.unread = reader.unread;
     for object in found {
         match object.0 {
-            Ok(GpuNode { metadata, status, .. }) => {
-                snapshot.reports.extend(status.map(|status| (metadata.name.unwrap_or_default(), status)));
+            Ok(GpuNode {
+                metadata, status, ..
+            }) => {
+                snapshot
+                    .reports
+                    .extend(status.map(|status| (metadata.name.unwrap_or_default(), status)));
             }
             Err(bad) => {
                 let name = bad.metadata.name.unwrap_or_default();
-                snapshot.unread.push(format!("GpuNode {name} cannot be read: {}", bad.error));
+                snapshot
+                    .unread
+                    .push(format!("GpuNode {name} cannot be read: {}", bad.error));
             }
         }
     }
     Ok(snapshot)
-}
-
-/// Adds the taints of these rules to the devices that they select, as the scheduler does.
-fn taint(slices: &mut [ResourceSlice], rules: &[DeviceTaintRule]) {
-    let fits = |wanted: Option<&String>, found: &str| wanted.is_none_or(|wanted| wanted == found);
-    for rule in rules {
-        // A rule without a selector is for no device; an empty selector is for all.
-        let Some(selector) = &rule.spec.device_selector else { continue };
-        for slice in slices.iter_mut().map(|slice| &mut slice.spec) {
-            let fits_slice = fits(selector.driver.as_ref(), &slice.driver)
-                && fits(selector.pool.as_ref(), &slice.pool.name);
-            if !fits_slice {
-                continue;
-            }
-            let devices = slice.devices.iter_mut().flatten();
-            for device in devices.filter(|device| fits(selector.device.as_ref(), &device.name)) {
-                device.taints.get_or_insert_default().push(rule.spec.taint.clone());
-            }
-        }
-    }
 }
 
 /// Lists, and keeps what may not be read.
@@ -199,8 +306,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// All objects, or those of `own`, the API of the one namespace, if others cannot be listed. A kind that does not exist
-    /// or is forbidden yields none, and `unread` says so.
+    /// All objects, or those of `own`, the API of the one namespace, if others cannot be listed. A
+    /// kind that does not exist or is forbidden yields none, and `unread` says so.
     async fn list<K>(
         &mut self,
         kind: &Kind,
@@ -211,46 +318,100 @@ impl Reader<'_> {
     where
         K: Clone + std::fmt::Debug + DeserializeOwned,
     {
-        let Kind { name, resource, missing, remedy } = kind;
+        let Kind {
+            name,
+            resource,
+            missing,
+            remedy,
+        } = kind;
         let failed = || format!("{name} cannot be listed");
         match pages(all, params).await {
             Err(kube::Error::Api(status)) if status.code == 404 && *name == GPU_NODES.name => {
-                let why = "the cluster does not serve GpuNodes (is divvy's chart installed?)";
-                self.unread.push(format!("{why}; unknown: {missing}"));
+                self.unread
+                    .push(format!("{NOT_SERVED}; unknown: {missing}"));
+                return Ok(Vec::new());
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 && *name == POLICIES.name => {
+                self.unread.push(format!(
+                    "{name} are not served: divvy's chart installs their CRD; unknown: {missing}"
+                ));
                 return Ok(Vec::new());
             }
             Err(kube::Error::Api(status)) if status.code == 403 => {}
             other => return other.with_context(failed),
         }
-        let right =
-            format!("you may not list {resource} in the whole cluster; ask a cluster admin for {remedy}");
+        let right = format!(
+            "you may not list {resource} in the whole cluster; ask a cluster admin for {remedy}"
+        );
         if let Some(own) = own {
             match pages(own, params).await {
                 Ok(found) => {
                     let others = format!("{name} of namespaces other than {}", self.namespace);
-                    self.unread
-                        .push(format!("{others} cannot be listed; unknown there: {missing} ({right})"));
+                    self.unread.push(format!(
+                        "{others} cannot be listed; unknown there: {missing} ({right})"
+                    ));
                     return Ok(found);
                 }
                 Err(kube::Error::Api(status)) if status.code == 403 => {}
                 other => return other.with_context(failed),
             }
         }
-        self.unread.push(format!("{name} cannot be listed; unknown: {missing} ({right})"));
+        self.unread.push(format!(
+            "{name} cannot be listed; unknown: {missing} ({right})"
+        ));
         Ok(Vec::new())
     }
 
-    /// What kubelets report of claims that they could not prepare, in the one namespace.
-    async fn failures(&mut self, own: &Api<Event>) -> Result<Vec<Event>> {
-        let failed = ListParams::default().fields("reason=FailedPrepareDynamicResources");
-        match pages(own, &failed).await {
+    /// Lists Events in the one namespace.
+    async fn events(&mut self, own: &Api<Event>, params: &ListParams) -> Result<Vec<Event>> {
+        match pages(own, params).await {
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 let events = format!("Events of namespace {} cannot be listed", self.namespace);
-                self.unread.push(format!("{events}; unknown: what the kubelet reports of the claim"));
+                self.unread.push(format!(
+                    "{events}; unknown: what the kubelet reports of the claim"
+                ));
                 Ok(Vec::new())
             }
             other => other.context("Events cannot be listed"),
         }
+    }
+
+    /// Lists the pods that are asked about: the one of the very name, else those that begin so.
+    async fn named(
+        &mut self,
+        client: &Client,
+        wanted: Wanted<'_>,
+        claims: &[ResourceClaim],
+    ) -> Result<Vec<Pod>> {
+        let is_claim = |name: &str| {
+            claims.iter().any(|claim| {
+                let meta = &claim.metadata;
+                meta.name.as_deref() == Some(name)
+                    && meta.namespace.as_deref() == Some(wanted.namespace)
+            })
+        };
+        let (name, may_begin) = match wanted.pod {
+            PodWanted::Named(name) => (name, true),
+            PodWanted::UnlessClaim(name) if !is_claim(name) => (name, false),
+            PodWanted::No | PodWanted::UnlessClaim(_) => return Ok(Vec::new()),
+        };
+        let own = Api::<Pod>::namespaced(client.clone(), wanted.namespace);
+        let mut pods = match pages(&own, &ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let pods = format!("Pods of namespace {} cannot be listed", self.namespace);
+                self.unread
+                    .push(format!("{pods}; ask a cluster admin for {VIEW}"));
+                Vec::new()
+            }
+            other => other.context("Pods cannot be listed")?,
+        };
+        let name_of = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
+        if pods.iter().any(|pod| name_of(pod) == name) {
+            pods.retain(|pod| name_of(pod) == name);
+        } else {
+            pods.retain(|pod| may_begin && name_of(pod).starts_with(name));
+        }
+        Ok(pods)
     }
 }
 

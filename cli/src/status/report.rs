@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
 use super::claim::{ClaimLine, refused, reported_use};
-use super::read::{GPU_NODES, SLICES};
+use super::read::{GPU_NODES, NOT_SERVED, SLICES};
+use super::shares;
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
 use super::waiting::{Asker, Verdict, Why, open_claims};
 
@@ -21,23 +22,23 @@ const ANSWERED: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Fleet {
-    /// Whether an administrator or user has to act.
+    /// Need for action by an administrator or user.
     pub(crate) needs_person: bool,
     /// Nodes with divvy, by name.
     pub(crate) nodes: Vec<NodeLine>,
-    /// What is wrong or worth knowing, by node.
+    /// Problems and notices, by node.
     pub(crate) troubles: Vec<NodeTrouble>,
     /// Claims that their nodes refuse to prepare.
     pub(crate) refused: Vec<ClaimLine>,
-    /// Claims that use too much or nothing, with the most serious report of each.
+    /// Claims that are over their grants, or idle, with the most serious report of each.
     pub(crate) reported_use: Vec<ClaimLine>,
     /// Pods whose claims are not allocated.
     pub(crate) waiting: Vec<Waiting>,
-    /// What could not be read.
+    /// Kinds that could not be read.
     pub(crate) unread: Vec<String>,
 }
 
-/// One node in short.
+/// A node in short.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeLine {
@@ -56,6 +57,7 @@ pub(crate) struct NodeLine {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeTrouble {
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) node: String,
     /// Kind, reason, start and remedy.
     #[serde(flatten)]
@@ -88,51 +90,70 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// One node in full.
+/// A node in full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
-    /// Whether an administrator or user has to act.
+    /// Need for action by an administrator or user.
     pub(crate) needs_person: bool,
     pub(crate) node: NodeLine,
     /// Its GPUs, by number.
     pub(crate) gpus: Vec<GpuStatus>,
     pub(crate) troubles: Vec<NodeTrouble>,
-    /// What could not be read.
+    /// Kinds that could not be read.
     pub(crate) unread: Vec<String>,
 }
 
-/// One GPU in full.
+/// A GPU in full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GpuReport {
-    /// Whether an administrator or user has to act.
+    /// Need for action by an administrator or user.
     pub(crate) needs_person: bool,
     pub(crate) node: String,
     pub(crate) gpu: GpuStatus,
-    /// Those of the GPU and of its node.
+    /// Amounts that the shares of the GPU were granted, by claim.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) granted: BTreeMap<String, String>,
+    /// Amounts that its shares leave, such as `memory 40 GiB of 80 GiB, cores 50 of 100`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) left: String,
+    /// Problems of the GPU and of its node.
     pub(crate) troubles: Vec<NodeTrouble>,
-    /// What could not be read.
+    /// Kinds that could not be read.
     pub(crate) unread: Vec<String>,
 }
 
 /// The fleet; waiting and refused claims of one namespace, or of all.
 pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
-    let reported = snapshot.reports.iter().map(|(name, status)| line(name, status));
+    let reported = snapshot
+        .reports
+        .iter()
+        .map(|(name, status)| line(name, status));
     let silent = snapshot.nodes.iter().filter(|node| {
-        is_ours(node) && !snapshot.lacks(&GPU_NODES) && !snapshot.reports.contains_key(name(&node.metadata))
+        is_ours(node)
+            && !snapshot.lacks(&GPU_NODES)
+            && !snapshot.reports.contains_key(name(&node.metadata))
     });
     let silent = silent.map(|node| line(name(&node.metadata), &GpuNodeStatus::default()));
     let mut nodes: Vec<NodeLine> = reported.chain(silent).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut troubles: Vec<NodeTrouble> =
-        nodes.iter().flat_map(|node| troubles(snapshot, &node.name)).collect();
+    let mut troubles: Vec<NodeTrouble> = nodes
+        .iter()
+        .flat_map(|node| troubles(snapshot, &node.name))
+        .collect();
     troubles.sort_by_key(|entry| entry.trouble.notice);
     let shown = |of: &str| only.is_none_or(|only| only == of);
-    let claims = snapshot.claims.iter().filter(|claim| shown(namespace(&claim.metadata)));
-    let refused: Vec<ClaimLine> =
-        claims.clone().filter_map(|claim| refused(claim, &snapshot.driver)).collect();
-    let reported_use = claims.filter_map(|claim| reported_use(claim, &snapshot.driver).into_iter().next());
+    let claims = snapshot
+        .claims
+        .iter()
+        .filter(|claim| shown(namespace(&claim.metadata)));
+    let refused: Vec<ClaimLine> = claims
+        .clone()
+        .filter_map(|claim| refused(claim, &snapshot.driver))
+        .collect();
+    let reported_use =
+        claims.filter_map(|claim| reported_use(claim, &snapshot.driver).into_iter().next());
     let reported_use = reported_use.collect();
     let waiting = waiting(snapshot, &shown);
     // A mistake of one tenant is no alarm for the whole cluster; a blocked pool is.
@@ -141,8 +162,22 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
         verdict == Verdict::Blocked || only.is_some() && verdict.is_hopeless()
     };
     let claims_need = only.is_some() && !refused.is_empty() || waiting.iter().any(hopeless);
-    let needs_person = claims_need || troubles.iter().any(|entry| !entry.trouble.notice);
-    Fleet { needs_person, nodes, troubles, refused, reported_use, waiting, unread: snapshot.unread.clone() }
+    // Nodes are labelled, and the definition of their reports is gone.
+    let gone = snapshot
+        .unread
+        .iter()
+        .any(|what| what.starts_with(NOT_SERVED))
+        && snapshot.nodes.iter().any(is_ours);
+    let needs_person = claims_need || gone || troubles.iter().any(|entry| !entry.trouble.notice);
+    Fleet {
+        needs_person,
+        nodes,
+        troubles,
+        refused,
+        reported_use,
+        waiting,
+        unread: snapshot.unread.clone(),
+    }
 }
 
 pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {
@@ -157,25 +192,37 @@ pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {
     })
 }
 
-/// One GPU, by its UUID, the beginning of that, or `NODE/gpu-N`.
+/// Reports on a GPU, by its UUID, the beginning of that, or `NODE/gpu-N`.
 pub(crate) fn gpu(snapshot: &Snapshot, wanted: &str) -> Result<GpuReport> {
     let is = |node: &str, gpu: &GpuStatus| match wanted.split_once('/') {
         Some((on, name)) => on == node && name == gpu.name,
         None => wanted.starts_with("GPU-") && gpu.uuid.starts_with(wanted),
     };
-    let all =
-        snapshot.reports.iter().flat_map(|(node, status)| status.gpus.iter().map(move |gpu| (node, gpu)));
+    let all = snapshot
+        .reports
+        .iter()
+        .flat_map(|(node, status)| status.gpus.iter().map(move |gpu| (node, gpu)));
     let found: Vec<_> = all.filter(|(node, gpu)| is(node, gpu)).collect();
     let [(node, gpu)] = found.as_slice() else {
-        let named: Vec<String> =
-            found.iter().take(5).map(|(node, gpu)| format!("{node}/{}", gpu.name)).collect();
+        let named: Vec<String> = found
+            .iter()
+            .take(5)
+            .map(|(node, gpu)| format!("{node}/{}", gpu.name))
+            .collect();
         if named.is_empty() {
             bail!(
                 "no GPU matches {wanted:?}: give a UUID or NODE/gpu-0 (`divvy status` lists the nodes){}",
                 missing(snapshot)
             );
         }
-        bail!("{wanted:?} matches several GPUs: {}", named.join(", "));
+        let more = match found.len() - named.len() {
+            0 => String::new(),
+            more => format!(" and {more} more; give more of the UUID"),
+        };
+        bail!(
+            "{wanted:?} matches several GPUs: {}{more}",
+            named.join(", ")
+        );
     };
     let troubles: Vec<NodeTrouble> = troubles(snapshot, node)
         .into_iter()
@@ -185,6 +232,8 @@ pub(crate) fn gpu(snapshot: &Snapshot, wanted: &str) -> Result<GpuReport> {
         needs_person: troubles.iter().any(|entry| !entry.trouble.notice),
         node: (*node).clone(),
         gpu: (*gpu).clone(),
+        granted: shares::granted(snapshot, node, gpu),
+        left: shares::left(snapshot, node, gpu),
         troubles,
         unread: snapshot.unread.clone(),
     })
@@ -194,9 +243,16 @@ fn status_of(snapshot: &Snapshot, wanted: &str) -> Result<GpuNodeStatus> {
     if let Some(status) = snapshot.reports.get(wanted) {
         return Ok(status.clone());
     }
-    match snapshot.nodes.iter().find(|node| name(&node.metadata) == wanted) {
+    match snapshot
+        .nodes
+        .iter()
+        .find(|node| name(&node.metadata) == wanted)
+    {
         Some(_) if snapshot.lacks(&GPU_NODES) => {
-            bail!("the GpuNode of node {wanted} cannot be read{}", missing(snapshot))
+            bail!(
+                "the GpuNode of node {wanted} cannot be read{}",
+                missing(snapshot)
+            )
         }
         Some(node) if is_ours(node) => Ok(GpuNodeStatus::default()),
         Some(_) => bail!(
@@ -209,10 +265,13 @@ fn status_of(snapshot: &Snapshot, wanted: &str) -> Result<GpuNodeStatus> {
 
 /// Unread kinds, as further explanations of why something was not found.
 pub(super) fn missing(snapshot: &Snapshot) -> String {
-    snapshot.unread.iter().fold(String::new(), |text, unread| text + "; " + unread)
+    snapshot
+        .unread
+        .iter()
+        .fold(String::new(), |text, unread| text + "; " + unread)
 }
 
-fn is_ours(node: &Node) -> bool {
+pub(super) fn is_ours(node: &Node) -> bool {
     node.metadata
         .labels
         .as_ref()
@@ -236,10 +295,14 @@ fn line(name: &str, status: &GpuNodeStatus) -> NodeLine {
 
 /// The kinds of a GPU's problems that need a person.
 pub(crate) fn kinds(troubles: &[NodeTrouble], node: &str, gpu: &str) -> Vec<String> {
-    let of_gpu =
-        |entry: &&NodeTrouble| !entry.trouble.notice && entry.node == node && entry.trouble.gpu == gpu;
-    let mut kinds: Vec<String> =
-        troubles.iter().filter(of_gpu).map(|entry| entry.trouble.kind.clone()).collect();
+    let of_gpu = |entry: &&NodeTrouble| {
+        !entry.trouble.notice && entry.node == node && entry.trouble.gpu == gpu
+    };
+    let mut kinds: Vec<String> = troubles
+        .iter()
+        .filter(of_gpu)
+        .map(|entry| entry.trouble.kind.clone())
+        .collect();
     kinds.dedup();
     kinds
 }
@@ -249,29 +312,53 @@ pub(crate) fn troubles(snapshot: &Snapshot, node: &str) -> Vec<NodeTrouble> {
     let status = snapshot.reports.get(node);
     let mut all: Vec<NodeTrouble> = outside(snapshot, node, status)
         .into_iter()
-        .map(|trouble| NodeTrouble { node: node.to_owned(), trouble, affects: Vec::new() })
+        .map(|trouble| NodeTrouble {
+            node: node.to_owned(),
+            trouble,
+            affects: Vec::new(),
+        })
         .collect();
-    let reported =
-        status.iter().flat_map(|status| status.troubles.iter().map(move |trouble| (status, trouble)));
+    let reported = status
+        .iter()
+        .flat_map(|status| status.troubles.iter().map(move |trouble| (status, trouble)));
     all.extend(reported.map(|(status, trouble)| {
-        let of_gpu = status.gpus.iter().filter(|gpu| !trouble.notice && gpu.name == trouble.gpu);
+        let of_gpu = status
+            .gpus
+            .iter()
+            .filter(|gpu| !trouble.notice && gpu.name == trouble.gpu);
         // Admin access does not hold the GPU: ending it frees nothing.
-        let holders = of_gpu.flat_map(|gpu| &gpu.holders).filter(|held| !held.device.ends_with(" (admin)"));
+        let holders = of_gpu
+            .flat_map(|gpu| &gpu.holders)
+            .filter(|held| !held.device.ends_with(" (admin)"));
         let claims: BTreeSet<String> = holders.map(holder).collect();
-        NodeTrouble { node: node.to_owned(), trouble: trouble.clone(), affects: claims.into_iter().collect() }
+        NodeTrouble {
+            node: node.to_owned(),
+            trouble: trouble.clone(),
+            affects: claims.into_iter().collect(),
+        }
     }));
     all
 }
 
 fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> Option<Trouble> {
-    let object = snapshot.nodes.iter().find(|object| name(&object.metadata) == node);
+    let object = snapshot
+        .nodes
+        .iter()
+        .find(|object| name(&object.metadata) == node);
     let conditions = object.and_then(|object| object.status.as_ref()?.conditions.as_ref());
-    let not_ready = conditions.into_iter().flatten().find(|c| c.type_ == "Ready" && c.status != "True");
+    let not_ready = conditions
+        .into_iter()
+        .flatten()
+        .find(|c| c.type_ == "Ready" && c.status != "True");
     if let Some(condition) = not_ready {
         return Some(Trouble {
             kind: "node-not-ready".to_owned(),
-            why: condition.message.clone().unwrap_or_else(|| "the kubelet does not answer".to_owned()),
-            remedy: "restore the node's kubelet; the reported GPU state is older than the failure".to_owned(),
+            why: condition
+                .message
+                .clone()
+                .unwrap_or_else(|| "the kubelet does not answer".to_owned()),
+            remedy: "restore the node's kubelet; the reported GPU state is older than the failure"
+                .to_owned(),
             since: condition.last_transition_time.as_ref().map(time),
             ..Trouble::default()
         });
@@ -282,7 +369,9 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
     let Some(status) = status else {
         return Some(Trouble {
             kind: "no-report".to_owned(),
-            why: format!("the node has the label {NODE_LABEL}=true, but no plugin reports its GPUs"),
+            why: format!(
+                "the node has the label {NODE_LABEL}=true, but no plugin reports its GPUs"
+            ),
             remedy: format!(
                 "check the plugin's pod and its log: `kubectl get pods -A -l app.kubernetes.io/name=divvy --field-selector spec.nodeName={node}` (docs/runbooks/not-registered.md)"
             ),
@@ -290,8 +379,10 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
         });
     };
     let pool = pool_name(node);
-    let published =
-        snapshot.slices.iter().any(|s| s.spec.driver == snapshot.driver && s.spec.pool.name == pool);
+    let published = snapshot
+        .slices
+        .iter()
+        .any(|s| s.spec.driver == snapshot.driver && s.spec.pool.name == pool);
     let offers = status.gpus.iter().any(|gpu| !gpu.offered.is_empty());
     let unknown = snapshot.lacks(&SLICES);
     (offers && !published && !unknown).then(|| Trouble {
@@ -315,7 +406,11 @@ fn waiting(snapshot: &Snapshot, shown: &dyn Fn(&str) -> bool) -> Vec<Waiting> {
     let mut asker = Asker::new(snapshot);
     let mut lines: BTreeMap<String, usize> = BTreeMap::new();
     let mut all: Vec<Waiting> = Vec::new();
-    for pod in snapshot.pods.iter().filter(|pod| shown(namespace(&pod.metadata))) {
+    for pod in snapshot
+        .pods
+        .iter()
+        .filter(|pod| shown(namespace(&pod.metadata)))
+    {
         let claims = open_claims(pod, snapshot);
         if claims.is_empty() || !asks_us(snapshot, &claims) || lines.len() >= ANSWERED {
             continue;
@@ -334,7 +429,10 @@ fn waiting(snapshot: &Snapshot, shown: &dyn Fn(&str) -> bool) -> Vec<Waiting> {
         all.push(Waiting {
             pod: full_name(&pod.metadata),
             others: 0,
-            claims: claims.iter().map(|claim| full_name(&claim.metadata)).collect(),
+            claims: claims
+                .iter()
+                .map(|claim| full_name(&claim.metadata))
+                .collect(),
             since: pod.metadata.creation_timestamp.as_ref().map(time),
             why,
         });
@@ -343,26 +441,47 @@ fn waiting(snapshot: &Snapshot, shown: &dyn Fn(&str) -> bool) -> Vec<Waiting> {
 }
 
 fn owner(pod: &Pod) -> Option<String> {
-    pod.metadata.owner_references.iter().flatten().map(|owner| owner.uid.clone()).next()
+    pod.metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .map(|owner| owner.uid.clone())
+        .next()
 }
 
-/// Whether one of the claims asks for a class of ours: one that names our driver or is called as ours are.
+/// Says whether one of the claims asks for a class of ours: one that names our driver or is called
+/// as
+/// ours are.
 fn asks_us(snapshot: &Snapshot, claims: &[&k8s_openapi::api::resource::v1::ResourceClaim]) -> bool {
-    let domain = CLASS_ADMIN.split_once('.').map_or(CLASS_ADMIN, |(_, domain)| domain);
+    let domain = CLASS_ADMIN
+        .split_once('.')
+        .map_or(CLASS_ADMIN, |(_, domain)| domain);
     let ours: BTreeSet<&str> = snapshot
         .classes
         .iter()
         .filter(|class| {
-            let selectors = class.spec.iter().flat_map(|spec| spec.selectors.iter().flatten());
+            let selectors = class
+                .spec
+                .iter()
+                .flat_map(|spec| spec.selectors.iter().flatten());
             let mut expressions = selectors.filter_map(|s| Some(&s.cel.as_ref()?.expression));
             expressions.any(|expression| expression.contains(&snapshot.driver))
         })
         .map(|class| name(&class.metadata))
         .collect();
-    let requests = claims.iter().filter_map(|claim| claim.spec.as_ref()?.devices.as_ref()?.requests.as_ref());
+    let requests = claims
+        .iter()
+        .filter_map(|claim| claim.spec.as_ref()?.devices.as_ref()?.requests.as_ref());
     let mut classes = requests.flatten().flat_map(|request| {
-        let exact = request.exactly.iter().map(|exactly| exactly.device_class_name.as_str());
-        let first = request.first_available.iter().flatten().map(|sub| sub.device_class_name.as_str());
+        let exact = request
+            .exactly
+            .iter()
+            .map(|exactly| exactly.device_class_name.as_str());
+        let first = request
+            .first_available
+            .iter()
+            .flatten()
+            .map(|sub| sub.device_class_name.as_str());
         exact.chain(first).collect::<Vec<_>>()
     });
     classes.any(|class| ours.contains(class) || class.ends_with(domain))

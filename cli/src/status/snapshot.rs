@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use divvy_api::node::GpuNodeStatus;
+use divvy_api::policy::{GpuPolicy, PolicyError};
 use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
@@ -23,22 +24,31 @@ pub(crate) struct Snapshot {
     pub(crate) nodes: Vec<Node>,
     /// Reports of the nodes' plugins, by node.
     pub(crate) reports: BTreeMap<String, GpuNodeStatus>,
-    /// Published devices of all drivers.
+    /// The policies, or why they cannot be read, by name; empty unless they are asked about.
+    pub(crate) policies: BTreeMap<String, Result<GpuPolicy, PolicyError>>,
+    /// Published devices of all drivers, with the taints of the rules.
     pub(crate) slices: Vec<ResourceSlice>,
+    /// Rules by which administrators taint devices.
+    pub(crate) taint_rules: Vec<DeviceTaintRule>,
     pub(crate) claims: Vec<ResourceClaim>,
     pub(crate) classes: Vec<DeviceClass>,
     /// Pods that have not started.
     pub(crate) pods: Vec<Pod>,
-    /// Failures to prepare claims that kubelets report, where one claim is asked about.
+    /// Pods of any state whose name is or begins as the one that is asked about.
+    pub(crate) named: Vec<Pod>,
+    /// Failures to prepare claims that kubelets report, where one claim or pod is asked about, and
+    /// all warnings about the pod.
     pub(crate) events: Vec<Event>,
     /// Kinds that could not be read, and what remains unknown.
     pub(crate) unread: Vec<String>,
 }
 
 impl Snapshot {
-    /// Whether objects of this kind could not be read, all or some of them.
+    /// Says whether objects of this kind could not be read, all or some of them.
     pub(crate) fn lacks(&self, kind: &Kind) -> bool {
-        self.unread.iter().any(|unread| unread.starts_with(kind.name))
+        self.unread
+            .iter()
+            .any(|unread| unread.starts_with(kind.name))
     }
 
     /// The node of one of our pools.
@@ -50,7 +60,7 @@ impl Snapshot {
             .find(|node| pool_name(node) == pool)
     }
 
-    /// How long ago that was.
+    /// Returns the time since then.
     pub(crate) fn age(&self, since: &str) -> Option<String> {
         let since: Timestamp = since.parse().ok()?;
         Some(span(self.now.as_second().saturating_sub(since.as_second())))
@@ -58,7 +68,8 @@ impl Snapshot {
 
     /// `12m (since 2026-11-21T20:31:00Z)`.
     pub(crate) fn since(&self, since: &str) -> String {
-        self.age(since).map_or_else(|| since.to_owned(), |age| format!("{age} (since {since})"))
+        self.age(since)
+            .map_or_else(|| since.to_owned(), |age| format!("{age} (since {since})"))
     }
 }
 
@@ -76,7 +87,9 @@ pub(crate) fn span(seconds: i64) -> String {
 
 /// A time of the API as text, in whole seconds.
 pub(crate) fn time(time: &Time) -> String {
-    Timestamp::from_second(time.0.as_second()).unwrap_or(time.0).to_string()
+    Timestamp::from_second(time.0.as_second())
+        .unwrap_or(time.0)
+        .to_string()
 }
 
 /// An object's name.
@@ -101,6 +114,11 @@ mod tests {
     #[test]
     fn spans_have_two_units_at_most() {
         let all = [-3, 5, 119, 120, 7199, 7200, 172_799, 172_800, 1_000_000];
-        assert_eq!(all.map(span), ["0s", "5s", "119s", "2m", "119m", "2h0m", "47h59m", "2d0h", "11d13h"]);
+        assert_eq!(
+            all.map(span),
+            [
+                "0s", "5s", "119s", "2m", "119m", "2h0m", "47h59m", "2d0h", "11d13h"
+            ]
+        );
     }
 }

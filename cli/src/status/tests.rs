@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use super::claim::State;
 use super::snapshot::Snapshot;
 use super::waiting::Verdict;
-use super::{claim, claim_name, render, report};
+use super::{claim, full_name, render, report};
+
+mod pods;
+mod policies;
 
 const DRIVER: &str = "gpu.divvy.dev";
 
@@ -44,7 +47,8 @@ fn slice(node: &str, gpus: &[(&str, bool)]) -> Value {
 }
 
 fn ask(name: &str, class: &str, count: u32) -> Value {
-    let exactly = json!({ "deviceClassName": class, "allocationMode": "ExactCount", "count": count });
+    let exactly =
+        json!({ "deviceClassName": class, "allocationMode": "ExactCount", "count": count });
     json!({
         "metadata": {
             "namespace": "default", "name": name, "uid": format!("uid-{name}"),
@@ -132,7 +136,14 @@ fn status(gpus: Vec<GpuStatus>, troubles: Vec<Trouble>, trouble: &str) -> GpuNod
         kubernetes: "1.37.1".to_owned(),
     };
     let changed = Some("2026-11-21T19:58:00Z".to_owned());
-    GpuNodeStatus { summary, versions, gpus, troubles, changed, ..GpuNodeStatus::default() }
+    GpuNodeStatus {
+        summary,
+        versions,
+        gpus,
+        troubles,
+        changed,
+        ..GpuNodeStatus::default()
+    }
 }
 
 fn lost() -> Trouble {
@@ -166,12 +177,23 @@ fn world() -> Snapshot {
         minor: 37,
         nodes: typed(json!([node("n1"), node("n2"), cordoned, node("n4")])),
         reports: [
-            ("n1", status(vec![gpu(0, Some("a")), gpu(1, Some("b"))], vec![lost()], "gpu-1 lost")),
-            ("n2", status(vec![gpu(0, Some("c")), gpu(1, Some("d"))], vec![notice], "")),
+            (
+                "n1",
+                status(
+                    vec![gpu(0, Some("a")), gpu(1, Some("b"))],
+                    vec![lost()],
+                    "gpu-1 lost",
+                ),
+            ),
+            (
+                "n2",
+                status(vec![gpu(0, Some("c")), gpu(1, Some("d"))], vec![notice], ""),
+            ),
             ("n3", status(vec![gpu(0, None)], Vec::new(), "")),
         ]
         .map(|(name, status)| (name.to_owned(), status))
         .into(),
+        policies: std::collections::BTreeMap::new(),
         slices: typed(json!([
             slice("n1", &[("gpu-0", false), ("gpu-1", true)]),
             slice("n2", &[("gpu-0", false), ("gpu-1", false)]),
@@ -188,8 +210,14 @@ fn world() -> Snapshot {
             ask("unused", DRIVER, 1),
         ])),
         classes: typed(json!([class])),
-        pods: typed(json!([pod("w", &["waits"]), pod("g", &["greedy"]), pod("x", &["wrong"])])),
+        pods: typed(json!([
+            pod("w", &["waits"]),
+            pod("g", &["greedy"]),
+            pod("x", &["wrong"])
+        ])),
         events: Vec::new(),
+        taint_rules: Vec::new(),
+        named: Vec::new(),
         unread: Vec::new(),
     }
 }
@@ -207,24 +235,40 @@ fn golden(name: &str, text: &str) {
     crate::golden::same(&format!("status/{name}"), text);
 }
 
-/// The samples in docs/status.md are the goldens of these tests; `DIVVY_BLESS=1` puts them there.
+/// The samples in README and docs/status.md are the goldens of these tests; `DIVVY_BLESS=1` puts
+/// them there.
 #[test]
 fn the_document_shows_what_the_program_prints() {
     let root = env!("CARGO_MANIFEST_DIR");
-    let path = format!("{root}/../docs/status.md");
-    let mut document = fs_err::read_to_string(&path).unwrap();
-    for (command, name) in
-        [("divvy status", "fleet.txt"), ("divvy status claim default/waits", "claim-waits.txt")]
-    {
+    let status = "docs/status.md";
+    let pod = "divvy status pod default/w";
+    let why = "divvy status pod default/w | grep -A 1 ^why";
+    for (page, command, name) in [
+        (status, "divvy status", "fleet.txt"),
+        (status, pod, "pod-waits.txt"),
+        (status, "divvy status policy", "policies.txt"),
+        ("README.md", why, "pod-waits.txt"),
+    ] {
+        let path = format!("{root}/../{page}");
+        let document = fs_err::read_to_string(&path).unwrap();
         let printed = fs_err::read_to_string(format!("{root}/fixtures/status/{name}")).unwrap();
+        let printed = if command == why {
+            let lines = printed.split_inclusive('\n');
+            let found = lines.skip_while(|line| !line.starts_with("why"));
+            found.take(2).collect()
+        } else {
+            printed
+        };
         let start = format!("```text\n$ {command}\n");
         let (before, rest) = document.split_once(&start).unwrap();
         let (shown, after) = rest.split_once("```\n").unwrap();
         if std::env::var_os("DIVVY_BLESS").is_some() {
-            document = format!("{before}{start}{printed}```\n{after}");
-            fs_err::write(&path, &document).unwrap();
+            fs_err::write(&path, format!("{before}{start}{printed}```\n{after}")).unwrap();
         } else {
-            assert_eq!(shown, printed, "DIVVY_BLESS=1 cargo test -p divvy the_document_shows");
+            assert_eq!(
+                shown, printed,
+                "DIVVY_BLESS=1 cargo test -p divvy the_document_shows"
+            );
         }
     }
 }
@@ -234,27 +278,41 @@ fn the_fleet_shows_its_nodes_then_what_is_wrong_then_who_waits_for_what() {
     let world = world();
     let fleet = report::fleet(&world, None);
     assert!(fleet.needs_person);
-    golden("fleet.txt", &render::fleet(&world, &fleet));
+    golden("fleet.txt", &render::fleet(&world, &fleet, false));
     golden("fleet.json", &serde_json::to_string_pretty(&fleet).unwrap());
 }
 
 #[test]
 fn a_healthy_fleet_requires_no_action_also_while_pods_wait_for_room() {
     let mut world = world();
-    world.nodes.retain(|node| node.metadata.name.as_deref() == Some("n2"));
+    world
+        .nodes
+        .retain(|node| node.metadata.name.as_deref() == Some("n2"));
     world.reports.retain(|name, _| name == "n2");
-    world.slices.retain(|slice| slice.spec.node_name.as_deref() == Some("n2"));
-    world.claims.retain(|claim| !["greedy", "wrong"].contains(&claim.metadata.name.as_deref().unwrap()));
+    world
+        .slices
+        .retain(|slice| slice.spec.node_name.as_deref() == Some("n2"));
     world
         .claims
-        .iter_mut()
-        .for_each(|claim| claim.status.iter_mut().for_each(|status| status.devices = None));
+        .retain(|claim| !["greedy", "wrong"].contains(&claim.metadata.name.as_deref().unwrap()));
+    world.claims.iter_mut().for_each(|claim| {
+        claim
+            .status
+            .iter_mut()
+            .for_each(|status| status.devices = None);
+    });
     let fleet = report::fleet(&world, None);
-    let waiting: Vec<_> = fleet.waiting.iter().map(|one| (one.pod.as_str(), one.why.verdict)).collect();
+    let waiting: Vec<_> = fleet
+        .waiting
+        .iter()
+        .map(|one| (one.pod.as_str(), one.why.verdict))
+        .collect();
     assert_eq!(waiting, [("default/w", Verdict::NoRoom)]);
     assert!(!fleet.needs_person);
     // A tenant's mistake is an alarm for those who ask for its namespace.
-    world.claims.push(typed(ask("wrong", "no.such.divvy.dev", 1)));
+    world
+        .claims
+        .push(typed(ask("wrong", "no.such.divvy.dev", 1)));
     world.pods.push(typed(pod("x", &["wrong"])));
     assert!(!report::fleet(&world, None).needs_person);
     assert!(report::fleet(&world, Some("default")).needs_person);
@@ -275,7 +333,10 @@ fn pods_of_one_owner_that_wait_for_the_same_are_one_line() {
     world.pods = typed(json!([owned("r-1", "waits"), owned("r-2", "waits-2")]));
     let waiting = report::fleet(&world, None).waiting;
     assert_eq!(waiting.len(), 1);
-    assert_eq!((waiting[0].pod.as_str(), waiting[0].others), ("default/r-1", 1));
+    assert_eq!(
+        (waiting[0].pod.as_str(), waiting[0].others),
+        ("default/r-1", 1)
+    );
 }
 
 #[test]
@@ -287,7 +348,10 @@ fn a_node_shows_its_gpus_and_what_is_wrong_with_them() {
     assert!(!report::node(&world, "n2").unwrap().needs_person);
     let silent = report::node(&world, "n4").unwrap();
     assert_eq!(silent.troubles[0].trouble.kind, "no-report");
-    assert_eq!(report::node(&world, "n9").unwrap_err().to_string(), "node n9 does not exist");
+    assert_eq!(
+        report::node(&world, "n9").unwrap_err().to_string(),
+        "node n9 does not exist"
+    );
 }
 
 #[test]
@@ -300,8 +364,13 @@ fn a_gpu_is_found_by_uuid_its_beginning_or_its_node_and_name() {
     world.reports.retain(|name, _| name == "n1");
     assert_eq!(report::gpu(&world, &gpu.gpu.uuid).unwrap().gpu, gpu.gpu);
     let error = |wanted: &str| report::gpu(&world, wanted).unwrap_err().to_string();
-    assert_eq!(error("GPU-1234"), "\"GPU-1234\" matches several GPUs: n1/gpu-0, n1/gpu-1");
-    assert!(error("n2/gpu-0").starts_with("no GPU matches \"n2/gpu-0\": give a UUID or NODE/gpu-0"));
+    assert_eq!(
+        error("GPU-1234"),
+        "\"GPU-1234\" matches several GPUs: n1/gpu-0, n1/gpu-1"
+    );
+    assert!(
+        error("n2/gpu-0").starts_with("no GPU matches \"n2/gpu-0\": give a UUID or NODE/gpu-0")
+    );
 }
 
 #[test]
@@ -310,7 +379,12 @@ fn a_claim_shows_what_it_has_or_why_it_waits_node_by_node() {
     let about = |name: &str| claim::claim(&world, "default", name).unwrap();
     let states = ["a", "b", "d", "waits", "greedy", "wrong", "unused"].map(|name| {
         let report = about(name);
-        (name, report.state, report.waiting.map(|why| why.verdict), report.needs_person)
+        (
+            name,
+            report.state,
+            report.waiting.map(|why| why.verdict),
+            report.needs_person,
+        )
     });
     assert_eq!(
         states,
@@ -325,20 +399,29 @@ fn a_claim_shows_what_it_has_or_why_it_waits_node_by_node() {
         ]
     );
     for name in ["b", "d", "waits", "wrong"] {
-        golden(&format!("claim-{name}.txt"), &render::claim(&world, &about(name)));
+        golden(
+            &format!("claim-{name}.txt"),
+            &render::claim(&world, &about(name), false),
+        );
     }
     let missing = claim::claim(&world, "other", "a").unwrap_err().to_string();
-    assert_eq!(missing, "claim other/a does not exist; did you mean default/a?");
+    assert_eq!(
+        missing,
+        "claim other/a does not exist; did you mean default/a?"
+    );
 }
 
 #[test]
-fn what_the_kubelet_itself_refuses_is_shown_of_a_claim_that_is_not_prepared() {
+fn the_refusal_of_the_kubelet_is_shown_until_the_claim_is_prepared() {
     let mut world = world();
     let mut early = allocated("early", "n3", "gpu-0");
     early["status"]["reservedFor"] = json!([{ "resource": "pods", "name": "e", "uid": "e" }]);
     world.claims.push(typed(early));
     let report = |world: &Snapshot| claim::claim(world, "default", "early").unwrap();
-    assert_eq!((report(&world).state, report(&world).needs_person), (State::Allocated, false));
+    assert_eq!(
+        (report(&world).state, report(&world).needs_person),
+        (State::Allocated, false)
+    );
     world.events = typed(json!([
         failed(
             "e",
@@ -350,14 +433,18 @@ fn what_the_kubelet_itself_refuses_is_shown_of_a_claim_that_is_not_prepared() {
     ]));
     let refused = report(&world);
     assert!(refused.needs_person);
-    let text = render::claim(&world, &refused);
-    assert!(text.contains("\nkubelet: old ResourceClaim with same name early"), "{text}");
+    let text = render::claim(&world, &refused, false);
+    assert!(
+        text.contains("\nkubelet: old ResourceClaim with same name early"),
+        "{text}"
+    );
     // Of one that is prepared it says nothing: that is over.
     let used = claim::claim(&world, "default", "a").unwrap();
     assert_eq!(used.kubelet, None);
 }
 
-/// In the world of [`world`], claim `c` is to be evicted because it is idle, and `a` is over its grant.
+/// In the world of [`world`], claim `c` is to be evicted because it is idle, and `a` is over its
+/// grant.
 fn using() -> Snapshot {
     let mut world = world();
     let condition = |kind: &str, status: &str, reason: &str, message: &str| {
@@ -369,15 +456,29 @@ fn using() -> Snapshot {
     let of = |name: &str, node: &str, conditions: Vec<Value>| {
         let mut claim = allocated(name, node, "gpu-0");
         let pool = format!("{node}/divvy");
-        let device = json!({ "driver": DRIVER, "pool": pool, "device": "gpu-0", "conditions": conditions });
+        let device =
+            json!({ "driver": DRIVER, "pool": pool, "device": "gpu-0", "conditions": conditions });
         claim["status"]["devices"] = json!([device]);
         claim
     };
-    let over = condition("WithinGrant", "False", "MemoryOverGrant", "12288 MiB used, 10240 MiB granted");
-    let idle =
-        condition("Idle", "True", "NotUsed", "nothing has used the devices of the claim for 60 minutes");
-    let due =
-        condition("ReclaimDue", "True", "Idle", "the policy of the GPU calls for the eviction of its pods");
+    let over = condition(
+        "WithinGrant",
+        "False",
+        "MemoryOverGrant",
+        "12288 MiB used, 10240 MiB granted",
+    );
+    let idle = condition(
+        "Idle",
+        "True",
+        "NotUsed",
+        "nothing has used the devices of the claim for 60 minutes",
+    );
+    let due = condition(
+        "ReclaimDue",
+        "True",
+        "Idle",
+        "the policy of the GPU calls for the eviction of its pods",
+    );
     let within = condition("WithinGrant", "True", "Fine", "not a report");
     world.claims = typed(json!([
         of("a", "n1", vec![over]),
@@ -388,40 +489,64 @@ fn using() -> Snapshot {
 }
 
 #[test]
-fn claims_that_use_too_much_or_nothing_are_named_with_the_most_serious_report() {
+fn claims_that_use_too_much_or_nothing_have_the_most_serious_report() {
     let world = using();
     let fleet = report::fleet(&world, None);
-    let named: Vec<_> = fleet.reported_use.iter().map(|one| (&*one.claim, &*one.reason)).collect();
-    assert_eq!(named, [("default/a", "MemoryOverGrant"), ("default/c", "ReclaimDue")]);
-    let text = render::fleet(&world, &fleet);
-    let expected = "\nuse too much or nothing:\n  default/a (pods a-pod): MemoryOverGrant, for 10m \
+    let named: Vec<_> = fleet
+        .reported_use
+        .iter()
+        .map(|one| (&*one.claim, &*one.reason))
+        .collect();
+    assert_eq!(
+        named,
+        [
+            ("default/a", "MemoryOverGrant"),
+            ("default/c", "ReclaimDue")
+        ]
+    );
+    let text = render::fleet(&world, &fleet, false);
+    let expected = "\nover their grants, or idle:\n  default/a (pods a-pod): MemoryOverGrant, for 10m \
         (since 2026-11-21T19:50:00Z)\n    12288 MiB used, 10240 MiB granted\n  default/c (pods c-pod): ReclaimDue,";
     assert!(text.contains(expected), "{text}");
 
     let claim = claim::claim(&world, "default", "c").unwrap();
     let reasons: Vec<_> = claim.reported_use.iter().map(|one| &*one.reason).collect();
     assert_eq!(reasons, ["ReclaimDue", "NotUsed"]);
-    let text = render::claim(&world, &claim);
-    assert!(text.contains("use too much or nothing:") && text.contains("for 60 minutes"), "{text}");
+    let text = render::claim(&world, &claim, false);
+    assert!(
+        text.contains("over their grants, or idle:") && text.contains("for 60 minutes"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_claim_of_a_pod_group_has_the_pods_that_its_node_reports() {
     let mut world = world();
-    let claim = world.claims.iter_mut().find(|claim| claim.metadata.name.as_deref() == Some("a")).unwrap();
-    let group =
-        json!([{ "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g" }]);
+    let claim = world
+        .claims
+        .iter_mut()
+        .find(|claim| claim.metadata.name.as_deref() == Some("a"))
+        .unwrap();
+    let group = json!([{ "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g" }]);
     claim.status.as_mut().unwrap().reserved_for = Some(typed(group));
-    assert_eq!(claim::claim(&world, "default", "a").unwrap().pods, ["a-pod"]);
+    assert_eq!(
+        claim::claim(&world, "default", "a").unwrap().pods,
+        ["a-pod"]
+    );
 }
 
 /// Counters are charged for what is allocated, and one below zero blocks all devices of the pool.
 #[test]
 fn a_pool_that_claims_block_for_all_others_is_an_alarm_that_names_them() {
     let mut world = world();
-    world.nodes.retain(|node| node.metadata.name.as_deref() == Some("n2"));
+    world
+        .nodes
+        .retain(|node| node.metadata.name.as_deref() == Some("n2"));
     world.reports.retain(|name, _| name == "n2");
-    let mut devices = slice("n2", &[("gpu-0", false), ("gpu-1", false), ("gpu-2", false)]);
+    let mut devices = slice(
+        "n2",
+        &[("gpu-0", false), ("gpu-1", false), ("gpu-2", false)],
+    );
     let of = |set: &str| json!([{ "counterSet": set, "counters": { "slices": { "value": "8" } } }]);
     for (number, set) in [(0, "a"), (1, "a"), (2, "b")] {
         devices["spec"]["devices"][number]["consumesCounters"] = of(set);
@@ -431,32 +556,50 @@ fn a_pool_that_claims_block_for_all_others_is_an_alarm_that_names_them() {
     counters["metadata"]["name"] = "n2-counters".into();
     counters["spec"]["pool"]["resourceSliceCount"] = 2.into();
     counters["spec"]["devices"] = Value::Null;
-    let sets = ["a", "b"].map(|name| json!({ "name": name, "counters": { "slices": { "value": "8" } } }));
+    let sets =
+        ["a", "b"].map(|name| json!({ "name": name, "counters": { "slices": { "value": "8" } } }));
     counters["spec"]["sharedCounters"] = json!(sets);
     world.slices = typed(json!([devices, counters]));
     let held = [allocated("c", "n2", "gpu-0"), allocated("d", "n2", "gpu-1")];
     world.claims = typed(json!([held[0], ask("waits", DRIVER, 1)]));
-    assert_eq!(report::fleet(&world, None).waiting[0].why.verdict, Verdict::Fits);
+    assert_eq!(
+        report::fleet(&world, None).waiting[0].why.verdict,
+        Verdict::Fits
+    );
     world.claims.push(typed(held[1].clone()));
     let fleet = report::fleet(&world, None);
     assert_eq!(fleet.waiting[0].why.verdict, Verdict::Blocked);
-    assert!(fleet.needs_person, "also without a namespace: no pod of any namespace gets a device");
+    assert!(
+        fleet.needs_person,
+        "also without a namespace: no pod of any namespace gets a device"
+    );
     let waits = claim::claim(&world, "default", "waits").unwrap();
     assert!(waits.needs_person);
-    golden("claim-blocked.txt", &render::claim(&world, &waits));
+    golden("claim-blocked.txt", &render::claim(&world, &waits, false));
 }
 
 #[test]
 fn a_claim_that_only_the_scheduler_can_evaluate_is_unknown_and_no_mistake() {
     let mut world = world();
-    let waits =
-        world.claims.iter_mut().find(|claim| claim.metadata.name.as_deref() == Some("waits")).unwrap();
+    let waits = world
+        .claims
+        .iter_mut()
+        .find(|claim| claim.metadata.name.as_deref() == Some("waits"))
+        .unwrap();
     let devices = waits.spec.as_mut().unwrap().devices.as_mut().unwrap();
-    let exact = devices.requests.as_mut().unwrap()[0].exactly.as_mut().unwrap();
-    exact.selectors = Some(typed(json!([{"cel": {"expression": "duration('1h') > duration('30m')"}}])));
+    let exact = devices.requests.as_mut().unwrap()[0]
+        .exactly
+        .as_mut()
+        .unwrap();
+    exact.selectors = Some(typed(
+        json!([{"cel": {"expression": "duration('1h') > duration('30m')"}}]),
+    ));
     let report = claim::claim(&world, "default", "waits").unwrap();
     let why = report.waiting.unwrap();
-    assert_eq!((why.verdict, report.needs_person), (Verdict::Offline, false));
+    assert_eq!(
+        (why.verdict, report.needs_person),
+        (Verdict::Offline, false)
+    );
     let hint = why.hint.unwrap();
     assert!(
         hint.ends_with("divvy cannot evaluate this selector offline because it uses `duration`"),
@@ -465,18 +608,27 @@ fn a_claim_that_only_the_scheduler_can_evaluate_is_unknown_and_no_mistake() {
 }
 
 #[test]
-fn room_that_came_free_is_seen_and_what_keeps_the_pod_is_left_to_the_scheduler() {
+fn room_that_came_free_is_seen_and_the_rest_is_left_to_the_scheduler() {
     let mut world = world();
-    world.nodes.iter_mut().for_each(|node| node.spec.as_mut().unwrap().unschedulable = None);
+    world
+        .nodes
+        .iter_mut()
+        .for_each(|node| node.spec.as_mut().unwrap().unschedulable = None);
     let waits = claim::claim(&world, "default", "waits").unwrap();
     assert_eq!(waits.waiting.unwrap().verdict, Verdict::Fits);
     assert_eq!(waits.scheduler.as_deref(), Some("0/3 nodes are available"));
     // Unless the pod selects other nodes.
     let spec = world.pods[0].spec.as_mut().unwrap();
     spec.node_selector = Some([("disk".to_owned(), "slow".to_owned())].into());
-    let why = claim::claim(&world, "default", "waits").unwrap().waiting.unwrap();
+    let why = claim::claim(&world, "default", "waits")
+        .unwrap()
+        .waiting
+        .unwrap();
     assert_eq!(why.verdict, Verdict::NeverFits);
-    assert_eq!(why.nodes[0].reasons, ["the node lacks the label disk=slow, which the pod selects"]);
+    assert_eq!(
+        why.nodes[0].reasons,
+        ["the node lacks the label disk=slow, which the pod selects"]
+    );
 }
 
 /// The scheduler tries only nodes on which the pod's allocated claims can be used.
@@ -487,13 +639,25 @@ fn a_pod_with_another_claim_is_bound_to_the_node_of_that_claim() {
     here["status"]["allocation"]["nodeSelector"] = json!({ "nodeSelectorTerms": [
         { "matchFields": [{ "key": "metadata.name", "operator": "In", "values": ["n1"] }] },
     ] });
-    world.claims = typed(json!([here, allocated("b", "n1", "gpu-1"), ask("waits", DRIVER, 1)]));
+    world.claims = typed(json!([
+        here,
+        allocated("b", "n1", "gpu-1"),
+        ask("waits", DRIVER, 1)
+    ]));
     world.pods = typed(json!([pod("w", &["a", "waits"])]));
     let why = |world: &Snapshot| report::fleet(world, None).waiting.remove(0).why;
     let bound = why(&world);
-    assert_eq!(bound.verdict, Verdict::NoRoom);
-    let n2 = bound.nodes.iter().find(|group| group.nodes.contains(&"n2".to_owned())).unwrap();
-    assert_eq!(n2.reasons, ["claim default/a of the pod is allocated on another node"]);
+    // Its own claim has one GPU of n1, and the other is lost: no end of another claim helps.
+    assert_eq!(bound.verdict, Verdict::NeverFits);
+    let n2 = bound
+        .nodes
+        .iter()
+        .find(|group| group.nodes.contains(&"n2".to_owned()))
+        .unwrap();
+    assert_eq!(
+        n2.reasons,
+        ["claim default/a of the pod is allocated on another node"]
+    );
     // Without it, n2 has room.
     world.pods = typed(json!([pod("w", &["waits"])]));
     assert_eq!(why(&world).verdict, Verdict::Fits);
@@ -502,11 +666,16 @@ fn a_pod_with_another_claim_is_bound_to_the_node_of_that_claim() {
 #[test]
 fn a_pod_of_a_daemon_set_can_be_on_a_cordoned_node() {
     let mut world = world();
-    world.slices.retain(|slice| slice.spec.node_name.as_deref() == Some("n3"));
+    world
+        .slices
+        .retain(|slice| slice.spec.node_name.as_deref() == Some("n3"));
     let mut of_set = pod("w", &["waits"]);
     let verdict = |world: &Snapshot| report::fleet(world, None).waiting.remove(0).why.verdict;
     for (toleration, expected) in [
-        (json!({ "key": "nvidia.com/gpu", "operator": "Exists" }), Verdict::NeverFits),
+        (
+            json!({ "key": "nvidia.com/gpu", "operator": "Exists" }),
+            Verdict::NeverFits,
+        ),
         (
             json!({ "key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule" }),
             Verdict::Fits,
@@ -524,10 +693,14 @@ fn unreadable_kinds_are_listed_and_a_dead_plugin_shows() {
     let mut world = world();
     world.slices.clear();
     world.unread.push(
-        "ResourceClaims cannot be listed; unknown: which claims hold devices and which wait".to_owned(),
+        "ResourceClaims cannot be listed; unknown: which claims hold devices and which wait"
+            .to_owned(),
     );
     let node = report::node(&world, "n3").unwrap();
-    assert_eq!((node.troubles.len(), node.troubles[0].trouble.kind.as_str()), (1, "not-published"));
+    assert_eq!(
+        (node.troubles.len(), node.troubles[0].trouble.kind.as_str()),
+        (1, "not-published")
+    );
     assert!(render::node(&world, &node).ends_with(
         "unknown:\n  ResourceClaims cannot be listed; unknown: which claims hold devices and which wait"
     ));
@@ -537,14 +710,19 @@ fn unreadable_kinds_are_listed_and_a_dead_plugin_shows() {
         node["status"] = json!({ "conditions": [condition] });
         node
     });
-    assert_eq!(report::node(&world, "n3").unwrap().troubles[0].trouble.kind, "node-not-ready");
+    assert_eq!(
+        report::node(&world, "n3").unwrap().troubles[0].trouble.kind,
+        "node-not-ready"
+    );
 }
 
 /// The world as a user without access to these kinds reads it.
 fn without(kinds: &[&str]) -> Snapshot {
     let mut world = world();
     for kind in kinds {
-        world.unread.push(format!("{kind} cannot be listed; unknown"));
+        world
+            .unread
+            .push(format!("{kind} cannot be listed; unknown"));
         match *kind {
             "GpuNodes" => world.reports.clear(),
             "Nodes" => world.nodes.clear(),
@@ -568,7 +746,11 @@ fn unreadable_kinds_are_not_taken_for_absent_ones() {
     assert_eq!(asked(&nodes, "waits"), (Verdict::Fits, false));
     assert_eq!(asked(&nodes, "greedy"), (Verdict::NeverFits, true));
     for kind in ["ResourceSlices", "DeviceClasses"] {
-        assert_eq!(asked(&without(&[kind]), "waits"), (Verdict::Unknown, false), "{kind}");
+        assert_eq!(
+            asked(&without(&[kind]), "waits"),
+            (Verdict::Unknown, false),
+            "{kind}"
+        );
     }
     // Unseen claims may hold the device; what does not fit on empty nodes fits in no case.
     let claims = without(&["ResourceClaims"]);
@@ -578,19 +760,35 @@ fn unreadable_kinds_are_not_taken_for_absent_ones() {
     let reports = without(&["GpuNodes"]);
     let fleet = report::fleet(&reports, None);
     assert_eq!(fleet.nodes, []);
-    assert!(fleet.troubles.iter().all(|entry| entry.trouble.kind != "no-report"), "{:?}", fleet.troubles);
     assert!(
-        render::fleet(&reports, &fleet)
+        fleet
+            .troubles
+            .iter()
+            .all(|entry| entry.trouble.kind != "no-report"),
+        "{:?}",
+        fleet.troubles
+    );
+    assert!(
+        render::fleet(&reports, &fleet, false)
             .starts_with("GpuNodes cannot be read: the state of the nodes' GPUs is unknown\n")
     );
     let error = report::node(&reports, "n1").unwrap_err().to_string();
-    assert_eq!(error, "the GpuNode of node n1 cannot be read; GpuNodes cannot be listed; unknown");
+    assert_eq!(
+        error,
+        "the GpuNode of node n1 cannot be read; GpuNodes cannot be listed; unknown"
+    );
 }
 
 #[test]
 fn a_claim_is_named_with_its_namespace_or_in_that_of_the_context() {
-    assert_eq!(claim_name("a/b", None, "default").unwrap(), ("a", "b"));
-    assert_eq!(claim_name("b", Some("a"), "default").unwrap(), ("a", "b"));
-    assert_eq!(claim_name("b", None, "ctx").unwrap(), ("ctx", "b"));
-    assert!(claim_name("a/b", Some("c"), "default").is_err());
+    assert_eq!(
+        full_name("claim", "a/b", None, "default").unwrap(),
+        ("a", "b")
+    );
+    assert_eq!(
+        full_name("claim", "b", Some("a"), "default").unwrap(),
+        ("a", "b")
+    );
+    assert_eq!(full_name("claim", "b", None, "ctx").unwrap(), ("ctx", "b"));
+    assert!(full_name("claim", "a/b", Some("c"), "default").is_err());
 }

@@ -4,39 +4,66 @@ use super::{By, Total, render, top};
 use crate::usage::Usage;
 use crate::view::tests::{usage, world};
 
-const ALL: [(By, &str); 4] =
-    [(By::Claims, "claims"), (By::Gpus, "gpus"), (By::Nodes, "nodes"), (By::Namespaces, "namespaces")];
+const ALL: [(By, &str); 4] = [
+    (By::Claims, "claims"),
+    (By::Gpus, "gpus"),
+    (By::Nodes, "nodes"),
+    (By::Namespaces, "namespaces"),
+];
 
 #[test]
 fn tables_begin_with_what_is_wasted() {
     let view = crate::view::of(&world(), &usage());
     for (by, name) in ALL {
-        crate::golden::same(&format!("top/{name}.txt"), &render(&top(&view, by, None), false));
+        crate::golden::same(
+            &format!("top/{name}.txt"),
+            &render(&top(&view, by, None), false),
+        );
     }
-    crate::golden::same("top/claims-wide.txt", &render(&top(&view, By::Claims, None), true));
-    crate::golden::same("top/gpus-wide.txt", &render(&top(&view, By::Gpus, None), true));
+    crate::golden::same(
+        "top/claims-wide.txt",
+        &render(&top(&view, By::Claims, None), true),
+    );
+    crate::golden::same(
+        "top/gpus-wide.txt",
+        &render(&top(&view, By::Gpus, None), true),
+    );
 }
 
 #[test]
 fn what_cannot_be_read_is_a_question_mark_with_its_reason_and_never_0() {
     let mut usage = Usage::default();
-    usage.unread.push("the node plugins cannot be found".to_owned());
+    usage
+        .unread
+        .push("the node plugins cannot be found".to_owned());
     let view = crate::view::of(&world(), &usage);
     for (by, name) in ALL {
         let text = render(&top(&view, by, None), false);
-        assert!(text.ends_with("unknown:\n  the node plugins cannot be found"), "{text}");
+        assert!(
+            text.ends_with("unknown:\n  the node plugins cannot be found"),
+            "{text}"
+        );
         crate::golden::same(&format!("top/{name}-unknown.txt"), &text);
     }
     let json = serde_json::to_value(top(&view, By::Claims, None)).unwrap();
-    assert!(json["claims"][0]["memoryUsed"].is_null() && json["claims"][0]["wasted"].is_null(), "{json}");
+    assert!(
+        json["claims"][0]["memoryUsed"].is_null() && json["claims"][0]["wasted"].is_null(),
+        "{json}"
+    );
 }
 
 #[test]
 fn one_namespace_counts_alone() {
     let view = crate::view::of(&world(), &usage());
     let claims = render(&top(&view, By::Claims, Some("web")), false);
-    assert!(claims.contains("web/chat") && !claims.contains("lab/"), "{claims}");
-    assert_eq!(render(&top(&view, By::Claims, Some("none")), false), "no claim holds a GPU");
+    assert!(
+        claims.contains("web/chat") && !claims.contains("lab/"),
+        "{claims}"
+    );
+    assert_eq!(
+        render(&top(&view, By::Claims, Some("none")), false),
+        "no claim holds a GPU"
+    );
     let nodes = serde_json::to_value(top(&view, By::Nodes, Some("web"))).unwrap();
     assert_eq!(nodes["nodes"][0]["held"], 2);
 }

@@ -1,7 +1,9 @@
-//! Which requests are answered. A page on loopback is reachable by every user of the machine and, through the browser,
-//! by every page that its user visits: a page can have its own name resolve to 127.0.0.1 (the `Host` then shows that
-//! name), and send requests to other origins. A request passes only with a known `Host`, no foreign `Origin`, and the
-//! cookie that the link of the terminal was exchanged for.
+//! Rules for requests that are answered. A page on loopback is reachable by every user of the
+//! machine and,
+//! through the browser, by every page that its user visits: a page can have its own name resolve to
+//! 127.0.0.1 (the `Host` then shows that name), and send requests to other origins. A request
+//! passes only with a known `Host`, no foreign `Origin`, and the cookie that the link of the
+//! terminal was exchanged for.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +12,8 @@ use anyhow::{Context, Result};
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode, header};
 
-/// What every answer says to the browser: nothing but our own files, no frames, no guesses, no traces.
+/// Headers of every answer: nothing but our own files, no frames, no guesses, no
+/// traces.
 pub(super) const HEADERS: [(HeaderName, &str); 7] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -21,11 +24,17 @@ pub(super) const HEADERS: [(HeaderName, &str); 7] = [
     (header::REFERRER_POLICY, "no-referrer"),
     (header::X_FRAME_OPTIONS, "DENY"),
     (header::CACHE_CONTROL, "no-store"),
-    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin",
+    ),
 ];
 
-/// What becomes of a request.
+/// Decision about a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     Answer,
@@ -39,7 +48,7 @@ pub(super) enum Verdict {
 /// The rules of one server.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// What `Host` may be.
+    /// Allowed values of `Host`.
     hosts: Vec<String>,
     /// In the link that is printed; good for one request.
     token: String,
@@ -49,7 +58,12 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn new(address: SocketAddr, allowed: &[String], token: String, cookie: &str) -> Self {
+    pub(super) fn new(
+        address: SocketAddr,
+        allowed: &[String],
+        token: String,
+        cookie: &str,
+    ) -> Self {
         let port = address.port();
         let mut hosts: Vec<String> = Vec::new();
         if address.ip().is_loopback() {
@@ -61,7 +75,12 @@ impl Guard {
         }
         // Browsers share cookies among the ports of a host.
         let cookie = format!("divvy-{port}={cookie}");
-        Self { hosts, token, used: AtomicBool::new(false), cookie }
+        Self {
+            hosts,
+            token,
+            used: AtomicBool::new(false),
+            cookie,
+        }
     }
 
     /// The link to the page.
@@ -73,12 +92,21 @@ impl Guard {
     pub(super) fn judge(&self, request: &Parts) -> Verdict {
         let header = |name: HeaderName| {
             let mut values = request.headers.get_all(name).iter();
-            let first = values.next().map(|value| value.to_str().unwrap_or("?").to_ascii_lowercase());
+            let first = values
+                .next()
+                .map(|value| value.to_str().unwrap_or("?").to_ascii_lowercase());
             // One that is there twice is none of ours.
-            if values.next().is_some() { Some("?".to_owned()) } else { first }
+            if values.next().is_some() {
+                Some("?".to_owned())
+            } else {
+                first
+            }
         };
         let known = |host: &str| self.hosts.iter().any(|known| known == host);
-        let authority = request.uri.authority().map(|authority| authority.as_str().to_ascii_lowercase());
+        let authority = request
+            .uri
+            .authority()
+            .map(|authority| authority.as_str().to_ascii_lowercase());
         let hosts = [header(header::HOST), authority];
         if hosts.iter().all(Option::is_none) || !hosts.iter().flatten().all(|host| known(host)) {
             return Verdict::Refuse(
@@ -90,7 +118,10 @@ impl Guard {
             return Verdict::Refuse(StatusCode::METHOD_NOT_ALLOWED, "this page can only be read");
         }
         let ours = |origin: &str| {
-            origin.strip_prefix("http://").or(origin.strip_prefix("https://")).is_some_and(known)
+            origin
+                .strip_prefix("http://")
+                .or(origin.strip_prefix("https://"))
+                .is_some_and(known)
         };
         if header(header::ORIGIN).is_some_and(|origin| !ours(&origin)) {
             return Verdict::Refuse(StatusCode::FORBIDDEN, "this page is not for other sites");
@@ -98,10 +129,16 @@ impl Guard {
         if self.has_cookie(request) {
             return Verdict::Answer;
         }
-        let given = request.uri.query().and_then(|query| query.strip_prefix("token="));
-        let right = request.uri.path() == "/" && given.is_some_and(|given| same(given, &self.token));
+        let given = request
+            .uri
+            .query()
+            .and_then(|query| query.strip_prefix("token="));
+        let right =
+            request.uri.path() == "/" && given.is_some_and(|given| same(given, &self.token));
         if right && !self.used.swap(true, Ordering::SeqCst) {
-            return Verdict::Enter { cookie: format!("{}; HttpOnly; SameSite=Strict; Path=/", self.cookie) };
+            return Verdict::Enter {
+                cookie: format!("{}; HttpOnly; SameSite=Strict; Path=/", self.cookie),
+            };
         }
         let why = if right {
             "this link was used already: it works once, in one browser; start the program again for another"
@@ -112,7 +149,11 @@ impl Guard {
     }
 
     fn has_cookie(&self, request: &Parts) -> bool {
-        let lines = request.headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
+        let lines = request
+            .headers
+            .get_all(header::COOKIE)
+            .iter()
+            .filter_map(|line| line.to_str().ok());
         let mut cookies = lines.flat_map(|line| line.split(';')).map(str::trim);
         cookies.any(|cookie| same(cookie, &self.cookie))
     }
@@ -129,7 +170,10 @@ pub(super) fn secret() -> Result<String> {
     let mut halves = [[0_u8; 16]; 2];
     let random = rustls::crypto::ring::default_provider().secure_random;
     for half in &mut halves {
-        random.fill(half).ok().context("the system has no random numbers")?;
+        random
+            .fill(half)
+            .ok()
+            .context("the system has no random numbers")?;
     }
     let [one, other] = halves.map(u128::from_be_bytes);
     Ok(format!("{one:032x}{other:032x}"))
@@ -143,7 +187,12 @@ mod tests {
 
     fn guard(listen: &str, allowed: &[&str]) -> Guard {
         let allowed: Vec<String> = allowed.iter().map(|host| (*host).to_owned()).collect();
-        Guard::new(listen.parse().unwrap(), &allowed, "t0ken".to_owned(), "c00kie")
+        Guard::new(
+            listen.parse().unwrap(),
+            &allowed,
+            "t0ken".to_owned(),
+            "c00kie",
+        )
     }
 
     fn judge(guard: &Guard, method: &str, uri: &str, headers: &[(&str, &str)]) -> Verdict {
@@ -182,32 +231,58 @@ mod tests {
             ("127.1:7000", 421),
             ("", 421),
         ] {
-            assert_eq!(status(&judge(&guard, "GET", "/", &[("host", host), COOKIE])), expected, "{host}");
+            assert_eq!(
+                status(&judge(&guard, "GET", "/", &[("host", host), COOKIE])),
+                expected,
+                "{host}"
+            );
         }
         let twice = [("host", "localhost:7000"), ("host", "evil:7000"), COOKIE];
         assert_eq!(status(&judge(&guard, "GET", "/", &twice)), 421);
-        assert_eq!(status(&judge(&guard, "GET", "/", &[COOKIE])), 421, "no Host at all");
-        let absolute = judge(&guard, "GET", "http://evil:7000/", &[("host", "localhost:7000"), COOKIE]);
+        assert_eq!(
+            status(&judge(&guard, "GET", "/", &[COOKIE])),
+            421,
+            "no Host at all"
+        );
+        let absolute = judge(
+            &guard,
+            "GET",
+            "http://evil:7000/",
+            &[("host", "localhost:7000"), COOKIE],
+        );
         assert_eq!(status(&absolute), 421);
     }
 
     #[test]
     fn beyond_loopback_only_the_named_hosts_are_answered() {
         let guard = guard("0.0.0.0:7000", &["gpus"]);
-        for (host, expected) in
-            [("gpus:7000", 200), ("gpus", 200), ("localhost:7000", 421), ("0.0.0.0:7000", 421)]
-        {
-            assert_eq!(status(&judge(&guard, "GET", "/", &[("host", host), COOKIE])), expected, "{host}");
+        for (host, expected) in [
+            ("gpus:7000", 200),
+            ("gpus", 200),
+            ("localhost:7000", 421),
+            ("0.0.0.0:7000", 421),
+        ] {
+            assert_eq!(
+                status(&judge(&guard, "GET", "/", &[("host", host), COOKIE])),
+                expected,
+                "{host}"
+            );
         }
         assert_eq!(guard.url(), "http://gpus:7000/?token=t0ken");
     }
 
     #[test]
-    fn foreign_origins_and_methods_that_change_are_refused_whatever_else_is_right() {
+    fn foreign_origins_and_methods_that_change_are_refused_in_any_case() {
         let guard = guard("127.0.0.1:7000", &[]);
         let host = ("host", "localhost:7000");
-        for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"] {
-            assert_eq!(status(&judge(&guard, method, "/", &[host, COOKIE])), 405, "{method}");
+        for method in [
+            "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND",
+        ] {
+            assert_eq!(
+                status(&judge(&guard, method, "/", &[host, COOKIE])),
+                405,
+                "{method}"
+            );
         }
         assert_eq!(status(&judge(&guard, "HEAD", "/", &[host, COOKIE])), 200);
         for (origin, expected) in [
@@ -218,28 +293,54 @@ mod tests {
             ("null", 403),
         ] {
             let headers = [host, COOKIE, ("origin", origin)];
-            assert_eq!(status(&judge(&guard, "GET", "/events", &headers)), expected, "{origin}");
+            assert_eq!(
+                status(&judge(&guard, "GET", "/events", &headers)),
+                expected,
+                "{origin}"
+            );
         }
     }
 
     #[test]
-    fn the_link_works_once_and_gives_a_cookie_that_scripts_and_other_sites_do_not_have() {
+    fn the_link_works_once_and_gives_a_cookie_that_others_do_not_have() {
         let guard = guard("127.0.0.1:7000", &[]);
         let host = ("host", "127.0.0.1:7000");
         assert_eq!(guard.url(), "http://127.0.0.1:7000/?token=t0ken");
-        for uri in
-            ["/", "/events", "/app.js", "/?token=t0keN", "/?token=", "/?token=t0ken2", "/events?token=t0ken"]
-        {
+        for uri in [
+            "/",
+            "/events",
+            "/app.js",
+            "/?token=t0keN",
+            "/?token=",
+            "/?token=t0ken2",
+            "/events?token=t0ken",
+        ] {
             assert_eq!(status(&judge(&guard, "GET", uri, &[host])), 403, "{uri}");
         }
-        for cookie in ["divvy-7000=", "divvy-7000=c00kiE", "c00kie", "divvy-7000=t0ken", "xdivvy-7000=c00kie"]
-        {
-            assert_eq!(status(&judge(&guard, "GET", "/", &[host, ("cookie", cookie)])), 403, "{cookie}");
+        for cookie in [
+            "divvy-7000=",
+            "divvy-7000=c00kiE",
+            "c00kie",
+            "divvy-7000=t0ken",
+            "xdivvy-7000=c00kie",
+        ] {
+            assert_eq!(
+                status(&judge(&guard, "GET", "/", &[host, ("cookie", cookie)])),
+                403,
+                "{cookie}"
+            );
         }
         let cookie = "divvy-7000=c00kie; HttpOnly; SameSite=Strict; Path=/".to_owned();
-        assert_eq!(judge(&guard, "GET", "/?token=t0ken", &[host]), Verdict::Enter { cookie });
+        assert_eq!(
+            judge(&guard, "GET", "/?token=t0ken", &[host]),
+            Verdict::Enter { cookie }
+        );
         assert_eq!(status(&judge(&guard, "GET", "/?token=t0ken", &[host])), 403);
-        assert_eq!(status(&judge(&guard, "GET", "/?token=t0ken", &[host, COOKIE])), 200, "a reload");
+        assert_eq!(
+            status(&judge(&guard, "GET", "/?token=t0ken", &[host, COOKIE])),
+            200,
+            "a reload"
+        );
     }
 
     #[test]

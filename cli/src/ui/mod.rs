@@ -1,5 +1,5 @@
-//! `divvy ui`: the fleet on a page, served to the browser of one user with the rights of that user. Nothing is deployed,
-//! and nothing can be changed.
+//! `divvy ui`: the fleet on a page, served to the browser of one user with the rights of that user.
+//! Nothing is deployed, and nothing can be changed.
 
 mod guard;
 mod server;
@@ -25,7 +25,7 @@ use crate::status::read::Access;
 /// Time from the end of one reading of the cluster to the next.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// What `divvy ui` takes.
+/// Arguments of `divvy ui`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -56,16 +56,26 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         );
         return Err(Usage(message).into());
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         let (client, namespace, server) = args.access.client().await?;
         let namespace = args.namespace.clone().unwrap_or(namespace);
         let driver = args.driver_name.clone();
+        let cluster = args.access.context_name().unwrap_or_else(|| server.clone());
         let source: Source = Box::new(move || {
             let (client, namespace, driver) = (client.clone(), namespace.clone(), driver.clone());
+            let cluster = Some(cluster.clone());
             async move {
                 let (snapshot, usage) = crate::top::read(&client, &driver, &namespace).await?;
-                Ok(Reading { snapshot, usage, caption: None })
+                Ok(Reading {
+                    snapshot,
+                    usage,
+                    caption: None,
+                    cluster,
+                })
             }
             .boxed()
         });
@@ -73,27 +83,34 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let first = source().await.context(server)?;
         let page = Page::new(source, EVERY);
         page.show(Ok(first));
-        open(page, args.listen, &args.allow_host, !args.no_open).await?.await;
+        open(page, args.listen, &args.allow_host, !args.no_open)
+            .await?
+            .await;
         anyhow::Ok(())
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Serves a page until the process is interrupted: a future that is to be awaited. Its address is printed first.
+/// Serves a page until the process is interrupted: a future that is to be awaited. Its address is
+/// printed first.
 pub(crate) async fn open(
     page: Page,
     listen: SocketAddr,
     allowed: &[String],
     browse: bool,
 ) -> Result<impl Future<Output = ()> + use<>> {
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("--listen {listen}"))?;
+    let listener = TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("--listen {listen}"))?;
     let address = listener.local_addr()?;
     let guard = Guard::new(address, allowed, secret()?, &secret()?);
     let url = guard.url();
     format::print(&url)?;
     format::talk("the link works once, in one browser; Ctrl-C ends this");
     if !address.ip().is_loopback() {
-        format::talk("beyond this machine the page travels unencrypted: put a proxy with TLS before it");
+        format::talk(
+            "beyond this machine the page travels unencrypted: put a proxy with TLS before it",
+        );
     }
     if browse {
         start_browser(&url);
@@ -109,10 +126,21 @@ pub(crate) async fn open(
 
 /// Where there is a desktop. The link is printed, so that failure needs no words.
 fn start_browser(url: &str) {
-    let desktop = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some());
-    let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
+    let desktop = ["DISPLAY", "WAYLAND_DISPLAY"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some());
+    let program = if cfg!(target_os = "macos") {
+        "open"
+    } else {
+        "xdg-open"
+    };
     if desktop || cfg!(target_os = "macos") {
         let mut command = Command::new(program);
-        let _ = command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let _ = command
+            .arg(url)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
     }
 }

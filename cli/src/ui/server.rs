@@ -1,4 +1,5 @@
-//! The page over HTTP: its files, a stream of views, and the words of `divvy status` about one GPU or claim.
+//! The page over HTTP: its files, a stream of views, and the words of `divvy status` about one GPU
+//! or claim.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,9 +26,12 @@ use crate::status::{claim, render, report};
 use crate::usage::Usage;
 use crate::view;
 
-/// What one browser needs many times over. A stream of views lasts.
-const LIMITS: Limits =
-    Limits { connections: 64, head: Duration::from_secs(5), connection: Duration::from_hours(24) };
+/// Number of connections, many times more than one browser needs. A stream of views lasts.
+const LIMITS: Limits = Limits {
+    connections: 64,
+    head: Duration::from_secs(5),
+    connection: Duration::from_hours(24),
+};
 /// So many times longer than a reading took, the cluster is left alone.
 const REST: u32 = 4;
 
@@ -36,12 +40,21 @@ const HTML: &str = "text/html; charset=utf-8";
 /// The files of the page: path, media type, content.
 const FILES: [(&str, &str, &str); 4] = [
     ("/", HTML, include_str!("page/index.html")),
-    ("/style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
-    ("/app.js", "text/javascript; charset=utf-8", include_str!("page/app.js")),
+    (
+        "/style.css",
+        "text/css; charset=utf-8",
+        include_str!("page/style.css"),
+    ),
+    (
+        "/app.js",
+        "text/javascript; charset=utf-8",
+        include_str!("page/app.js"),
+    ),
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
 ];
 
-/// After the link: the cookie is `Strict`, so that the page itself must lead on, not the site with the link.
+/// After the link: the cookie is `Strict`, so that the page itself must lead on, not the site with
+/// the link.
 const ENTER: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>divvy</title>\
                      <link rel=icon href=/icon.svg>\
                      <meta http-equiv=refresh content=\"0;url=/\"><p><a href=\"/\">Show the GPUs</a>";
@@ -51,14 +64,16 @@ const ENTER: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>div
 pub(crate) struct Reading {
     pub(crate) snapshot: Snapshot,
     pub(crate) usage: Usage,
-    /// What is being played; for the demo.
+    /// Caption of what is being played; for the demo.
     pub(crate) caption: Option<String>,
+    /// Name of the cluster for people: its context, or its address.
+    pub(crate) cluster: Option<String>,
 }
 
 /// Where readings come from.
 pub(crate) type Source = Box<dyn Fn() -> BoxFuture<'static, Result<Reading>> + Send + Sync>;
 
-/// What is shown: the last reading, and why there is no newer one.
+/// Content of the page: the last reading, and why there is no newer one.
 #[derive(Debug, Default)]
 struct Shown {
     snapshot: Option<Arc<Snapshot>>,
@@ -67,7 +82,7 @@ struct Shown {
     view: Option<Arc<view::View>>,
 }
 
-/// One source of views for all tabs.
+/// Source of views, the same for all tabs.
 #[derive(Clone)]
 pub(crate) struct Page {
     source: Arc<Source>,
@@ -79,7 +94,12 @@ pub(crate) struct Page {
 
 impl Page {
     pub(crate) fn new(source: Source, every: Duration) -> Self {
-        Self { source: Arc::new(source), every, shown: Arc::default(), wanted: Arc::default() }
+        Self {
+            source: Arc::new(source),
+            every,
+            shown: Arc::default(),
+            wanted: Arc::default(),
+        }
     }
 
     /// Waits until a tab shows the page.
@@ -95,8 +115,17 @@ impl Page {
     pub(crate) fn show(&self, reading: Result<Reading>) {
         self.shown.send_modify(|shown| {
             let problem = match reading {
-                Ok(Reading { snapshot, usage, caption }) => {
-                    let view = view::View { caption, ..view::of(&snapshot, &usage) };
+                Ok(Reading {
+                    snapshot,
+                    usage,
+                    caption,
+                    cluster,
+                }) => {
+                    let view = view::View {
+                        caption,
+                        cluster,
+                        ..view::of(&snapshot, &usage)
+                    };
                     shown.view = Some(Arc::new(view));
                     shown.snapshot = Some(Arc::new(snapshot));
                     None
@@ -127,11 +156,18 @@ pub(super) async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {
-    let mut routes = Router::new().route("/events", get(events)).route("/about", get(about));
+    let mut routes = Router::new()
+        .route("/events", get(events))
+        .route("/about", get(about));
     for (path, media, content) in FILES {
-        routes = routes.route(path, get(move || async move { ([(header::CONTENT_TYPE, media)], content) }));
+        routes = routes.route(
+            path,
+            get(move || async move { ([(header::CONTENT_TYPE, media)], content) }),
+        );
     }
-    let routes = routes.layer(from_fn_with_state(Arc::new(guard), check)).with_state(page.clone());
+    let routes = routes
+        .layer(from_fn_with_state(Arc::new(guard), check))
+        .with_state(page.clone());
     tokio::select! {
         () = divvy_telemetry::serve(routes, LIMITS, listener, shutdown) => {}
         () = page.refresh() => {}
@@ -144,13 +180,18 @@ async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) ->
     let mut response = match guard.judge(&parts) {
         Verdict::Answer => next.run(Request::from_parts(parts, body)).await,
         Verdict::Enter { cookie } => {
-            let headers = [(header::CONTENT_TYPE, HTML), (header::SET_COOKIE, cookie.as_str())];
+            let headers = [
+                (header::CONTENT_TYPE, HTML),
+                (header::SET_COOKIE, cookie.as_str()),
+            ];
             (headers, ENTER).into_response()
         }
         Verdict::Refuse(status, why) => (status, format!("{why}\n")).into_response(),
     };
     for (name, value) in HEADERS {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
     }
     response
 }
@@ -169,18 +210,24 @@ async fn events(State(page): State<Page>) -> impl IntoResponse {
     }))
 }
 
-/// What `divvy status gpu|claim NAME` says, of the reading that is shown: `/about?gpu/NODE/gpu-0`.
+/// Answers as `divvy status gpu|node|claim NAME`, of the reading that is shown: `/about?gpu/NODE/gpu-0`.
 async fn about(State(page): State<Page>, request: Request) -> Response {
     let Some(snapshot) = page.shown.borrow().snapshot.clone() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "nothing was read yet\n").into_response();
     };
     let said = match request.uri().query().unwrap_or_default().split_once('/') {
-        Some(("gpu", gpu)) => report::gpu(&snapshot, gpu).map(|found| render::gpu(&snapshot, &found)),
+        Some(("gpu", gpu)) => {
+            report::gpu(&snapshot, gpu).map(|found| render::gpu(&snapshot, &found))
+        }
+        Some(("node", node)) => {
+            report::node(&snapshot, node).map(|found| render::node(&snapshot, &found))
+        }
         Some(("claim", claim)) => {
             let (namespace, name) = claim.split_once('/').unwrap_or_default();
-            claim::claim(&snapshot, namespace, name).map(|found| render::claim(&snapshot, &found))
+            claim::claim(&snapshot, namespace, name)
+                .map(|found| render::claim(&snapshot, &found, true))
         }
-        _ => return (StatusCode::NOT_FOUND, "neither a GPU nor a claim\n").into_response(),
+        _ => return (StatusCode::NOT_FOUND, "neither a GPU, a node nor a claim\n").into_response(),
     };
     match said {
         Ok(text) => harmless(&text).into_response(),

@@ -30,7 +30,8 @@ impl Drop for Server {
     }
 }
 
-/// Serves the made-up fleet, with markup where a tenant could put it. Of its readings the second fails.
+/// Serves the made-up fleet, with markup where a tenant could put it. The second of its readings
+/// fails.
 async fn served(every: Duration) -> Server {
     let reads = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&reads);
@@ -43,15 +44,29 @@ async fn served(every: Duration) -> Server {
             let mut snapshot = world();
             let node = snapshot.reports.get_mut("n1").unwrap();
             node.gpus[0].holders[0].pods = vec![EVIL.to_owned()];
-            Ok(Reading { snapshot, usage: usage(), caption: None })
+            Ok(Reading {
+                snapshot,
+                usage: usage(),
+                caption: None,
+                cluster: None,
+            })
         }
         .boxed()
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let guard = Guard::new(address, &[], "t0ken".to_owned(), "c00kie");
-    let task = tokio::spawn(server::serve(Page::new(source, every), guard, listener, std::future::pending()));
-    Server { address, reads, task }
+    let task = tokio::spawn(server::serve(
+        Page::new(source, every),
+        guard,
+        listener,
+        std::future::pending(),
+    ));
+    Server {
+        address,
+        reads,
+        task,
+    }
 }
 
 impl Server {
@@ -64,14 +79,21 @@ impl Server {
         for (name, value) in headers {
             request += &format!("{name}: {value}\r\n");
         }
-        stream.write_all(format!("{request}\r\n").as_bytes()).await.unwrap();
+        stream
+            .write_all(format!("{request}\r\n").as_bytes())
+            .await
+            .unwrap();
         stream
     }
 
     /// The whole answer.
     async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> String {
         let mut answer = String::new();
-        self.open(method, path, headers).await.read_to_string(&mut answer).await.unwrap();
+        self.open(method, path, headers)
+            .await
+            .read_to_string(&mut answer)
+            .await
+            .unwrap();
         answer
     }
 
@@ -85,7 +107,11 @@ impl Server {
 
     /// The events of a tab.
     async fn tab(&self) -> tokio::io::Lines<BufReader<TcpStream>> {
-        BufReader::new(self.open("GET", "/events", &[("cookie", &self.cookie())]).await).lines()
+        BufReader::new(
+            self.open("GET", "/events", &[("cookie", &self.cookie())])
+                .await,
+        )
+        .lines()
     }
 }
 
@@ -103,17 +129,35 @@ async fn strangers_are_refused_on_every_path_and_learn_nothing() {
     let server = served(Duration::from_mins(1)).await;
     let port = server.address.port();
     let (cookie, foreign) = (server.cookie(), format!("evil.example.com:{port}"));
-    for path in
-        ["/", "/app.js", "/style.css", "/events", "/about?gpu/n1/gpu-0", "/about?claim/lab/train", "/none"]
-    {
+    for path in [
+        "/",
+        "/app.js",
+        "/style.css",
+        "/events",
+        "/about?gpu/n1/gpu-0",
+        "/about?claim/lab/train",
+        "/none",
+    ] {
         for (method, headers, expected) in [
             ("GET", &[][..], "403"),
             ("GET", &[("cookie", "divvy-1=c00kie")], "403"),
-            ("GET", &[("host", foreign.as_str()), ("cookie", &cookie)], "421"),
+            (
+                "GET",
+                &[("host", foreign.as_str()), ("cookie", &cookie)],
+                "421",
+            ),
             ("GET", &[("host", "localhost"), ("cookie", &cookie)], "421"),
-            ("GET", &[("origin", "https://evil.example.com"), ("cookie", &cookie)], "403"),
+            (
+                "GET",
+                &[("origin", "https://evil.example.com"), ("cookie", &cookie)],
+                "403",
+            ),
             ("POST", &[("cookie", &cookie)], "405"),
-            ("OPTIONS", &[("cookie", &cookie), ("origin", "https://evil.example.com")], "405"),
+            (
+                "OPTIONS",
+                &[("cookie", &cookie), ("origin", "https://evil.example.com")],
+                "405",
+            ),
             ("DELETE", &[("cookie", &cookie)], "405"),
         ] {
             let answer = server.ask(method, path, headers).await;
@@ -121,25 +165,53 @@ async fn strangers_are_refused_on_every_path_and_learn_nothing() {
                 answer.starts_with(&format!("HTTP/1.1 {expected} ")),
                 "{method} {path} {headers:?}: {answer}"
             );
-            assert!(!answer.contains("train") && !answer.contains("<html"), "{answer}");
-            assert!(!answer.to_lowercase().contains("access-control-"), "{answer}");
-            assert!(!answer.contains("c00kie") && !answer.contains("t0ken"), "{answer}");
+            assert!(
+                !answer.contains("train") && !answer.contains("<html"),
+                "{answer}"
+            );
+            assert!(
+                !answer.to_lowercase().contains("access-control-"),
+                "{answer}"
+            );
+            assert!(
+                !answer.contains("c00kie") && !answer.contains("t0ken"),
+                "{answer}"
+            );
         }
     }
-    assert_eq!(server.reads.load(Ordering::SeqCst), 0, "strangers cost the cluster nothing");
+    assert_eq!(
+        server.reads.load(Ordering::SeqCst),
+        0,
+        "strangers cost the cluster nothing"
+    );
 }
 
 #[tokio::test]
 async fn the_link_leads_to_the_page_once_and_every_answer_binds_the_browser() {
     let server = served(Duration::from_mins(1)).await;
     let entered = server.ask("GET", "/?token=t0ken", &[]).await;
-    let cookie = format!("set-cookie: {}; HttpOnly; SameSite=Strict; Path=/\r\n", server.cookie());
-    assert!(entered.starts_with("HTTP/1.1 200 ") && entered.contains(&cookie), "{entered}");
+    let cookie = format!(
+        "set-cookie: {}; HttpOnly; SameSite=Strict; Path=/\r\n",
+        server.cookie()
+    );
+    assert!(
+        entered.starts_with("HTTP/1.1 200 ") && entered.contains(&cookie),
+        "{entered}"
+    );
     let again = server.ask("GET", "/?token=t0ken", &[]).await;
-    assert!(again.starts_with("HTTP/1.1 403 ") && again.contains("works once"), "{again}");
+    assert!(
+        again.starts_with("HTTP/1.1 403 ") && again.contains("works once"),
+        "{again}"
+    );
     let page = server.get("/").await;
     assert!(page.contains("<h1>") && !page.contains("t0ken"), "{page}");
-    for answer in [entered, again, page, server.get("/none").await, server.get("/app.js").await] {
+    for answer in [
+        entered,
+        again,
+        page,
+        server.get("/none").await,
+        server.get("/app.js").await,
+    ] {
         for header in [
             "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; ",
             "frame-ancestors 'none'",
@@ -151,8 +223,13 @@ async fn the_link_leads_to_the_page_once_and_every_answer_binds_the_browser() {
             assert!(answer.contains(header), "{header} is not in {answer}");
         }
     }
-    let head = server.ask("HEAD", "/", &[("cookie", &server.cookie())]).await;
-    assert!(head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"), "{head}");
+    let head = server
+        .ask("HEAD", "/", &[("cookie", &server.cookie())])
+        .await;
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"),
+        "{head}"
+    );
 }
 
 #[tokio::test]
@@ -160,7 +237,10 @@ async fn all_tabs_share_one_reading_and_see_when_there_is_none() {
     let server = served(Duration::from_millis(300)).await;
     let mut one = server.tab().await;
     let first = event(&mut one).await;
-    assert_eq!((&first["problem"], &first["view"]["nodes"][0]["name"]), (&().into(), &"n1".into()));
+    assert_eq!(
+        (&first["problem"], &first["view"]["nodes"][0]["name"]),
+        (&().into(), &"n1".into())
+    );
     // One that comes later gets what is known at once, and after it the same as the first.
     let mut other = server.tab().await;
     assert_eq!(event(&mut other).await, first);
@@ -178,16 +258,34 @@ async fn what_status_says_of_a_gpu_or_claim_is_plain_text_and_harmless() {
     let early = server.get("/about?gpu/n1/gpu-0").await;
     assert!(early.starts_with("HTTP/1.1 503 "), "{early}");
     let view = event(&mut server.tab().await).await;
-    assert_eq!(view["view"]["nodes"][0]["gpus"][0]["holds"][0]["pods"][0], EVIL, "as data, in JSON");
+    assert_eq!(
+        view["view"]["nodes"][0]["gpus"][0]["holds"][0]["pods"][0], EVIL,
+        "as data, in JSON"
+    );
     let gpu = server.get("/about?gpu/n1/gpu-0").await;
-    assert!(gpu.starts_with("HTTP/1.1 200 ") && gpu.contains("content-type: text/plain"), "{gpu}");
-    assert!(gpu.contains("gpu-0 of node n1") && gpu.contains(r"onerror=alert(1)>\u{1b}[2J"), "{gpu}");
+    assert!(
+        gpu.starts_with("HTTP/1.1 200 ") && gpu.contains("content-type: text/plain"),
+        "{gpu}"
+    );
+    assert!(
+        gpu.contains("gpu-0 of node n1") && gpu.contains(r"onerror=alert(1)>\u{1b}[2J"),
+        "{gpu}"
+    );
     let claim = server.get("/about?claim/lab/train").await;
     assert!(claim.contains("claim lab/train, pods train-0"), "{claim}");
-    for path in
-        ["/about?claim/lab/none", "/about?gpu/n1/gpu-77", "/about?node/n1", "/about", "/about?claim/x"]
-    {
-        assert!(server.get(path).await.starts_with("HTTP/1.1 404 "), "{path}");
+    let node = server.get("/about?node/n1").await;
+    assert!(node.contains("node n1: 4 GPUs"), "{node}");
+    for path in [
+        "/about?claim/lab/none",
+        "/about?gpu/n1/gpu-77",
+        "/about?node/none",
+        "/about",
+        "/about?claim/x",
+    ] {
+        assert!(
+            server.get(path).await.starts_with("HTTP/1.1 404 "),
+            "{path}"
+        );
     }
 }
 

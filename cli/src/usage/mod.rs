@@ -1,5 +1,5 @@
-//! What claims really use, as the node plugins measured it: values that are read from the text of their `/metrics`. A
-//! value that is not there is unknown, never 0.
+//! Real use of claims, as the node plugins measured it: values that are read from the text of
+//! their `/metrics`. A value that is not there is unknown, never 0.
 
 mod read;
 mod text;
@@ -19,20 +19,22 @@ type Key = (String, String, String, String);
 pub(crate) struct Usage {
     claims: BTreeMap<Key, OfPods>,
     gpus: BTreeMap<String, GpuUsage>,
-    /// What could not be read, and what remains unknown.
+    /// Sources that could not be read, and what remains unknown.
     pub(crate) unread: Vec<String>,
+    /// Seconds after which a device is shown as idle, if not those of every fleet.
+    pub(crate) idle_after: Option<u64>,
 }
 
-/// What a claim uses of one device. Memory is in bytes.
+/// Use of one device by a claim. Memory is in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimUsage {
-    /// Of all pods of the claim together.
+    /// Memory of all pods of the claim together.
     pub(crate) memory_used: Option<u64>,
     pub(crate) memory_granted: Option<u64>,
-    /// Of the GPU or partition, from 0 to 1.
+    /// Utilization of the GPU or partition, from 0 to 1.
     pub(crate) utilization: Option<f64>,
-    /// What the utilization was read from.
+    /// Source of the utilization.
     pub(crate) source: Option<String>,
     pub(crate) idle_seconds: Option<u64>,
     pub(crate) over_grant: Option<bool>,
@@ -51,7 +53,7 @@ pub(crate) struct GpuUsage {
     pub(crate) age_seconds: Option<u64>,
 }
 
-/// What is read of a claim's device, of how many of its pods: a sum is known if all of them are.
+/// Readings of a claim's device, with the number of its pods: a sum is known if all of them are.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct OfPods {
     usage: ClaimUsage,
@@ -79,7 +81,9 @@ impl Usage {
     /// Takes in what one plugin serves. Each pod of a claim has series of its own.
     pub(crate) fn add(&mut self, metrics: &str) {
         for sample in text::samples(metrics) {
-            let Some(name) = sample.name.strip_prefix("divvy_") else { continue };
+            let Some(name) = sample.name.strip_prefix("divvy_") else {
+                continue;
+            };
             if let Some(name) = name.strip_prefix("claim_") {
                 self.add_of_claim(name, &sample);
             } else {
@@ -106,7 +110,11 @@ impl Usage {
                 let before = of.utilization.unwrap_or(0.0);
                 // Processes add up; what is read of the device is the same for all pods.
                 known.with_ratio += 1;
-                let ratio = if source == OF_PROCESSES { before + value } else { before.max(value) };
+                let ratio = if source == OF_PROCESSES {
+                    before + value
+                } else {
+                    before.max(value)
+                };
                 of.utilization = Some(ratio.clamp(0.0, 1.0));
                 of.source = Some(source).filter(|source| !source.is_empty());
             }
@@ -134,9 +142,20 @@ impl Usage {
         self.gpus.insert(uuid.to_owned(), of);
     }
 
-    /// What a claim uses of a device.
-    pub(crate) fn of_claim(&self, uuid: &str, namespace: &str, claim: &str, device: &str) -> ClaimUsage {
-        let key = (uuid.to_owned(), namespace.to_owned(), claim.to_owned(), device.to_owned());
+    /// Returns the use of a device by a claim.
+    pub(crate) fn of_claim(
+        &self,
+        uuid: &str,
+        namespace: &str,
+        claim: &str,
+        device: &str,
+    ) -> ClaimUsage {
+        let key = (
+            uuid.to_owned(),
+            namespace.to_owned(),
+            claim.to_owned(),
+            device.to_owned(),
+        );
         self.claims.get(&key).map(OfPods::known).unwrap_or_default()
     }
 
@@ -147,7 +166,9 @@ impl Usage {
 }
 
 fn key(sample: &Sample) -> Key {
-    ["UUID", "namespace", "claim", "device"].map(|name| sample.label(name).to_owned()).into()
+    ["UUID", "namespace", "claim", "device"]
+        .map(|name| sample.label(name).to_owned())
+        .into()
 }
 
 fn add(sum: &mut Option<u64>, value: Option<u64>) {
@@ -207,16 +228,24 @@ divvy_claim_seconds_count{operation="prepare"} 7
             over_grant: Some(true),
         };
         assert_eq!(usage.of_claim("GPU-1", "a", "c", "gpu-0-ts"), both);
-        let of_device =
-            ClaimUsage { utilization: Some(0.5), source: Some("gpm".to_owned()), ..ClaimUsage::default() };
-        assert_eq!(usage.of_claim("GPU-2", "b", "d", "gpu-1"), of_device, "no number is no memory");
+        let of_device = ClaimUsage {
+            utilization: Some(0.5),
+            source: Some("gpm".to_owned()),
+            ..ClaimUsage::default()
+        };
+        assert_eq!(
+            usage.of_claim("GPU-2", "b", "d", "gpu-1"),
+            of_device,
+            "no number is no memory"
+        );
         assert_eq!(usage.claims.len(), 2);
     }
 
     #[test]
     fn a_sum_is_unknown_if_that_of_one_pod_is() {
         let held = |pod: &str| {
-            let labels = format!(r#"namespace="a",claim="c",pod="{pod}",device="gpu-0-ts",UUID="GPU-1""#);
+            let labels =
+                format!(r#"namespace="a",claim="c",pod="{pod}",device="gpu-0-ts",UUID="GPU-1""#);
             format!("divvy_claim_device_info{{{labels}}} 1\n")
         };
         let with = |pods: &[&str]| {
@@ -241,6 +270,9 @@ divvy_claim_seconds_count{operation="prepare"} 7
         };
         assert_eq!(usage.of_gpu("GPU-1"), known);
         assert_eq!(usage.of_gpu("GPU-9"), GpuUsage::default());
-        assert_eq!(usage.of_claim("GPU-1", "a", "c", "gpu-0"), ClaimUsage::default());
+        assert_eq!(
+            usage.of_claim("GPU-1", "a", "c", "gpu-0"),
+            ClaimUsage::default()
+        );
     }
 }

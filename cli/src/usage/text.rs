@@ -1,12 +1,12 @@
-//! Samples of the text format that Prometheus and OpenMetrics share. Lines that are none are passed over: what is served
-//! beside our metrics is no concern of a reader.
+//! Samples of the text format that Prometheus and OpenMetrics share. Lines that are none are passed
+//! over: what is served beside our metrics is no concern of a reader.
 
 use std::borrow::Cow;
 
 /// Names and values.
 type Labels<'t> = Vec<(&'t str, Cow<'t, str>)>;
 
-/// One line.
+/// A line of the text.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Sample<'t> {
     pub(super) name: &'t str,
@@ -17,12 +17,17 @@ pub(super) struct Sample<'t> {
 impl Sample<'_> {
     /// A label's value; one that is absent is empty, as for Prometheus.
     pub(super) fn label(&self, name: &str) -> &str {
-        self.labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| value)
+        self.labels
+            .iter()
+            .find(|(label, _)| *label == name)
+            .map_or("", |(_, value)| value)
     }
 }
 
 pub(super) fn samples(text: &str) -> impl Iterator<Item = Sample<'_>> {
-    text.lines().filter(|line| !line.starts_with('#')).filter_map(sample)
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(sample)
 }
 
 fn sample(line: &str) -> Option<Sample<'_>> {
@@ -34,7 +39,11 @@ fn sample(line: &str) -> Option<Sample<'_>> {
     };
     // A time or an exemplar may follow.
     let value = rest.split_whitespace().next()?.parse().ok()?;
-    Some(Sample { name, labels, value })
+    Some(Sample {
+        name,
+        labels,
+        value,
+    })
 }
 
 /// Labels up to the closing brace, and what follows it.
@@ -92,7 +101,9 @@ mod tests {
     #[test]
     fn lines_that_are_no_samples_are_passed_over() {
         let text = "# TYPE m gauge\n\nm\nm{a=\"1\" 3\nm{a=\"1} 3\nm{a} 3\nm{} x\nn 4\n# EOF";
-        let found: Vec<_> = samples(text).map(|sample| (sample.name, sample.value)).collect();
+        let found: Vec<_> = samples(text)
+            .map(|sample| (sample.name, sample.value))
+            .collect();
         assert_eq!(found, [("n", 4.0)]);
     }
 }

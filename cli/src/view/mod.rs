@@ -1,5 +1,5 @@
-//! The fleet as one value: who holds what, what they really use of it, what is free, wrong and waited for. `divvy top`
-//! makes tables of it, `divvy ui` a page.
+//! The fleet as one value: who holds what, what they really use of it, what is free, wrong and
+//! waited for. `divvy top` makes tables of it, `divvy ui` a page.
 
 mod published;
 #[cfg(test)]
@@ -8,7 +8,7 @@ pub(crate) mod tests;
 use std::cmp::Reverse;
 
 use divvy_api::node::{GpuStatus, Holder};
-use divvy_model::DeviceKind;
+use divvy_model::{Alternative, DeviceKind, Sharing};
 use divvy_offer::pool_name;
 use serde::Serialize;
 
@@ -16,11 +16,12 @@ pub(crate) use self::published::Free;
 use self::published::Published;
 use crate::device::kind;
 use crate::status::claim::{ClaimLine, reserved};
+use crate::status::read::GPU_NODES;
 use crate::status::report::{self, NodeTrouble, Waiting};
 use crate::status::snapshot::{Snapshot, name, namespace, time};
 use crate::usage::{ClaimUsage, GpuUsage, Usage};
 
-/// How long a device has been idle when it is shown as idle: programs start, load and pause.
+/// Time for which a device has been idle when it is shown as idle: programs start, load and pause.
 pub(crate) const IDLE: u64 = 600;
 
 /// The fleet.
@@ -29,16 +30,19 @@ pub(crate) const IDLE: u64 = 600;
 pub(crate) struct View {
     /// The time of reading.
     pub(crate) now: String,
-    /// What is being played; for the demo.
+    /// Caption of the example that is being played; for the demo.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) caption: Option<String>,
+    /// Name of the cluster for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cluster: Option<String>,
     /// Unknown where devices or claims cannot be read.
     pub(crate) free: Option<Free>,
     pub(crate) nodes: Vec<NodeView>,
     pub(crate) troubles: Vec<NodeTrouble>,
     pub(crate) refused: Vec<ClaimLine>,
     pub(crate) waiting: Vec<Waiting>,
-    /// What could not be read.
+    /// Kinds that could not be read.
     pub(crate) unread: Vec<String>,
 }
 
@@ -48,7 +52,7 @@ pub(crate) struct View {
 pub(crate) struct NodeView {
     pub(crate) name: String,
     pub(crate) free: u32,
-    /// What its plugin reports as wrong, in short.
+    /// Problems that its plugin reports, in short.
     pub(crate) trouble: String,
     pub(crate) driver: String,
     pub(crate) gpus: Vec<GpuView>,
@@ -92,22 +96,37 @@ pub(crate) struct Hold {
     pub(crate) usage: ClaimUsage,
     /// Granted and not used, in bytes.
     pub(crate) wasted: Option<u64>,
-    /// Whether it has been idle for long.
+    /// Mark that it has been idle for long.
     pub(crate) idle: bool,
 }
 
 impl Hold {
-    /// By what is wasted: what is idle, the longest first; then by memory that is not used; the unknown last.
+    /// Returns whether it is admin access, which takes nothing of the GPU.
+    pub(crate) fn is_admin(&self) -> bool {
+        self.part == Alternative::ADMIN.noun()
+    }
+
+    /// By what is wasted: what is idle, the longest first; then by memory that is not used; the
+    /// unknown last.
     pub(crate) fn rank(&self) -> impl Ord + use<'_> {
         let idle = self.usage.idle_seconds.filter(|_| self.idle);
-        (Reverse(idle), Reverse(self.wasted), &self.namespace, &self.claim, &self.device)
+        (
+            Reverse(idle),
+            Reverse(self.wasted),
+            &self.namespace,
+            &self.claim,
+            &self.device,
+        )
     }
 }
 
 impl View {
     /// All parts of GPUs that claims hold, each with its node and GPU.
     pub(crate) fn holds(&self) -> impl Iterator<Item = (&NodeView, &GpuView, &Hold)> {
-        let gpus = self.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
+        let gpus = self
+            .nodes
+            .iter()
+            .flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
         gpus.flat_map(|(node, gpu)| gpu.holds.iter().map(move |hold| (node, gpu, hold)))
     }
 }
@@ -117,27 +136,61 @@ pub(crate) fn of(snapshot: &Snapshot, usage: &Usage) -> View {
     let fleet = report::fleet(snapshot, None);
     let published = Published::new(snapshot);
     let nodes = fleet.nodes.into_iter().map(|line| {
-        let gpus = snapshot.reports.get(&line.name).map(|status| status.gpus.as_slice()).unwrap_or_default();
+        let gpus = snapshot
+            .reports
+            .get(&line.name)
+            .map(|status| status.gpus.as_slice())
+            .unwrap_or_default();
         let pool = pool_name(&line.name);
         let gpus = gpus.iter().map(|gpu| {
             let troubles = report::kinds(&fleet.troubles, &line.name, &gpu.name);
-            GpuView { troubles, ..self::gpu(&published, usage, &pool, gpu) }
+            GpuView {
+                troubles,
+                ..self::gpu(&published, usage, &pool, gpu)
+            }
         });
         let gpus: Vec<GpuView> = gpus.collect();
         // Claims may be newer than the node's report.
-        let unheld = gpus.iter().filter(|gpu| gpu.holds.iter().all(|hold| hold.part == "admin")).count();
+        let unheld = gpus
+            .iter()
+            .filter(|gpu| gpu.holds.iter().all(Hold::is_admin))
+            .count();
         let free = line.free.min(u32::try_from(unheld).unwrap_or(u32::MAX));
-        NodeView { name: line.name, free, trouble: line.trouble, driver: line.versions.driver, gpus }
+        NodeView {
+            name: line.name,
+            free,
+            trouble: line.trouble,
+            driver: line.versions.driver,
+            gpus,
+        }
+    });
+    let nodes: Vec<NodeView> = nodes.collect();
+    // A claim that is gone may still have its devices, as its node reports.
+    let unheld = nodes.iter().map(|node| node.free).sum();
+    let reported = !snapshot.lacks(&GPU_NODES);
+    let free = published.free().map(|free| Free {
+        whole_gpus: if reported {
+            free.whole_gpus.min(unheld)
+        } else {
+            free.whole_gpus
+        },
+        ..free
     });
     View {
         now: snapshot.now.to_string(),
         caption: None,
-        free: published.free(),
-        nodes: nodes.collect(),
+        cluster: None,
+        free,
+        nodes,
         troubles: fleet.troubles,
         refused: fleet.refused,
         waiting: fleet.waiting,
-        unread: snapshot.unread.iter().chain(&usage.unread).cloned().collect(),
+        unread: snapshot
+            .unread
+            .iter()
+            .chain(&usage.unread)
+            .cloned()
+            .collect(),
     }
 }
 
@@ -148,14 +201,14 @@ fn gpu(published: &Published<'_>, usage: &Usage, pool: &str, gpu: &GpuStatus) ->
         .into_iter()
         .map(|holder| hold(published, usage, (pool, &gpu.uuid), holder))
         .collect();
-    let mode = holds.iter().find_map(|hold| match kind(&hold.device)? {
-        DeviceKind::Whole { .. } if hold.part != "admin" => Some("whole"),
-        DeviceKind::Partition(_) => Some("partitioned"),
-        DeviceKind::Share { .. } => Some("time-sliced"),
-        DeviceKind::Whole { .. } | DeviceKind::Admin { .. } => None,
-    });
+    let mode = holds
+        .iter()
+        .filter(|hold| !hold.is_admin())
+        .find_map(|hold| kind(&hold.device)?.alternative().mode());
     // What came last is behind what was there.
-    holds.sort_by(|a, b| (&a.since, &a.namespace, &a.claim).cmp(&(&b.since, &b.namespace, &b.claim)));
+    holds.sort_by(|a, b| {
+        (&a.since, &a.namespace, &a.claim).cmp(&(&b.since, &b.namespace, &b.claim))
+    });
     place_shares(&mut holds, memory);
     holds.sort_by(|a, b| {
         let start = |hold: &Hold| hold.place.map_or(f64::INFINITY, |(start, _)| start);
@@ -165,7 +218,7 @@ fn gpu(published: &Published<'_>, usage: &Usage, pool: &str, gpu: &GpuStatus) ->
         name: gpu.name.clone(),
         uuid: gpu.uuid.clone(),
         product: gpu.product.clone(),
-        mode: mode.map_or_else(|| gpu.mode.clone(), str::to_owned),
+        mode: mode.map_or_else(|| gpu.mode.clone(), |mode| mode.name().to_owned()),
         troubles: Vec::new(),
         memory,
         usage: usage.of_gpu(&gpu.uuid),
@@ -177,62 +230,97 @@ fn gpu(published: &Published<'_>, usage: &Usage, pool: &str, gpu: &GpuStatus) ->
 fn holders(published: &Published<'_>, pool: &str, gpu: &GpuStatus) -> Vec<Holder> {
     let mut all: Vec<Holder> = Vec::new();
     for holder in &gpu.holders {
-        if !all.iter().any(|other| (&other.uid, &other.device) == (&holder.uid, &holder.device)) {
+        if !all
+            .iter()
+            .any(|other| (&other.uid, &other.device) == (&holder.uid, &holder.device))
+        {
             all.push(holder.clone());
         }
     }
-    let on_gpu =
-        |device: &str| kind(device).is_some_and(|kind| format!("gpu-{}", kind.ordinal()) == gpu.name);
+    let on_gpu = |device: &str| {
+        kind(device).is_some_and(|kind| format!("gpu-{}", kind.ordinal()) == gpu.name)
+    };
     for (device, given) in published.given(pool).filter(|(device, _)| on_gpu(device)) {
         let meta = &given.claim.metadata;
         let uid = meta.uid.as_deref().unwrap_or_default();
-        if all.iter().any(|other| other.uid == uid && other.device.split(' ').next() == Some(device)) {
+        if all
+            .iter()
+            .any(|other| other.uid == uid && other.device.split(' ').next() == Some(device))
+        {
             continue;
         }
-        let allocation = given.claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+        let allocation = given
+            .claim
+            .status
+            .as_ref()
+            .and_then(|status| status.allocation.as_ref());
         all.push(Holder {
             namespace: namespace(meta).to_owned(),
             name: name(meta).to_owned(),
             uid: uid.to_owned(),
-            device: if given.admin { format!("{device} (admin)") } else { device.to_owned() },
+            device: if given.admin {
+                format!("{device} (admin)")
+            } else {
+                device.to_owned()
+            },
             phase: "allocated".to_owned(),
             pods: reserved(given.claim),
-            since: allocation.and_then(|allocation| allocation.allocation_timestamp.as_ref()).map(time),
+            since: allocation
+                .and_then(|allocation| allocation.allocation_timestamp.as_ref())
+                .map(time),
             ..Holder::default()
         });
     }
     all
 }
 
-fn hold(published: &Published<'_>, usage: &Usage, (pool, uuid): (&str, &str), holder: Holder) -> Hold {
+fn hold(
+    published: &Published<'_>,
+    usage: &Usage,
+    (pool, uuid): (&str, &str),
+    holder: Holder,
+) -> Hold {
     // Admin access is marked behind the device's name.
     let (device, admin) = match holder.device.split_once(' ') {
         Some((device, _)) => (device.to_owned(), true),
         None => (holder.device, false),
     };
     let id = (pool, device.as_str());
-    let (part, place) = match kind(&device) {
-        _ if admin => ("admin".to_owned(), None),
-        Some(DeviceKind::Admin { .. }) => ("admin".to_owned(), None),
-        Some(DeviceKind::Share { .. }) => ("share".to_owned(), None),
-        Some(DeviceKind::Partition(at)) => {
-            let profile = published.profile(id).map_or_else(|| "partition".to_owned(), str::to_owned);
-            (profile, published.place(id, at.start))
-        }
-        Some(DeviceKind::Whole { .. }) | None => ("whole".to_owned(), Some((0.0, 1.0))),
+    let kind = kind(&device);
+    let used = match kind.as_ref().map(DeviceKind::alternative) {
+        _ if admin => Alternative::ADMIN,
+        Some(used) => used,
+        None => Alternative::WHOLE,
     };
+    let partition = kind.as_ref().and_then(DeviceKind::partition);
+    let (part, place) = match (used.sharing, partition) {
+        (Sharing::Exclusive, Some(at)) => {
+            let profile = published.profile(id).unwrap_or(used.noun());
+            (profile.to_owned(), published.place(id, at.start))
+        }
+        (Sharing::Exclusive, None) => (used.noun().to_owned(), Some((0.0, 1.0))),
+        (Sharing::TimeSliced | Sharing::Mps, _) => {
+            let percent = published.percent(id, &holder.uid).filter(|of| *of > 0);
+            let percent = percent.map_or_else(String::new, |of| format!(" {of} %"));
+            (format!("{}{percent}", used.noun()), None)
+        }
+        (Sharing::Admin, _) => (used.noun().to_owned(), None),
+    };
+    let idle_after = usage.idle_after.unwrap_or(IDLE);
     let mut usage = usage.of_claim(uuid, &holder.namespace, &holder.name, &device);
-    if part == "admin" {
+    if used == Alternative::ADMIN {
         usage.memory_granted = None;
     } else {
-        usage.memory_granted = usage.memory_granted.or_else(|| published.granted(id, &holder.uid));
+        usage.memory_granted = usage
+            .memory_granted
+            .or_else(|| published.granted(id, &holder.uid));
     }
     Hold {
         wasted: usage
             .memory_granted
             .zip(usage.memory_used)
             .map(|(granted, used)| granted.saturating_sub(used)),
-        idle: usage.idle_seconds.is_some_and(|idle| idle >= IDLE),
+        idle: usage.idle_seconds.is_some_and(|idle| idle >= idle_after),
         namespace: holder.namespace,
         claim: holder.name,
         pods: holder.pods,
@@ -245,10 +333,10 @@ fn hold(published: &Published<'_>, usage: &Usage, (pool, uuid): (&str, &str), ho
     }
 }
 
-/// Shares one behind the other, as long as their memory; with equal lengths if that is unknown. So are partitions whose
-/// place is unknown.
+/// Shares one behind the other, as long as their memory; with equal lengths if that is unknown. So
+/// are partitions whose place is unknown.
 fn place_shares(holds: &mut [Hold], memory: Option<u64>) {
-    let open = |hold: &&mut Hold| hold.place.is_none() && hold.part != "admin";
+    let open = |hold: &&mut Hold| hold.place.is_none() && !hold.is_admin();
     let count = holds.iter_mut().filter(open).count();
     #[expect(clippy::cast_precision_loss, reason = "the length of a bar")]
     let part = |hold: &Hold| match (hold.usage.memory_granted, memory) {

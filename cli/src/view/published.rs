@@ -1,14 +1,15 @@
-//! Published devices beside what claims have of them: what is granted, where on its GPU, and what is free.
+//! Published devices beside what claims have of them: what is granted, where on its GPU, and what
+//! is free.
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{attributes, capacity, counters};
-use divvy_model::DeviceKind;
+use divvy_api::names::{attributes, counters};
+use divvy_model::{DeviceKind, Sharing, TargetKind};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
 
-use crate::device::{amount, kind, memory, text};
+use crate::device::{kind, memory, percent, share_memory, text};
 use crate::status::read::{CLAIMS, SLICES};
 use crate::status::snapshot::Snapshot;
 
@@ -19,7 +20,7 @@ type Id<'a> = (&'a str, &'a str);
 pub(super) struct Published<'a> {
     snapshot: &'a Snapshot,
     devices: BTreeMap<Id<'a>, &'a Device>,
-    /// Of each counter, by pool, set and name: all of it, and what allocated devices have.
+    /// Counters by pool, set and name: all of it, and what allocated devices have.
     counters: BTreeMap<(&'a str, &'a str, &'a str), (i128, i128)>,
     given: BTreeMap<Id<'a>, Vec<Given<'a>>>,
 }
@@ -29,11 +30,13 @@ pub(super) struct Published<'a> {
 pub(super) struct Given<'a> {
     pub(super) claim: &'a ResourceClaim,
     pub(super) admin: bool,
-    /// Of a share.
+    /// Memory of a share.
     memory: Option<u64>,
+    /// Percent of its GPU, of a share that is given out so.
+    percent: Option<u64>,
 }
 
-/// What a pod could still get. Each figure stands alone: a free GPU counts in all of them.
+/// Devices that a pod could still get. Each figure stands alone: a free GPU counts in all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Free {
@@ -49,21 +52,39 @@ pub(crate) struct Free {
 impl<'a> Published<'a> {
     pub(super) fn new(snapshot: &'a Snapshot) -> Self {
         let mut newest: BTreeMap<&str, i64> = BTreeMap::new();
-        let ours =
-            || snapshot.slices.iter().map(|slice| &slice.spec).filter(|spec| spec.driver == snapshot.driver);
+        let ours = || {
+            snapshot
+                .slices
+                .iter()
+                .map(|slice| &slice.spec)
+                .filter(|spec| spec.driver == snapshot.driver)
+        };
         for spec in ours() {
             let at = newest.entry(&spec.pool.name).or_default();
             *at = spec.pool.generation.max(*at);
         }
-        let mut all =
-            Self { snapshot, devices: BTreeMap::new(), counters: BTreeMap::new(), given: BTreeMap::new() };
-        for spec in ours().filter(|spec| newest.get(spec.pool.name.as_str()) == Some(&spec.pool.generation)) {
+        let mut all = Self {
+            snapshot,
+            devices: BTreeMap::new(),
+            counters: BTreeMap::new(),
+            given: BTreeMap::new(),
+        };
+        for spec in
+            ours().filter(|spec| newest.get(spec.pool.name.as_str()) == Some(&spec.pool.generation))
+        {
             let pool = spec.pool.name.as_str();
-            all.devices
-                .extend(spec.devices.iter().flatten().map(|device| ((pool, device.name.as_str()), device)));
+            all.devices.extend(
+                spec.devices
+                    .iter()
+                    .flatten()
+                    .map(|device| ((pool, device.name.as_str()), device)),
+            );
             for set in spec.shared_counters.iter().flatten() {
                 let totals = set.counters.iter().map(|(name, counter)| {
-                    ((pool, set.name.as_str(), name.as_str()), (units(&counter.value), 0))
+                    (
+                        (pool, set.name.as_str(), name.as_str()),
+                        (units(&counter.value), 0),
+                    )
                 });
                 all.counters.extend(totals);
             }
@@ -75,24 +96,39 @@ impl<'a> Published<'a> {
     }
 
     fn take(&mut self, claim: &'a ResourceClaim) {
-        let allocation =
-            claim.status.as_ref().and_then(|status| status.allocation.as_ref()?.devices.as_ref());
-        let results = allocation.and_then(|devices| devices.results.as_ref()).into_iter().flatten();
+        let allocation = claim
+            .status
+            .as_ref()
+            .and_then(|status| status.allocation.as_ref()?.devices.as_ref());
+        let results = allocation
+            .and_then(|devices| devices.results.as_ref())
+            .into_iter()
+            .flatten();
         for result in results.filter(|result| result.driver == self.snapshot.driver) {
             let id = (result.pool.as_str(), result.device.as_str());
-            let memory = result
-                .consumed_capacity
-                .as_ref()
-                .and_then(|consumed| amount(&consumed.get(capacity::MEMORY)?.0));
+            let consumed_capacity = result.consumed_capacity.as_ref();
+            let device = self.devices.get(&id).copied();
+            let memory = consumed_capacity.and_then(|consumed| share_memory(device, consumed));
+            let percent = consumed_capacity.and_then(percent);
             let admin = result.admin_access == Some(true);
             let given = self.given.entry(id).or_default();
             // A share draws on its counters once, whatever the number of its claims.
             let first = given.iter().all(|given| given.admin);
-            given.push(Given { claim, admin, memory });
+            given.push(Given {
+                claim,
+                admin,
+                memory,
+                percent,
+            });
             if admin || !first {
                 continue;
             }
-            for (key, amount) in self.devices.get(&id).into_iter().flat_map(|device| consumed(id.0, device)) {
+            for (key, amount) in self
+                .devices
+                .get(&id)
+                .into_iter()
+                .flat_map(|device| consumed(id.0, device))
+            {
                 if let Some((_, taken)) = self.counters.get_mut(&key) {
                     *taken += amount;
                 }
@@ -100,7 +136,7 @@ impl<'a> Published<'a> {
         }
     }
 
-    /// What claims have of the devices of a pool.
+    /// Devices of a pool that claims have.
     pub(super) fn given(&self, pool: &str) -> impl Iterator<Item = (&'a str, &Given<'a>)> {
         let of_pool = self.given.iter().filter(move |((of, _), _)| *of == pool);
         of_pool.flat_map(|((_, device), given)| given.iter().map(move |given| (*device, given)))
@@ -109,8 +145,9 @@ impl<'a> Published<'a> {
     /// The memory that a claim has of a device: its shares together, or all that the device has.
     pub(super) fn granted(&self, id: Id<'_>, claim: &str) -> Option<u64> {
         let given = self.given.get(&id).into_iter().flatten();
-        let of_claim: Vec<_> =
-            given.filter(|given| given.claim.metadata.uid.as_deref() == Some(claim)).collect();
+        let of_claim: Vec<_> = given
+            .filter(|given| given.claim.metadata.uid.as_deref() == Some(claim))
+            .collect();
         let shares: Vec<u64> = of_claim.iter().filter_map(|given| given.memory).collect();
         let device = self.devices.get(&id)?;
         match shares.as_slice() {
@@ -120,10 +157,21 @@ impl<'a> Published<'a> {
         }
     }
 
+    /// The percent of a GPU that a claim has in shares, where it is given out so.
+    pub(super) fn percent(&self, id: Id<'_>, claim: &str) -> Option<u64> {
+        let given = self.given.get(&id).into_iter().flatten();
+        given
+            .filter(|given| given.claim.metadata.uid.as_deref() == Some(claim))
+            .map(|given| given.percent)
+            .sum()
+    }
+
     /// The memory of a GPU.
     pub(super) fn memory_of(&self, pool: &str, ordinal: u32) -> Option<u64> {
-        let names = ["", "-ts", "-admin"].map(|kind| format!("gpu-{ordinal}{kind}"));
-        names.iter().find_map(|name| memory(self.devices.get(&(pool, name.as_str()))?))
+        let names = Sharing::ALL.map(|sharing| DeviceKind::of_gpu(ordinal, sharing).to_string());
+        names
+            .iter()
+            .find_map(|name| memory(self.devices.get(&(pool, name.as_str()))?))
     }
 
     /// The MIG profile of a partition.
@@ -140,50 +188,81 @@ impl<'a> Published<'a> {
         };
         let uses = consumed(id.0, device).filter(|((_, _, name), _)| slices(name));
         let size: i128 = uses.map(|(_, amount)| amount).sum();
-        let set = device.consumes_counters.as_ref()?.first()?.counter_set.as_str();
-        let of_set =
-            self.counters.iter().filter(|((pool, of, name), _)| *pool == id.0 && *of == set && slices(name));
+        let set = device
+            .consumes_counters
+            .as_ref()?
+            .first()?
+            .counter_set
+            .as_str();
+        let of_set = self
+            .counters
+            .iter()
+            .filter(|((pool, of, name), _)| *pool == id.0 && *of == set && slices(name));
         let all: i128 = of_set.map(|(_, (total, _))| total).sum();
         #[expect(clippy::cast_precision_loss, reason = "some dozens of slices")]
         let part = |slices: i128| (slices as f64 / all as f64).min(1.0);
         (size > 0 && all > 0).then(|| (part(i128::from(start)), part(i128::from(start) + size)))
     }
 
-    /// What is free; `None` where devices or claims cannot all be read.
+    /// Counts what is free; `None` where devices or claims cannot all be read.
     pub(super) fn free(&self) -> Option<Free> {
-        if [SLICES, CLAIMS].iter().any(|kind| self.snapshot.lacks(kind)) {
+        if [SLICES, CLAIMS]
+            .iter()
+            .any(|kind| self.snapshot.lacks(kind))
+        {
             return None;
         }
         let mut free = Free::default();
         let mut largest = 0;
-        for (id, device) in self.devices.iter().filter(|(id, device)| self.is_free(**id, device)) {
+        for (id, device) in self
+            .devices
+            .iter()
+            .filter(|(id, device)| self.is_free(**id, device))
+        {
             let memory = memory(device).unwrap_or(0);
-            match kind(id.1) {
-                Some(DeviceKind::Whole { .. }) => free.whole_gpus += 1,
-                Some(DeviceKind::Partition(_)) if memory > largest => {
+            let Some(alternative) = kind(id.1).map(|kind| kind.alternative()) else {
+                continue;
+            };
+            match (alternative.target, alternative.sharing) {
+                (TargetKind::Gpu, Sharing::Exclusive) => free.whole_gpus += 1,
+                (TargetKind::Partition, Sharing::Exclusive) if memory > largest => {
                     largest = memory;
                     free.largest_partition = self.profile(*id).map(str::to_owned);
                 }
-                Some(DeviceKind::Share { .. }) => {
-                    let given = self.given.get(id).into_iter().flatten().filter_map(|given| given.memory);
+                (_, Sharing::TimeSliced | Sharing::Mps) => {
+                    let given = self
+                        .given
+                        .get(id)
+                        .into_iter()
+                        .flatten()
+                        .filter_map(|given| given.memory);
                     let left = memory.saturating_sub(given.sum());
                     free.share_memory += left;
                     free.largest_share = free.largest_share.max(left);
                 }
-                _ => {}
+                (TargetKind::Partition, Sharing::Exclusive) | (_, Sharing::Admin) => {}
             }
         }
         Some(free)
     }
 
     fn is_free(&self, id: Id<'_>, device: &Device) -> bool {
-        let tainted = device.taints.iter().flatten().any(|taint| taint.effect != "None");
-        let given = self.given.get(&id).is_some_and(|given| given.iter().any(|given| !given.admin));
+        let tainted = device
+            .taints
+            .iter()
+            .flatten()
+            .any(|taint| taint.effect != "None");
+        let given = self
+            .given
+            .get(&id)
+            .is_some_and(|given| given.iter().any(|given| !given.admin));
         if tainted || given {
             return !tainted && device.allow_multiple_allocations == Some(true);
         }
         consumed(id.0, device).all(|(key, amount)| {
-            self.counters.get(&key).is_some_and(|(total, taken)| taken + amount <= *total)
+            self.counters
+                .get(&key)
+                .is_some_and(|(total, taken)| taken + amount <= *total)
         })
     }
 }
@@ -192,15 +271,25 @@ fn consumed<'d>(
     pool: &'d str,
     device: &'d Device,
 ) -> impl Iterator<Item = ((&'d str, &'d str, &'d str), i128)> {
-    device.consumes_counters.iter().flatten().flat_map(move |uses| {
-        let counters = uses.counters.iter();
-        counters.map(move |(name, counter)| {
-            ((pool, uses.counter_set.as_str(), name.as_str()), units(&counter.value))
+    device
+        .consumes_counters
+        .iter()
+        .flatten()
+        .flat_map(move |uses| {
+            let counters = uses.counters.iter();
+            counters.map(move |(name, counter)| {
+                (
+                    (pool, uses.counter_set.as_str(), name.as_str()),
+                    units(&counter.value),
+                )
+            })
         })
-    })
 }
 
 /// A counter that cannot be read counts nothing: the scheduler refuses such a slice.
 fn units(quantity: &Quantity) -> i128 {
-    quantity.0.parse::<divvy_model::Quantity>().map_or(0, |quantity| quantity.rounded_up())
+    quantity
+        .0
+        .parse::<divvy_model::Quantity>()
+        .map_or(0, |quantity| quantity.rounded_up())
 }

@@ -25,8 +25,9 @@ fn device(name: &str, profile: Option<&str>, gib: u32, (start, slices): (u32, u3
     // As published: two slices are one counter.
     let counters: serde_json::Map<String, Value> = (0..4)
         .filter_map(|pair| {
-            let taken =
-                (2 * pair..2 * pair + 2).filter(|slice| (start..start + slices).contains(slice)).count();
+            let taken = (2 * pair..2 * pair + 2)
+                .filter(|slice| (start..start + slices).contains(slice))
+                .count();
             let name = format!("memory-slices-{}-{}", 2 * pair, 2 * pair + 1);
             (taken > 0).then(|| (name, json!({ "value": taken.to_string() })))
         })
@@ -65,19 +66,26 @@ fn slices(node: &str, gpus: u32) -> Vec<Value> {
         })
         .collect();
     let slice = |number: u32, content: Value| {
-        let pool = json!({ "name": format!("{node}/divvy"), "generation": 1, "resourceSliceCount": 2 });
+        let pool =
+            json!({ "name": format!("{node}/divvy"), "generation": 1, "resourceSliceCount": 2 });
         let mut spec = json!({ "driver": DRIVER, "nodeName": node, "pool": pool });
-        spec.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());
+        spec.as_object_mut()
+            .unwrap()
+            .extend(content.as_object().unwrap().clone());
         json!({ "metadata": { "name": format!("{node}-{number}") }, "spec": spec })
     };
     let all: Vec<Value> = (0..gpus).flat_map(devices).collect();
-    vec![slice(0, json!({ "devices": all })), slice(1, json!({ "sharedCounters": sets }))]
+    vec![
+        slice(0, json!({ "devices": all })),
+        slice(1, json!({ "sharedCounters": sets })),
+    ]
 }
 
 /// A claim with a device; a share of so many GiB.
 fn claim(name: &str, device: &str, share: Option<u32>) -> Value {
     let (namespace, claim) = name.split_once('/').unwrap();
-    let mut result = json!({ "request": "gpu", "driver": DRIVER, "pool": "n1/divvy", "device": device });
+    let mut result =
+        json!({ "request": "gpu", "driver": DRIVER, "pool": "n1/divvy", "device": device });
     if let Some(gib) = share {
         result["consumedCapacity"] = json!({ "memory": format!("{gib}Gi") });
     }
@@ -116,16 +124,33 @@ fn gpu(number: u32, mode: &str, holders: &[(&str, &str)]) -> GpuStatus {
 }
 
 fn status(gpus: Vec<GpuStatus>, free: u32) -> GpuNodeStatus {
-    let summary = Summary { gpus: u32::try_from(gpus.len()).unwrap(), free, ..Summary::default() };
-    let versions = Versions { driver: "580.95.05".to_owned(), ..Versions::default() };
-    GpuNodeStatus { summary, versions, gpus, ..GpuNodeStatus::default() }
+    let summary = Summary {
+        gpus: u32::try_from(gpus.len()).unwrap(),
+        free,
+        ..Summary::default()
+    };
+    let versions = Versions {
+        driver: "580.95.05".to_owned(),
+        ..Versions::default()
+    };
+    GpuNodeStatus {
+        summary,
+        versions,
+        gpus,
+        ..GpuNodeStatus::default()
+    }
 }
 
-/// n1: a whole GPU, one in partitions (one of them new), one in shares, an idle one; n2: an idle one.
+/// n1: a whole GPU, one in partitions (one of them new), one in shares, an idle one; n2: an idle
+/// one.
 pub(crate) fn world() -> Snapshot {
     let shares = [("web/chat", "gpu-2-ts"), ("web/ocr", "gpu-2-ts")];
     let n1 = vec![
-        gpu(0, "whole", &[("lab/train", "gpu-0"), ("ops/watch", "gpu-0 (admin)")]),
+        gpu(
+            0,
+            "whole",
+            &[("lab/train", "gpu-0"), ("ops/watch", "gpu-0 (admin)")],
+        ),
         gpu(1, "partitioned", &[("lab/tune", "gpu-1-mig-3g40gb-9-4")]),
         gpu(2, "time-sliced", &shares),
         gpu(3, "idle", &[]),
@@ -154,7 +179,8 @@ pub(crate) fn world() -> Snapshot {
     }
 }
 
-/// train is busy, tune has been idle for two hours, of new nothing is known, ocr uses more than it was granted.
+/// train is busy, tune has been idle for two hours, of new nothing is known, ocr uses more than it
+/// was granted.
 pub(crate) fn usage() -> Usage {
     let mut served = String::new();
     for (claim, device, uuid, gib, busy, idle) in [
@@ -170,9 +196,15 @@ pub(crate) fn usage() -> Usage {
         served += &format!("divvy_claim_memory_used_bytes{{{labels}}} {}\n", gib * GIB);
         served += &format!("divvy_claim_utilization_ratio{{{labels},source=\"process\"}} {busy}\n");
         served += &format!("divvy_claim_idle_seconds{{{labels}}} {idle}\n");
-        served += &format!("divvy_claim_overuse{{{labels}}} {}\n", u8::from(name == "ocr"));
+        served += &format!(
+            "divvy_claim_overuse{{{labels}}} {}\n",
+            u8::from(name == "ocr")
+        );
     }
-    served += &format!("divvy_gpu_memory_used_bytes{{UUID=\"GPU-2\"}} {}\n", 25 * GIB);
+    served += &format!(
+        "divvy_gpu_memory_used_bytes{{UUID=\"GPU-2\"}} {}\n",
+        25 * GIB
+    );
     served += &format!("divvy_gpu_memory_unattributed_bytes{{UUID=\"GPU-2\"}} {GIB}\n");
     let mut usage = Usage::default();
     usage.add(&served);
@@ -181,18 +213,26 @@ pub(crate) fn usage() -> Usage {
 
 #[test]
 fn the_view_has_every_holder_with_its_place_and_use() {
-    crate::golden::same("view/view.json", &serde_json::to_string_pretty(&of(&world(), &usage())).unwrap());
+    crate::golden::same(
+        "view/view.json",
+        &serde_json::to_string_pretty(&of(&world(), &usage())).unwrap(),
+    );
 }
 
 fn hold<'v>(view: &'v View, claim: &str) -> &'v super::Hold {
-    view.holds().map(|(_, _, hold)| hold).find(|hold| hold.claim == claim).unwrap()
+    view.holds()
+        .map(|(_, _, hold)| hold)
+        .find(|hold| hold.claim == claim)
+        .unwrap()
 }
 
 #[test]
 fn without_readings_use_is_unknown_and_grants_are_those_of_the_allocation() {
     let view = of(&world(), &Usage::default());
-    let known: Vec<_> =
-        view.holds().map(|(_, _, hold)| (hold.claim.as_str(), hold.usage.memory_granted)).collect();
+    let known: Vec<_> = view
+        .holds()
+        .map(|(_, _, hold)| (hold.claim.as_str(), hold.usage.memory_granted))
+        .collect();
     let expected = [
         ("train", Some(80 * GIB)),
         ("watch", None),
@@ -205,7 +245,12 @@ fn without_readings_use_is_unknown_and_grants_are_those_of_the_allocation() {
     for (_, gpu, hold) in view.holds() {
         let usage = &hold.usage;
         assert_eq!(
-            (usage.memory_used, hold.wasted, usage.utilization, usage.idle_seconds),
+            (
+                usage.memory_used,
+                hold.wasted,
+                usage.utilization,
+                usage.idle_seconds
+            ),
             (None, None, None, None)
         );
         assert_eq!((gpu.usage.memory_used, hold.idle), (None, false));
@@ -229,7 +274,10 @@ fn holders_are_where_their_slices_and_their_memory_are() {
     let mut blind = world();
     blind.slices.clear();
     let view = of(&blind, &usage());
-    assert_eq!((hold(&view, "chat").place, hold(&view, "ocr").place), (Some((0.0, 0.5)), Some((0.5, 1.0))));
+    assert_eq!(
+        (hold(&view, "chat").place, hold(&view, "ocr").place),
+        (Some((0.0, 0.5)), Some((0.5, 1.0)))
+    );
     assert_eq!(hold(&view, "tune").place, Some((0.5, 1.0)));
 }
 
@@ -237,7 +285,8 @@ fn holders_are_where_their_slices_and_their_memory_are() {
 fn what_is_free_is_what_the_scheduler_could_still_give() {
     let free = |snapshot: &Snapshot| of(snapshot, &Usage::default()).free;
     let mut world = world();
-    // gpu-3 of n1 and gpu-0 of n2; 40 of 80 GiB of gpu-2; the other half of gpu-1 is not free: one slice of it is taken.
+    // gpu-3 of n1 and gpu-0 of n2; 40 of 80 GiB of gpu-2; the other half of gpu-1 is not free: one
+    // slice of it is taken.
     let all = Free {
         whole_gpus: 2,
         largest_partition: Some("3g.40gb".to_owned()),
@@ -251,12 +300,33 @@ fn what_is_free_is_what_the_scheduler_could_still_give() {
         device.taints = typed(taint.clone());
     }
     world.claims.push(typed(claim("lab/late", "gpu-3", None)));
-    let rest =
-        Free { whole_gpus: 0, largest_partition: None, share_memory: 40 * GIB, largest_share: 40 * GIB };
+    let rest = Free {
+        whole_gpus: 0,
+        largest_partition: None,
+        share_memory: 40 * GIB,
+        largest_share: 40 * GIB,
+    };
     assert_eq!(free(&world), Some(rest));
     // An administrator's eye takes nothing away.
-    world.claims.retain(|claim| claim.metadata.name.as_deref() == Some("watch"));
+    world
+        .claims
+        .retain(|claim| claim.metadata.name.as_deref() == Some("watch"));
+    assert_eq!(
+        free(&world).unwrap().whole_gpus,
+        2,
+        "the nodes still report the holders"
+    );
+    for status in world.reports.values_mut() {
+        status.summary.free = 4;
+        status.gpus.iter_mut().for_each(|gpu| gpu.holders.clear());
+    }
     assert_eq!(free(&world).unwrap().whole_gpus, 4);
-    world.unread.push(format!("{} cannot be listed", CLAIMS.name));
-    assert_eq!(free(&world), None, "claims that cannot be read may hold everything");
+    world
+        .unread
+        .push(format!("{} cannot be listed", CLAIMS.name));
+    assert_eq!(
+        free(&world),
+        None,
+        "claims that cannot be read may hold everything"
+    );
 }

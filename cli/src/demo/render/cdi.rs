@@ -1,4 +1,4 @@
-//! What a claim's CDI document brings into a container.
+//! Content of a claim's CDI document: devices, files and variables of a container.
 
 use divvy_cdi::{ContainerEdits, Spec};
 
@@ -12,19 +12,30 @@ pub(super) fn of(claim: &ClaimReport) -> Option<Spec> {
 
 /// The first claim that has a document, and what a container of it gets.
 pub(super) fn document(report: &Report) -> Vec<String> {
-    let mut claims = report.scenarios.iter().flat_map(|s| &s.rounds).flat_map(|round| &round.claims);
+    let mut claims = report
+        .scenarios
+        .iter()
+        .flat_map(|s| &s.rounds)
+        .flat_map(|round| &round.claims);
     let Some((claim, spec)) = claims.find_map(|claim| Some((&claim.claim, of(claim)?))) else {
         return Vec::new();
     };
     let kind = format!("CDI {}, kind {}", spec.cdi_version, spec.kind);
     let title = format!("What a container of {claim} gets ({kind}):");
     let edits = edits(&spec);
-    [String::new(), title].into_iter().chain(edits.lines().map(str::to_owned)).collect()
+    [String::new(), title]
+        .into_iter()
+        .chain(edits.lines().map(str::to_owned))
+        .collect()
 }
 
-/// The device nodes that are the device's own: those of GPUs and of MIG capabilities, not the control nodes.
+/// The device nodes that are the device's own: those of GPUs and of MIG capabilities, not the
+/// control nodes.
 pub(super) fn nodes(spec: &Spec, ids: &[String]) -> String {
-    let named = |name: &str| ids.iter().any(|id| id.split_once('=').is_some_and(|(_, of)| of == name));
+    let named = |name: &str| {
+        ids.iter()
+            .any(|id| id.split_once('=').is_some_and(|(_, of)| of == name))
+    };
     let devices = spec.devices.iter().filter(|device| named(&device.name));
     let mut paths: Vec<&str> = devices
         .flat_map(|device| &device.container_edits.device_nodes)
@@ -32,7 +43,10 @@ pub(super) fn nodes(spec: &Spec, ids: &[String]) -> String {
             let capability = node.path.strip_prefix("/dev/nvidia-caps/nvidia-");
             capability.or_else(|| {
                 let number = node.path.strip_prefix("/dev/nvidia")?;
-                number.bytes().all(|b| b.is_ascii_digit()).then_some(node.path.as_str())
+                number
+                    .bytes()
+                    .all(|b| b.is_ascii_digit())
+                    .then_some(node.path.as_str())
             })
         })
         .collect();
@@ -42,7 +56,10 @@ pub(super) fn nodes(spec: &Spec, ids: &[String]) -> String {
 
 /// The mounts of a container that gets one of the devices.
 pub(super) fn mounts(spec: &Spec) -> usize {
-    let of_devices = spec.devices.iter().map(|device| device.container_edits.mounts.len());
+    let of_devices = spec
+        .devices
+        .iter()
+        .map(|device| device.container_edits.mounts.len());
     spec.container_edits.mounts.len() + of_devices.max().unwrap_or(0)
 }
 
@@ -50,18 +67,41 @@ pub(super) fn mounts(spec: &Spec) -> usize {
 fn edits(spec: &Spec) -> String {
     const SHOWN: usize = 2;
     let of_devices = spec.devices.iter().map(|device| &device.container_edits);
-    let all: Vec<&ContainerEdits> = std::iter::once(&spec.container_edits).chain(of_devices).collect();
+    let all: Vec<&ContainerEdits> = std::iter::once(&spec.container_edits)
+        .chain(of_devices)
+        .collect();
     let env = all.iter().flat_map(|edits| &edits.env).collect();
-    let nodes = all.iter().flat_map(|edits| &edits.device_nodes).map(|node| &node.path).collect();
-    let mounts = all.iter().flat_map(|edits| &edits.mounts).map(|mount| &mount.container_path).collect();
-    let hooks = all.iter().flat_map(|edits| &edits.hooks).map(|hook| &hook.path).collect();
+    let nodes = all
+        .iter()
+        .flat_map(|edits| &edits.device_nodes)
+        .map(|node| &node.path)
+        .collect();
+    let mounts = all
+        .iter()
+        .flat_map(|edits| &edits.mounts)
+        .map(|mount| &mount.container_path)
+        .collect();
+    let hooks = all
+        .iter()
+        .flat_map(|edits| &edits.hooks)
+        .map(|hook| &hook.path)
+        .collect();
     let mut table = Table::new(["EDIT", "COUNT", "WHAT"]);
-    let sorts: [(&str, Vec<&String>); 4] =
-        [("env", env), ("deviceNodes", nodes), ("mounts", mounts), ("hooks", hooks)];
+    let sorts: [(&str, Vec<&String>); 4] = [
+        ("env", env),
+        ("deviceNodes", nodes),
+        ("mounts", mounts),
+        ("hooks", hooks),
+    ];
     for (key, items) in sorts {
         // Nodes and variables are few and matter; mounts are many and alike.
         let shown = if key == "mounts" { SHOWN } else { items.len() };
-        let mut what = items.iter().take(shown).map(|item| item.as_str()).collect::<Vec<_>>().join("  ");
+        let mut what = items
+            .iter()
+            .take(shown)
+            .map(|item| item.as_str())
+            .collect::<Vec<_>>()
+            .join("  ");
         if items.len() > shown {
             what += &format!("  … (-o json shows all {})", items.len());
         }

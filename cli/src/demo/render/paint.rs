@@ -1,4 +1,5 @@
-//! Colours: a claim's letter and part of a GPU have one, the same in the picture and beside the claim's name.
+//! Colours: a claim's letter and part of a GPU have one, the same in the picture and beside the
+//! claim's name.
 
 const GREEN: u8 = 32;
 pub(super) const YELLOW: u8 = 33;
@@ -17,7 +18,11 @@ pub(super) const SKIPPED: Mark = ('·', 90);
 const HOLDERS: [u8; 6] = [36, 35, 34, 33, 32, 31];
 
 pub(super) fn paint(text: &str, code: u8, colour: bool) -> String {
-    if colour { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    if colour {
+        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+    } else {
+        text.to_owned()
+    }
 }
 
 pub(super) fn mark((mark, code): Mark, colour: bool) -> String {
@@ -32,12 +37,18 @@ pub(super) fn picture(line: &str, colour: bool) -> String {
     if line.contains('│') {
         return line.split('│').map(cell).collect::<Vec<_>>().join("│");
     }
-    let letter = line.strip_prefix("        ").and_then(|rest| rest.chars().next());
+    let letter = line
+        .strip_prefix("        ")
+        .and_then(|rest| rest.chars().next());
     // Not the numbers of memory slices, which are farther apart.
     let is_legend = |letter: &char| {
         letter.is_alphanumeric()
             && line.get(9..11) == Some("  ")
-            && !line.trim_start().replace(' ', "").bytes().all(|b| b.is_ascii_digit())
+            && !line
+                .trim_start()
+                .replace(' ', "")
+                .bytes()
+                .all(|b| b.is_ascii_digit())
     };
     match letter.filter(is_legend) {
         Some(letter) => line.replacen(letter, &paint(&letter.to_string(), code(letter), true), 1),
@@ -67,7 +78,10 @@ fn cell(text: &str) -> String {
 }
 
 fn code(letter: char) -> u8 {
-    HOLDERS.get(letter as usize % HOLDERS.len()).copied().unwrap_or(GREEN)
+    HOLDERS
+        .get(letter as usize % HOLDERS.len())
+        .copied()
+        .unwrap_or(GREEN)
 }
 
 #[cfg(test)]
@@ -86,9 +100,12 @@ mod tests {
             assert!(picture(line, true).contains(&a), "{line}");
             assert_eq!(picture(line, false), line);
         }
-        for line in
-            ["gpu-0  │idle      │", "        shared: 40 GiB of 80 GiB", "       ┌───┐", "        0        1"]
-        {
+        for line in [
+            "gpu-0  │idle      │",
+            "        shared: 40 GiB of 80 GiB",
+            "       ┌───┐",
+            "        0        1",
+        ] {
             assert_eq!(picture(line, true), line);
         }
     }

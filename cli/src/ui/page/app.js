@@ -34,6 +34,8 @@ function replace(old, child) {
 
 function section(id, children) {
   at(`${id}-section`).hidden = children.length === 0;
+  const link = document.querySelector(`nav a[href="#${id}-title"]`);
+  if (link) link.hidden = children.length === 0;
   fill(at(id), children);
 }
 
@@ -48,13 +50,16 @@ function bytes(count) {
 const percent = (ratio) => (ratio === null ? "?" : `${Math.round(ratio * 100)} %`);
 
 function span(seconds) {
+  if (seconds < 120) return `${Math.floor(seconds)}s`;
   if (seconds < 7200) return `${Math.floor(seconds / 60)}m`;
   return seconds < 172800 ? `${Math.floor(seconds / 3600)}h` : `${Math.floor(seconds / 86400)}d`;
 }
 
 const since = (now, time) => (time ? ` for ${span(Math.max(0, (Date.parse(now) - Date.parse(time)) / 1000))}` : "");
 
-const owner = (hold) => `${hold.namespace}/${hold.pods.length === 1 ? hold.pods[0] : hold.claim}`;
+/** The pod first: it is what people look for. The namespace comes second. */
+const user = (hold) => (hold.pods.length === 1 ? hold.pods[0] : hold.claim);
+const owner = (hold) => `${hold.namespace}/${user(hold)}`;
 
 /** What is remarkable about a claim's part, in words. */
 function notes(hold) {
@@ -71,18 +76,34 @@ function describe(hold) {
     `used ${bytes(hold.memoryUsed)}`, `busy ${percent(hold.utilization)}`, ...notes(hold)].join(", ");
 }
 
-function part(gpu, hold) {
+/** Places and grants of claims before they left: an allocation goes while its devices are still in use. */
+const before = new Map();
+
+function remembered(key, hold) {
+  const old = before.get(key);
+  if (hold.phase === "leaving" && hold.memoryGranted === null && old) {
+    return { ...hold, place: old.place, memoryGranted: old.memoryGranted };
+  }
+  before.set(key, { place: hold.place, memoryGranted: hold.memoryGranted });
+  return hold;
+}
+
+function part(gpu, found) {
+  const key = `${gpu.uuid} ${found.namespace}/${found.claim} ${found.device}`;
+  const hold = remembered(key, found);
   const known = hold.memoryUsed !== null && hold.memoryGranted > 0;
   const width = known ? Math.min(100, (100 * hold.memoryUsed) / hold.memoryGranted) : 0;
   const classes = ["part", gpu.mode, hold.idle ? "idle" : "", hold.overGrant ? "over" : ""].filter(Boolean).join(" ");
-  const used = known ? `${bytes(hold.memoryUsed)} of ${bytes(hold.memoryGranted)}` : `use unknown, ${bytes(hold.memoryGranted)}`;
-  const second = [hold.part, ...notes(hold), used].join(" · ");
+  const used = `${bytes(hold.memoryUsed)} of ${bytes(hold.memoryGranted)}`;
+  const second = [hold.namespace, hold.part, ...notes(hold), used].join(" · ");
+  const name = hold.overGrant ? `! ${user(hold)}` : user(hold);
   const [from, to] = hold.place;
   return el("li", { style: { left: `${100 * from}%`, width: `${100 * (to - from)}%` } },
     el("button", { type: "button", className: classes, title: describe(hold), label: describe(hold),
-      data: { key: `${gpu.uuid} ${hold.namespace}/${hold.claim} ${hold.device}`, about: `claim/${hold.namespace}/${hold.claim}` } },
+      data: { key, about: `claim/${hold.namespace}/${hold.claim}` } },
       known ? el("span", { className: "use" }, el("span", { className: "fill", style: { width: `${width}%` } })) : null,
-      el("span", { className: "label" }, owner(hold)),
+      el("span", { className: "initial" }, name.slice(0, hold.overGrant ? 3 : 1)),
+      el("span", { className: "label" }, name),
       el("span", { className: "label second" }, second)));
 }
 
@@ -115,6 +136,80 @@ function gpuRow(node, gpu) {
     below.length ? el("div", { className: "below" }, below) : null);
 }
 
+/** Nodes above this number are rows of cells, and only those with problems are open. */
+const MANY = 8;
+/** Nodes that were opened or closed by hand. */
+const opened = new Map();
+
+/** A cell per GPU, coloured by its mode. */
+function heatRow(node, isOpen) {
+  const cell = (gpu) => {
+    const trouble = gpu.troubles.length > 0;
+    const holds = gpu.holds.filter((hold) => hold.place);
+    const said = [`${gpu.name}: ${gpu.mode}`, ...gpu.troubles, holds.map(owner).join(", ")].filter(Boolean).join(", ");
+    const idle = holds.length > 0 && holds.every((hold) => hold.idle);
+    const about = `gpu/${node.name}/${gpu.name}`;
+    return el("li", null, el("button", { type: "button", title: said, label: `${node.name} ${said}`,
+      className: ["cell", gpu.mode === "idle" ? "" : gpu.mode, idle ? "idle" : "", trouble ? "trouble" : ""].filter(Boolean).join(" "),
+      data: { key: `cell ${about}`, about } }, trouble ? "!" : ""));
+  };
+  const facts = `${node.free} of ${node.gpus.length} free`;
+  return el("div", { className: "row" },
+    el("button", { type: "button", className: "toggle", ariaExpanded: String(isOpen), data: { key: `open ${node.name}`, open: node.name } },
+      `${isOpen ? "▾" : "▸"} ${node.name} `, el("span", { className: "quiet" }, facts)),
+    el("ul", { className: "cells", label: `GPUs of ${node.name}` }, node.gpus.map(cell)));
+}
+
+/** A node among many. */
+function nodeRow(node) {
+  const inTrouble = node.trouble !== "" || node.gpus.some((gpu) => gpu.troubles.length);
+  const isOpen = opened.get(node.name) ?? inTrouble;
+  return el("section", { className: isOpen ? "node open" : "node", label: `Node ${node.name}` }, heatRow(node, isOpen),
+    isOpen ? el("ul", { label: `GPUs of ${node.name} in full` }, node.gpus.map((gpu) => gpuRow(node, gpu))) : null);
+}
+
+/** Says whether a GPU is in the state that the filter names. */
+const STATES = {
+  "": () => true,
+  free: (gpu) => !gpu.troubles.length && !gpu.holds.some((hold) => hold.place),
+  held: (gpu) => gpu.holds.some((hold) => hold.place),
+  idle: (gpu) => gpu.holds.some((hold) => hold.idle),
+  trouble: (gpu) => gpu.troubles.length > 0,
+};
+
+/** Returns the nodes with the GPUs that fit the filter. */
+function filtered(nodes) {
+  const text = at("filter-text").value.trim().toLowerCase();
+  const namespace = at("filter-namespace").value;
+  const inState = STATES[at("filter-state").value];
+  const has = (...names) => names.some((name) => name.toLowerCase().includes(text));
+  const fits = (node, gpu) => inState(gpu)
+    && (!namespace || gpu.holds.some((hold) => hold.namespace === namespace))
+    && (!text || has(node.name, gpu.name, gpu.product)
+      || gpu.holds.some((hold) => has(owner(hold), hold.claim, ...hold.pods)));
+  const isSet = text || namespace || at("filter-state").value;
+  if (!isSet) return nodes;
+  return nodes.map((node) => ({ ...node, gpus: node.gpus.filter((gpu) => fits(node, gpu)) }))
+    .filter((node) => node.gpus.length);
+}
+
+function namespaces(holds) {
+  const names = [...new Set(holds.map(([, , hold]) => hold.namespace))].sort();
+  const select = at("filter-namespace");
+  const chosen = select.value;
+  fill(select, ["", ...names].map((name) => el("option", { value: name }, name || "all namespaces")));
+  select.value = names.includes(chosen) ? chosen : "";
+}
+
+function nodesOf(view) {
+  const nodes = filtered(view.nodes);
+  const many = nodes.length > MANY;
+  at("nodes").classList.toggle("heat", many);
+  if (!view.nodes.length) return [el("p", null, "No node reports GPUs.")];
+  if (!nodes.length) return [el("p", null, "Nothing fits the filter.")];
+  return nodes.map(many ? nodeRow : nodeCard);
+}
+
 function nodeCard(node) {
   const facts = [`${node.gpus.length} GPUs`, `${node.free} free`, node.driver ? `driver ${node.driver}` : ""].filter(Boolean);
   return el("section", { className: "node", label: `Node ${node.name}` },
@@ -125,14 +220,18 @@ function nodeCard(node) {
 function holderRow(node, gpu, hold) {
   const claim = `${hold.namespace}/${hold.claim}`;
   const key = `row ${gpu.uuid} ${claim} ${hold.device}`;
-  return el("tr", null,
-    el("th", { scope: "row" }, el("button", { type: "button", data: { key, about: `claim/${claim}` } }, claim)),
-    el("td", null, hold.pods.join(", ") || "–"),
-    el("td", null, `${node.name} ${hold.device}`),
-    el("td", { className: "number" }, hold.part === "admin" ? "–" : bytes(hold.memoryGranted)),
-    el("td", { className: "number" }, bytes(hold.memoryUsed)),
-    el("td", { className: "number" }, percent(hold.utilization)),
-    el("td", null, notes(hold).join(", ") || "–"));
+  // Roles are written, since a table that is shown as cards loses them.
+  const cell = (name, text, className = "") => el("td", { role: "cell", className, data: { name } }, text);
+  return el("tr", { role: "row" },
+    el("th", { scope: "row", role: "rowheader" },
+      el("button", { type: "button", className: "link", data: { key, about: `claim/${claim}` } },
+        hold.pods.join(", ") || hold.claim, el("span", { className: "quiet" }, ` ${hold.namespace}`))),
+    cell("Claim", hold.claim),
+    cell("Device", `${node.name} ${hold.device}`),
+    cell("Granted", hold.part === "admin" ? "–" : bytes(hold.memoryGranted), "number"),
+    cell("Used", bytes(hold.memoryUsed), "number"),
+    cell("Busy", percent(hold.utilization), "number"),
+    cell("Note", notes(hold).join(", ") || "–", notes(hold).length ? "" : "none"));
 }
 
 /** As `divvy top`: what is idle first, the longest before others; then by memory that is not used; the unknown last. */
@@ -141,29 +240,45 @@ function byWaste([, , a], [, , b]) {
   return idle(b) - idle(a) || (b.wasted ?? -1) - (a.wasted ?? -1) || owner(a).localeCompare(owner(b));
 }
 
+/** Rows of the table, until all are asked for. */
+const ROWS = 50;
+let allRows = false;
+
+function holders(holds) {
+  const rows = allRows ? holds : holds.slice(0, ROWS);
+  at("more").hidden = rows.length === holds.length;
+  text("more", `Show all ${holds.length}`);
+  section("holders", rows.map((found) => holderRow(...found)));
+}
+
+/** A headline that opens what `divvy status` says of its subject. */
+function headline(about, words) {
+  return el("button", { type: "button", className: "link", data: { key: `card ${about} ${words}`, about } }, el("strong", null, words));
+}
+
 function trouble(now, entry) {
-  const place = [entry.node, entry.gpu, entry.subject].filter(Boolean).join(" ");
+  const subject = entry.why.includes(entry.subject) ? "" : entry.subject;
+  const place = [entry.node, entry.gpu, subject].filter(Boolean).join(" ");
+  const about = entry.gpu ? `gpu/${entry.node}/${entry.gpu}` : `node/${entry.node}`;
   return el("li", null,
-    el("strong", null, `${place}: ${entry.kind}${since(now, entry.since)}`),
-    el("p", null, entry.why),
+    headline(about, `${place}: ${entry.why}`), since(now, entry.since),
     entry.affects?.length ? el("p", null, `held by: ${entry.affects.join(", ")}`) : null,
     entry.remedy ? el("p", null, `do: ${entry.remedy}`) : null);
 }
 
 function refused(now, claim) {
   return el("li", null,
-    el("strong", null, `claim ${claim.claim}: refused, ${claim.reason}${since(now, claim.since)}`),
+    headline(`claim/${claim.claim}`, `claim ${claim.claim}: refused, ${claim.reason}`), since(now, claim.since),
     claim.message.split("\n").map((line) => el("p", null, line)));
 }
 
 function waits(now, pod) {
   const others = pod.others ? ` and ${pod.others} more like it` : "";
-  const reasons = pod.nodes.map((alike) => `${alike.nodes.slice(0, 3).join(", ")}: ${alike.reasons.join("; ")}`);
-  const why = pod.mistake ? [pod.mistake] : reasons.slice(0, 4);
+  const why = pod.mistake || pod.cause || SENTENCES[pod.verdict] || pod.verdict;
   return el("li", null,
-    el("strong", null, `${pod.pod}${others}`), `${since(now, pod.since)}: ${SENTENCES[pod.verdict] ?? pod.verdict}`,
-    why.map((line) => el("p", { className: "quiet" }, line)),
-    pod.hint ? el("p", null, `do: ${pod.hint}`) : null);
+    headline(`claim/${pod.claims[0] ?? ""}`, `${pod.pod}${others}`), `${since(now, pod.since)}: ${why}`,
+    pod.hint ? el("p", null, `do: ${pod.hint}`) : null,
+    el("p", { className: "quiet" }, "more: ", el("code", null, `kubectl divvy status pod ${pod.pod}`)));
 }
 
 const SENTENCES = {
@@ -171,6 +286,8 @@ const SENTENCES = {
   "no-room": "no room now: other claims hold the devices",
   "never-fits": "it fits on no node, even with all devices free",
   "mistake": "the claim cannot be allocated as written",
+  "blocked": "blocked: other claims hold devices that exclude each other",
+  "bypassed": "the pod's nodeName passes the scheduler by, and only the scheduler allocates claims",
   "unknown": "unknown: objects that decide this cannot be listed",
   "offline": "unknown: only the scheduler can evaluate it",
 };
@@ -181,11 +298,23 @@ function freeCards(free) {
   return [
     card("whole GPUs", String(free.wholeGpus)),
     card("largest partition", free.largestPartition ?? "none"),
-    card("memory for shares", bytes(free.shareMemory), free.shareMemory ? `largest ${bytes(free.largestShare)}` : ""),
+    card("memory for shares", bytes(free.shareMemory),
+      free.shareMemory > free.largestShare ? `largest ${bytes(free.largestShare)}` : ""),
   ];
 }
 
+/** The view that is shown, and when it was read. */
+let shown = null;
+let readAt = 0;
+
+function age() {
+  if (!shown) return;
+  const seconds = Math.max(0, Math.round((Date.now() - readAt) / 1000));
+  text("age", [shown.cluster, `read ${span(seconds)} ago`].filter(Boolean).join(" · "));
+}
+
 function draw(view) {
+  shown = view;
   const gpus = view.nodes.flatMap((node) => node.gpus.map((gpu) => [node, gpu]));
   const holds = gpus.flatMap(([node, gpu]) => gpu.holds.map((hold) => [node, gpu, hold]));
   const actions = view.troubles.filter((entry) => !entry.notice);
@@ -194,8 +323,9 @@ function draw(view) {
   fill(at("free"), freeCards(view.free));
   section("troubles", [...actions.map((entry) => trouble(view.now, entry)), ...view.refused.map((claim) => refused(view.now, claim))]);
   section("waiting", view.waiting.map((pod) => waits(view.now, pod)));
-  fill(at("nodes"), view.nodes.length ? view.nodes.map(nodeCard) : [el("p", null, "No node reports GPUs.")]);
-  section("holders", holds.sort(byWaste).map((found) => holderRow(...found)));
+  namespaces(holds);
+  fill(at("nodes"), nodesOf(view));
+  holders(holds.sort(byWaste));
   section("unread", view.unread.map((line) => el("li", null, line)));
   const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
   text("state", [
@@ -214,6 +344,25 @@ async function about(what) {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-about]");
   if (button) about(button.dataset.about);
+  const toggle = event.target.closest("[data-open]");
+  if (toggle) {
+    opened.set(toggle.dataset.open, toggle.ariaExpanded !== "true");
+    fill(at("nodes"), nodesOf(shown));
+  }
+});
+at("filter").addEventListener("input", () => shown && fill(at("nodes"), nodesOf(shown)));
+at("filter").addEventListener("submit", (event) => event.preventDefault());
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, select, textarea, dialog");
+  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  at("filter-text").focus();
+});
+setInterval(age, 1000);
+at("more").addEventListener("click", () => {
+  allRows = true;
+  draw(shown);
+  at("holders").children[ROWS]?.querySelector("button").focus();
 });
 at("about-close").addEventListener("click", () => at("about").close());
 
@@ -222,6 +371,10 @@ events.addEventListener("message", (event) => {
   const { view, problem } = JSON.parse(event.data);
   at("problem").hidden = !problem;
   text("problem", problem ? `The cluster cannot be read, and what is shown may be old: ${problem}` : "");
-  if (view) draw(view);
+  if (view) {
+    readAt = Date.parse(view.now) || Date.now();
+    draw(view);
+    age();
+  }
 });
 events.addEventListener("error", () => text("state", "not live: the program that serves this page has ended or cannot be reached"));

@@ -1,0 +1,175 @@
+//! Claims that divvy writes: the one place where a request becomes the fields of
+//! `resource.k8s.io/v1`. Pure.
+
+use divvy_api::names::{self, attributes, capacity};
+
+use crate::yaml::{Map, Node};
+
+/// Name of the only request of a claim, and of the claim in its pod.
+pub(crate) const NAME: &str = "gpu";
+
+/// Devices to claim together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Claim {
+    pub(crate) requests: Vec<Request>,
+    /// Attributes that all devices of the claim have in common.
+    pub(crate) same: Vec<String>,
+}
+
+/// Devices of one kind.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Request {
+    pub(crate) name: String,
+    pub(crate) class: &'static str,
+    /// Number of devices; 1 is not written.
+    pub(crate) count: u64,
+    /// CEL expressions.
+    pub(crate) selectors: Vec<String>,
+    /// Amounts of a share, by capacity.
+    pub(crate) capacity: Vec<(&'static str, Node)>,
+}
+
+impl Request {
+    fn of(class: &'static str, count: u64) -> Self {
+        Self {
+            name: NAME.to_owned(),
+            class,
+            count,
+            ..Self::default()
+        }
+    }
+
+    /// Asks for whole GPUs.
+    pub(crate) fn gpus(count: u64) -> Self {
+        Self::of(names::CLASS_GPU, count)
+    }
+
+    /// Asks for partitions.
+    pub(crate) fn partitions(count: u64) -> Self {
+        Self::of(names::CLASS_MIG, count)
+    }
+
+    /// Asks for partitions of a profile.
+    pub(crate) fn of_profile(profile: &str, count: u64) -> Self {
+        let mut request = Self::partitions(count);
+        request.select(format!("{} == {profile:?}", attribute(attributes::PROFILE)));
+        request
+    }
+
+    /// Asks for shares, each of another GPU. An amount that is not given is an equal part.
+    pub(crate) fn shares(count: u64, memory: Option<&str>, cores: Option<u64>) -> Self {
+        let mut request = Self::of(names::CLASS_SHARE, count);
+        let memory = memory.map(|amount| (capacity::MEMORY, amount.into()));
+        let cores = cores.map(|percent| (capacity::CORES, percent.into()));
+        request.capacity.extend(memory.into_iter().chain(cores));
+        request
+    }
+
+    /// Asks for shares that are a fraction of any GPU, in percent of its memory and compute.
+    pub(crate) fn fractions(count: u64, percent: u64) -> Self {
+        let mut request = Self::of(names::CLASS_SHARE, count);
+        request.capacity.push((capacity::PERCENT, percent.into()));
+        request
+    }
+
+    /// Says whether it is a fraction of a GPU, which needs a policy that divides by percent.
+    pub(crate) fn is_fraction(&self) -> bool {
+        self.capacity
+            .iter()
+            .any(|(name, _)| *name == capacity::PERCENT)
+    }
+
+    /// Adds a CEL expression that each device satisfies.
+    pub(crate) fn select(&mut self, expression: String) {
+        self.selectors.push(expression);
+    }
+
+    fn node(&self) -> Node {
+        let mut exactly = Map::from([("deviceClassName", self.class.into())]);
+        if self.count > 1 {
+            exactly.set("count", self.count);
+        }
+        let selector = |expression: &String| {
+            Node::from([("cel", [("expression", expression.as_str().into())].into())])
+        };
+        if !self.selectors.is_empty() {
+            let all: Vec<Node> = self.selectors.iter().map(selector).collect();
+            exactly.set("selectors", all);
+        }
+        if !self.capacity.is_empty() {
+            let mut amounts = Map::default();
+            for (name, amount) in &self.capacity {
+                amounts.set(name, amount.clone());
+            }
+            exactly.set("capacity", Map::from([("requests", amounts.into())]));
+        }
+        Node::from([
+            ("name", self.name.as_str().into()),
+            ("exactly", exactly.into()),
+        ])
+    }
+
+    /// Describes it in one line: the class, and the fields beside it as in YAML.
+    pub(crate) fn in_words(&self) -> String {
+        let mut words = format!("class {}", self.class);
+        if self.count > 1 {
+            words += &format!(", count: {}", self.count);
+        }
+        for expression in &self.selectors {
+            words += &format!(", selector {expression}");
+        }
+        let amounts: Vec<String> = self
+            .capacity
+            .iter()
+            .map(|(name, amount)| format!("{name}: {}", amount.scalar().unwrap_or_default()))
+            .collect();
+        if !amounts.is_empty() {
+            words += &format!(", capacity.requests {{{}}}", amounts.join(", "));
+        }
+        words
+    }
+}
+
+impl Claim {
+    /// Returns `spec.devices`.
+    fn devices(&self) -> Map {
+        let requests: Vec<Node> = self.requests.iter().map(Request::node).collect();
+        let mut devices = Map::from([("requests", requests.into())]);
+        let constraint =
+            |name: &String| Node::from([("matchAttribute", Node::from(name.as_str()))]);
+        if !self.same.is_empty() {
+            let all: Vec<Node> = self.same.iter().map(constraint).collect();
+            devices.set("constraints", all);
+        }
+        devices
+    }
+
+    /// Returns the ResourceClaimTemplate.
+    pub(crate) fn template(&self, name: &str, namespace: Option<&str>) -> Node {
+        let mut metadata = Map::from([("name", name.into())]);
+        if let Some(namespace) = namespace {
+            metadata.set("namespace", namespace);
+        }
+        let spec = Map::from([("devices", self.devices().into())]);
+        Node::from([
+            ("apiVersion", "resource.k8s.io/v1".into()),
+            ("kind", "ResourceClaimTemplate".into()),
+            ("metadata", metadata.into()),
+            ("spec", [("spec", spec.into())].into()),
+        ])
+    }
+}
+
+/// Returns an attribute of divvy's as CEL reads it.
+pub(crate) fn attribute(name: &str) -> String {
+    format!("device.attributes[\"{}\"].{name}", names::DRIVER)
+}
+
+/// Returns the full name of an attribute of divvy's, for a constraint.
+pub(crate) fn qualified(name: &str) -> String {
+    if name.contains('/') {
+        name.to_owned()
+    } else {
+        format!("{}/{name}", names::DRIVER)
+    }
+}

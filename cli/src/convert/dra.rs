@@ -1,0 +1,451 @@
+//! Claims, templates, classes and taint rules of NVIDIA's DRA driver, as those of divvy.
+
+use divvy_api::names::{self, attributes, capacity, taints};
+
+use super::cel::{self, NVIDIA};
+use super::notes::{Notes, under};
+use crate::yaml::{Map, Node};
+
+/// Fields of a request that v1beta1 has beside its name, and v1 below `exactly`.
+const EXACTLY: [&str; 7] = [
+    "deviceClassName",
+    "selectors",
+    "allocationMode",
+    "count",
+    "adminAccess",
+    "tolerations",
+    "capacity",
+];
+
+/// Says whether objects of this kind can ask for devices of a driver.
+pub(super) fn is_kind(version: &str, kind: &str) -> bool {
+    version.starts_with("resource.k8s.io/")
+        && [
+            "ResourceClaim",
+            "ResourceClaimTemplate",
+            "DeviceClass",
+            "DeviceTaintRule",
+        ]
+        .contains(&kind)
+}
+
+/// Converts an object; `None` if there is nothing of NVIDIA's in it, or something was refused.
+pub(super) fn convert(object: &Map, kind: &str, notes: &mut Notes) -> Option<Map> {
+    let new = notes.attempt(|notes| {
+        let mut new = object.clone();
+        let mut at = Converter {
+            notes,
+            changed: false,
+        };
+        match kind {
+            "ResourceClaim" => at.claim(new.get_mut("spec"), "spec"),
+            "ResourceClaimTemplate" => {
+                let spec = new.get_mut("spec").and_then(|spec| spec.at_mut(&["spec"]));
+                at.claim(spec, "spec.spec");
+            }
+            "DeviceClass" => at.class(&mut new),
+            _ => at.taint_rule(&mut new),
+        }
+        let changed = at.changed;
+        let version = new
+            .get("apiVersion")
+            .and_then(Node::text)
+            .unwrap_or_default();
+        if changed && version != "resource.k8s.io/v1" {
+            notes.note(
+                "apiVersion",
+                format!("{version} becomes resource.k8s.io/v1"),
+            );
+            new.set("apiVersion", "resource.k8s.io/v1");
+        }
+        changed.then_some(new)
+    });
+    // The status is about devices of NVIDIA's driver.
+    let mut new = new.flatten()?;
+    if new.remove("status").is_some() {
+        notes.note("status", "is about devices of NVIDIA's driver: removed");
+    }
+    Some(new)
+}
+
+struct Converter<'n> {
+    notes: &'n mut Notes,
+    changed: bool,
+}
+
+impl Converter<'_> {
+    fn claim(&mut self, spec: Option<&mut Node>, at: &str) {
+        let at = under(at, "devices");
+        let Some(devices) = spec.and_then(|spec| spec.at_mut(&["devices"])) else {
+            return;
+        };
+        let Some(devices) = devices.map_mut() else {
+            return;
+        };
+        let mut classes: Vec<(String, String)> = Vec::new();
+        let requests = devices.get_mut("requests").and_then(Node::items_mut);
+        for (number, node) in requests.into_iter().flatten().enumerate() {
+            let at = format!("{at}.requests[{number}]");
+            let Some(request) = node.map_mut() else {
+                continue;
+            };
+            let name = request
+                .get("name")
+                .and_then(Node::text)
+                .unwrap_or_default()
+                .to_owned();
+            flatten(request);
+            if let Some(exactly) = request.get_mut("exactly").and_then(Node::map_mut) {
+                let class = self.request(exactly, &under(&at, "exactly"));
+                classes.push((name.clone(), class));
+            }
+            let alternatives = request.get_mut("firstAvailable").and_then(Node::items_mut);
+            for (number, alternative) in alternatives.into_iter().flatten().enumerate() {
+                if let Some(alternative) = alternative.map_mut() {
+                    let at = format!("{at}.firstAvailable[{number}]");
+                    let class = self.request(alternative, &at);
+                    classes.push((name.clone(), class));
+                }
+            }
+        }
+        let constraints = devices.get_mut("constraints").and_then(Node::items_mut);
+        for (number, node) in constraints.into_iter().flatten().enumerate() {
+            for field in ["matchAttribute", "distinctAttribute"] {
+                let at = format!("{at}.constraints[{number}].{field}");
+                if let Some(value) = node.map_mut().and_then(|map| map.get_mut(field)) {
+                    self.attribute(value, &at);
+                }
+            }
+        }
+        self.configs(devices, &at, &classes);
+    }
+
+    /// Converts one request, or an alternative, and returns its class.
+    fn request(&mut self, request: &mut Map, at: &str) -> String {
+        let class = request
+            .get("deviceClassName")
+            .and_then(Node::text)
+            .unwrap_or_default()
+            .to_owned();
+        let selects_shares = request
+            .get("selectors")
+            .map(Node::items)
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|selector| selector.text_at(&["cel", "expression"]))
+            .any(|expression| expression.contains("allowMultipleAllocations"));
+        let is_share = selects_shares || request.get("capacity").is_some();
+        let is_admin = request.get("adminAccess") == Some(&Node::Bool(true));
+        let field = under(at, "deviceClassName");
+        let new = match class.as_str() {
+            NVIDIA if is_admin => names::CLASS_ADMIN,
+            NVIDIA if is_share => names::CLASS_SHARE,
+            NVIDIA => names::CLASS_GPU,
+            "mig.nvidia.com" if is_share => {
+                let what = "divvy has no shares of partitions yet: ask for a smaller partition, without capacity";
+                self.notes.refuse(&field, what);
+                return class;
+            }
+            "mig.nvidia.com" => names::CLASS_MIG,
+            "vfio.gpu.nvidia.com" => {
+                let what = "divvy does not pass GPUs through to virtual machines: keep these pods on nodes of NVIDIA's driver";
+                self.notes.refuse(&field, what);
+                return class;
+            }
+            other if other.contains("compute-domain") => {
+                self.notes.note(
+                    &field,
+                    "ComputeDomains stay with NVIDIA's driver: not changed",
+                );
+                return class;
+            }
+            other => other,
+        };
+        if new != class {
+            self.changed = true;
+            request.set("deviceClassName", new);
+        }
+        self.selectors(request, at, new);
+        self.capacity(request, at);
+        self.tolerations(request, at);
+        new.to_owned()
+    }
+
+    /// Rewrites the expressions of a request or a class.
+    fn selectors(&mut self, of: &mut Map, at: &str, class: &str) {
+        let selectors = of.get_mut("selectors").and_then(Node::items_mut);
+        for (number, selector) in selectors.into_iter().flatten().enumerate() {
+            let at = format!("{at}.selectors[{number}].cel.expression");
+            let Some(node) = selector.at_mut(&["cel", "expression"]) else {
+                continue;
+            };
+            let Some(new) = node.text().and_then(cel::rewrite) else {
+                continue;
+            };
+            self.changed = true;
+            for name in &new.unknown {
+                let what = format!(
+                    "no device of divvy has {name}, so the expression would select none: select by another name \
+                     (docs/reference/attributes.md)"
+                );
+                self.notes.refuse(&at, what);
+            }
+            let reads_uuid = new.attributes.iter().any(|name| name == attributes::UUID);
+            let mut expression = new.expression;
+            if reads_uuid && class == names::CLASS_MIG {
+                let what = "a partition has no uuid before a claim has it: select by gpuUUID (its card) or profile";
+                self.notes.refuse(&at, what);
+            } else if reads_uuid && class == names::CLASS_SHARE {
+                self.notes
+                    .note(&at, "a share has the UUID of its card as gpuUUID");
+                expression = expression.replace("].uuid", &format!("].{}", attributes::GPU_UUID));
+            }
+            *node = expression.into();
+        }
+    }
+
+    /// Renames the amounts of a share.
+    fn capacity(&mut self, request: &mut Map, at: &str) {
+        let amounts = request
+            .get_mut("capacity")
+            .and_then(|capacity| capacity.at_mut(&["requests"]))
+            .and_then(Node::map_mut);
+        let Some(amounts) = amounts else { return };
+        let there: Vec<String> = amounts.iter().map(|(name, _)| name.to_owned()).collect();
+        for name in there {
+            let plain = name.strip_prefix("gpu.nvidia.com/").unwrap_or(&name);
+            let new = match plain {
+                "shares" => capacity::SLOTS,
+                other => other,
+            };
+            if new != name {
+                self.changed = true;
+                amounts.rename(&name, new);
+            }
+            if ![capacity::MEMORY, capacity::SLOTS].contains(&new) && name.contains("nvidia") {
+                let at = format!("{at}.capacity.requests[{name}]");
+                let what =
+                    "a share of divvy has no such capacity: there are memory, cores and slots";
+                self.notes.refuse(&at, what);
+            }
+        }
+    }
+
+    fn tolerations(&mut self, request: &mut Map, at: &str) {
+        let Some(all) = request.get_mut("tolerations").and_then(Node::items_mut) else {
+            return;
+        };
+        for (number, toleration) in all.iter_mut().enumerate() {
+            let Some(key) = toleration.map_mut().and_then(|map| map.get_mut("key")) else {
+                continue;
+            };
+            let Some(name) = key
+                .text()
+                .and_then(|key| key.strip_prefix("gpu.nvidia.com/"))
+            else {
+                continue;
+            };
+            self.changed = true;
+            let at = format!("{at}.tolerations[{number}].key");
+            *key = match name {
+                "xid" => taints::XID.into(),
+                "gpu-lost" => taints::LOST.into(),
+                _ => {
+                    self.notes
+                        .note(&at, "divvy has no such taint: it stays, without effect");
+                    continue;
+                }
+            };
+        }
+    }
+
+    /// Rewrites the name of an attribute in a constraint.
+    fn attribute(&mut self, value: &mut Node, at: &str) {
+        let Some(name) = value
+            .text()
+            .and_then(|name| name.strip_prefix("gpu.nvidia.com/"))
+        else {
+            return;
+        };
+        self.changed = true;
+        if cel::is_attribute(name) {
+            *value = format!("{}/{name}", names::DRIVER).into();
+        } else {
+            let what = format!(
+                "no device of divvy has {name}, so nothing would be allocated: for NVLink, write gpu.divvy.dev/nvlinkDomain"
+            );
+            self.notes.refuse(at, what);
+        }
+    }
+
+    fn class(&mut self, object: &mut Map) {
+        let name = object
+            .get("metadata")
+            .and_then(|meta| meta.text_at(&["name"]));
+        if name.is_some_and(|name| name.ends_with("nvidia.com")) {
+            let what = "is a class of NVIDIA's chart, or of divvy's with nvidiaDeviceClasses: let the chart write it";
+            self.notes.note("metadata.name", what);
+        }
+        let Some(spec) = object.get_mut("spec").and_then(Node::map_mut) else {
+            return;
+        };
+        let is_mig = spec
+            .get("selectors")
+            .map(Node::items)
+            .unwrap_or_default()
+            .iter()
+            .any(|selector| {
+                let expression = selector.text_at(&["cel", "expression"]).unwrap_or_default();
+                [".profile", "'mig'", "\"mig\""]
+                    .iter()
+                    .any(|sign| expression.contains(sign))
+            });
+        let class = if is_mig {
+            names::CLASS_MIG
+        } else {
+            names::CLASS_GPU
+        };
+        self.selectors(spec, "spec", class);
+        self.configs(spec, "spec", &[(String::new(), class.to_owned())]);
+    }
+
+    fn taint_rule(&mut self, object: &mut Map) {
+        let driver = object
+            .get_mut("spec")
+            .and_then(|spec| spec.at_mut(&["deviceSelector", "driver"]));
+        if let Some(driver) = driver.filter(|driver| driver.text() == Some(NVIDIA)) {
+            *driver = names::DRIVER.into();
+            self.changed = true;
+            let what = "names of devices are divvy's then: kubectl get gpunodes lists them";
+            self.notes.note("spec.deviceSelector", what);
+        }
+    }
+
+    /// Converts the configs of a claim or a class; `classes` has each request with its class.
+    fn configs(&mut self, of: &mut Map, at: &str, classes: &[(String, String)]) {
+        let Some(all) = of.get_mut("config").and_then(Node::items_mut) else {
+            return;
+        };
+        let mut number = 0;
+        all.retain_mut(|config| {
+            let at = format!("{at}.config[{number}].opaque");
+            number += 1;
+            if config.text_at(&["opaque", "driver"]) != Some(NVIDIA) {
+                return true;
+            }
+            self.changed = true;
+            let named = config
+                .at(&["requests"])
+                .map(Node::items)
+                .unwrap_or_default();
+            let is_for = |(name, _): &&(String, String)| {
+                let is_it = |node: &Node| {
+                    node.text()
+                        .is_some_and(|n| n.split('/').next() == Some(name.as_str()))
+                };
+                named.is_empty() || named.iter().any(is_it)
+            };
+            let of_shares = classes
+                .iter()
+                .filter(is_for)
+                .any(|(_, class)| class == names::CLASS_SHARE);
+            let parameters = config.at(&["opaque", "parameters"]).cloned();
+            let new = self.config(
+                &parameters.unwrap_or(Node::Null),
+                &under(&at, "parameters"),
+                of_shares,
+            );
+            let Some((new, opaque)) = new.zip(config.at_mut(&["opaque"]).and_then(Node::map_mut))
+            else {
+                return false;
+            };
+            opaque.set("driver", names::DRIVER);
+            opaque.set("parameters", new);
+            true
+        });
+        of.remove_if_empty("config");
+    }
+
+    /// Converts the parameters of a config; `None` if divvy needs none for that.
+    fn config(&mut self, parameters: &Node, at: &str, of_shares: bool) -> Option<Node> {
+        let kind = parameters.text_at(&["kind"]).unwrap_or_default();
+        let sharing = parameters.at(&["sharing"]);
+        let strategy = parameters.text_at(&["sharing", "strategy"]);
+        if !["GpuConfig", "MigDeviceConfig"].contains(&kind) {
+            let what = format!(
+                "{kind:?} has no counterpart: divvy has GpuConfig, MigConfig and ShareConfig (docs/reference/configs.md)"
+            );
+            self.notes.refuse(&under(at, "kind"), what);
+            return None;
+        }
+        let known = |map: &Map, known: &[&str]| -> Option<String> {
+            map.iter()
+                .map(|(name, _)| name)
+                .find(|name| !known.contains(name))
+                .map(str::to_owned)
+        };
+        let strange = parameters
+            .map()
+            .and_then(|map| known(map, &["apiVersion", "kind", "sharing"]));
+        let below = sharing.and_then(Node::map);
+        let below =
+            below.and_then(|map| known(map, &["strategy", "timeSlicingConfig", "mpsConfig"]));
+        if let Some(field) = strange.or(below.map(|field| format!("sharing.{field}"))) {
+            self.notes.refuse(
+                &under(at, &field),
+                "there is no rule for this field: remove it, or write the config by hand",
+            );
+            return None;
+        }
+        match strategy {
+            Some("TimeSlicing") if kind == "GpuConfig" => {
+                let interval = parameters.text_at(&["sharing", "timeSlicingConfig", "interval"]);
+                if of_shares {
+                    let what = "the time slice of shares belongs to their GPU: shares.timeSlice of a GpuPolicy sets it (docs/sharing.md); \
+                                config removed";
+                    self.notes.note(at, what);
+                    return None;
+                }
+                let interval = interval.unwrap_or("Default");
+                Some(Node::from([
+                    ("apiVersion", names::API_VERSION.into()),
+                    ("kind", "GpuConfig".into()),
+                    ("timeSlicing", [("interval", interval.into())].into()),
+                ]))
+            }
+            Some("TimeSlicing") => {
+                self.notes.note(at, "a partition has its own compute, so time slices have no effect: config removed");
+                None
+            }
+            Some("MPS") => {
+                let what = "divvy has no MPS yet: config removed, so programs run in turns, without limits of memory and threads; \
+                            for parts with limits, claim partitions (divvy claim mig)";
+                self.notes.note(&under(at, "sharing"), what);
+                None
+            }
+            Some(other) => {
+                let what = format!("{other:?} is not TimeSlicing or MPS");
+                self.notes.refuse(&under(at, "sharing.strategy"), what);
+                None
+            }
+            None => {
+                self.notes.note(at, "asks for nothing: config removed");
+                None
+            }
+        }
+    }
+}
+
+/// Moves the fields of a request of v1beta1 to their place in v1.
+fn flatten(request: &mut Map) {
+    if request.get("deviceClassName").is_none() {
+        return;
+    }
+    let mut exactly = Map::default();
+    for field in EXACTLY {
+        if let Some(value) = request.remove(field) {
+            exactly.set(field, value);
+        }
+    }
+    request.set("exactly", exactly);
+}

@@ -1,0 +1,501 @@
+//! Extended resources of a container, of the device plugin, HAMi and gpu-manager, as requests of a
+//! claim.
+
+use divvy_model::Quantity;
+
+use super::hints::Hints;
+use super::notes::{Notes, under};
+use crate::claim::template::Request;
+use crate::yaml::{Map, Node};
+
+/// Resource by which a class of NVIDIA's DRA driver can be asked for.
+const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
+/// gpu-manager counts memory in pieces of this size, in MiB.
+const VCUDA_MEMORY: u64 = 256;
+/// More memory than any GPU has, in MiB: the unit is not the one that was meant.
+const TOO_MUCH: u64 = 512 << 10;
+
+/// Resources by which HAMi and gpu-manager give out parts of a GPU. They stand for no devices.
+const AMOUNTS: [&str; 6] = [
+    "nvidia.com/gpumem",
+    "nvidia.com/gpumem-percentage",
+    "nvidia.com/gpucores",
+    "nvidia.com/priority",
+    "tencent.com/vcuda-core",
+    "tencent.com/vcuda-memory",
+];
+
+/// Says whether the resource is an amount of a GPU, which no class can stand for.
+pub(super) fn is_amount(resource: &str) -> bool {
+    AMOUNTS.contains(&resource)
+}
+
+/// Says whether the resource is one of a system that gives out GPUs of NVIDIA.
+pub(super) fn is_foreign(resource: &str) -> bool {
+    if let Some(class) = resource.strip_prefix(BY_CLASS) {
+        return class.ends_with(".nvidia.com");
+    }
+    let Some((domain, name)) = resource.split_once('/') else {
+        return false;
+    };
+    match domain {
+        // Network cards have resources of this domain, too.
+        "nvidia.com" => !["hostdev", "rdma"].iter().any(|net| name.starts_with(net)),
+        "tencent.com" | "tke.cloud.tencent.com" | "hami.io" => true,
+        "volcano.sh" | "koordinator.sh" | "aliyun.com" => name.contains("gpu"),
+        _ => false,
+    }
+}
+
+/// A container's request, and a word for its kind.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Ask {
+    pub(super) request: Request,
+    /// Such as `gpu`, `share` and `mig-1g-10gb`.
+    pub(super) form: String,
+}
+
+impl Ask {
+    pub(super) fn new(form: &str, request: Request) -> Self {
+        let form = form.replace(['.', '+', '_'], "-").to_lowercase();
+        Self { request, form }
+    }
+}
+
+/// An amount of a resource, with the path of its field.
+struct Amount {
+    at: String,
+    quantity: Quantity,
+    text: String,
+}
+
+impl Amount {
+    /// Returns a whole number that is not negative; anything else is refused.
+    fn whole(&self, notes: &mut Notes) -> Option<u64> {
+        let whole = self.quantity.to_u64();
+        if whole.is_none() {
+            let text = format!("{}: Kubernetes takes whole numbers only", self.text);
+            notes.refuse(&self.at, text);
+        }
+        whole
+    }
+}
+
+/// Amounts of the foreign resources of a container, taken out of its `resources`.
+struct Amounts(Vec<(String, Amount)>);
+
+impl Amounts {
+    /// Takes the resources out. The limit counts before the request, as for Kubernetes, which
+    /// wants both alike.
+    fn take(resources: &mut Map, at: &str, notes: &mut Notes) -> Self {
+        let mut all: Vec<(String, Amount)> = Vec::new();
+        for list in ["limits", "requests"] {
+            let Some(amounts) = resources.get_mut(list).and_then(Node::map_mut) else {
+                continue;
+            };
+            let names: Vec<String> = amounts
+                .iter()
+                .map(|(name, _)| name.to_owned())
+                .filter(|name| is_foreign(name))
+                .collect();
+            for name in names {
+                let at = format!("{at}.{list}[{name}]");
+                if !is_known(&name) {
+                    notes.unknown(&at, unknown(&name));
+                    continue;
+                }
+                let value = amounts.remove(&name).unwrap_or(Node::Null);
+                let text = value.scalar().unwrap_or_default();
+                let Ok(quantity) = text.parse::<Quantity>() else {
+                    notes.refuse(&at, format!("{text:?} is not a quantity: write a number"));
+                    continue;
+                };
+                match all.iter().find(|(other, _)| *other == name) {
+                    Some((_, limit)) if limit.quantity == quantity => {}
+                    Some((_, limit)) => {
+                        let text = format!(
+                            "{text} is not the limit, and Kubernetes refuses the pod: the limit, {}, is converted",
+                            limit.text
+                        );
+                        notes.note(&at, text);
+                    }
+                    None => {
+                        if list == "requests" {
+                            notes.note(
+                                &at,
+                                "there is no limit, and Kubernetes refuses the pod: the request is converted",
+                            );
+                        }
+                        all.push((name, Amount { at, quantity, text }));
+                    }
+                }
+            }
+            resources.remove_if_empty(list);
+        }
+        Self(all)
+    }
+
+    /// Returns an amount that is not 0. A 0 is noted, and counts as not set.
+    fn positive(&mut self, name: &str, notes: &mut Notes) -> Option<Amount> {
+        let place = self.0.iter().position(|(other, _)| other == name)?;
+        let (_, amount) = self.0.remove(place);
+        match amount.quantity.signum() {
+            1 => Some(amount),
+            0 => {
+                notes.note(&amount.at, "0 asks for nothing: removed");
+                None
+            }
+            _ => {
+                notes.refuse(
+                    &amount.at,
+                    format!("{} is negative: write the number of devices", amount.text),
+                );
+                None
+            }
+        }
+    }
+
+    /// The same as a whole number.
+    fn number(&mut self, name: &str, notes: &mut Notes) -> Option<(u64, String)> {
+        let amount = self.positive(name, notes)?;
+        Some((amount.whole(notes)?, amount.at))
+    }
+
+    /// The same in percent.
+    fn percent(&mut self, name: &str, notes: &mut Notes) -> Option<(u64, String)> {
+        let (percent, at) = self.number(name, notes)?;
+        if percent > 100 {
+            notes.refuse(&at, format!("{percent} is more than 100 percent of a GPU"));
+            return None;
+        }
+        Some((percent, at))
+    }
+}
+
+/// Says whether there is a rule for the resource.
+fn is_known(resource: &str) -> bool {
+    is_amount(resource)
+        || ["nvidia.com/gpu", "nvidia.com/gpu.shared"].contains(&resource)
+        || profile(resource).is_some()
+        || ["gpu.nvidia.com", "mig.nvidia.com"]
+            .iter()
+            .any(|class| resource.strip_prefix(BY_CLASS) == Some(*class))
+}
+
+/// Returns what to do about a resource without a rule.
+fn unknown(resource: &str) -> String {
+    let by_amount = ["volcano.sh/", "koordinator.sh/", "aliyun.com/", "tke."];
+    if resource.ends_with(".shared") {
+        "divvy has no shares of partitions yet: ask for a smaller partition (divvy claim mig) or for a share of a GPU \
+         (divvy claim share)"
+            .to_owned()
+    } else if by_amount.iter().any(|domain| resource.starts_with(domain)) {
+        "there is no rule for this system: write the claim with divvy claim share --memory AMOUNT --cores PERCENT".to_owned()
+    } else {
+        "there is no rule for this resource: if it stands for a GPU, write the claim with divvy claim gpu, mig or share, and \
+         remove it"
+            .to_owned()
+    }
+}
+
+/// Returns the MIG profile of a resource of the device plugin, in whose names `+` is a dot.
+fn profile(resource: &str) -> Option<String> {
+    let name = resource.strip_prefix("nvidia.com/mig-")?;
+    let (slices, rest) = name.split_once("g.")?;
+    let (memory, more) = rest.split_once("gb").map(|(m, more)| (m, Some(more)))?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let more = more.unwrap_or_default();
+    let attributes = match more.strip_prefix('.') {
+        Some(attributes) => format!("+{attributes}"),
+        None => more.to_owned(),
+    };
+    let is_profile = is_number(slices) && is_number(memory) && !more.ends_with(".shared");
+    is_profile.then(|| format!("{slices}g.{memory}gb{attributes}"))
+}
+
+/// Takes the foreign resources out of a container and returns the requests that they are.
+pub(super) fn take(container: &mut Map, at: &str, hints: &Hints, notes: &mut Notes) -> Vec<Ask> {
+    let at = under(at, "resources");
+    let Some(resources) = container.get_mut("resources").and_then(Node::map_mut) else {
+        return Vec::new();
+    };
+    let profiles: Vec<String> = ["limits", "requests"]
+        .iter()
+        .filter_map(|list| resources.get(list)?.map())
+        .flat_map(Map::iter)
+        .map(|(name, _)| name.to_owned())
+        .filter(|name| profile(name).is_some())
+        .collect();
+    let mut amounts = Amounts::take(resources, &at, notes);
+    let mut asks: Vec<Ask> = nvidia(&mut amounts, hints, notes).into_iter().collect();
+    if let Some((count, at)) = amounts.number("nvidia.com/gpu.shared", notes) {
+        if count > 1 {
+            notes.note(
+                &at,
+                format!(
+                    "{count} are shares of {count} different GPUs; the device plugin does not say of how many"
+                ),
+            );
+        }
+        asks.push(Ask::new("share", Request::shares(count, None, None)));
+    }
+    for name in profiles {
+        if let (Some((count, _)), Some(profile)) = (amounts.number(&name, notes), profile(&name)) {
+            let form = format!("mig-{profile}");
+            asks.push(Ask::new(&form, Request::of_profile(&profile, count)));
+        }
+    }
+    asks.extend(gpu_manager(&mut amounts, notes));
+    if let Some((count, _)) = amounts.number(&format!("{BY_CLASS}gpu.nvidia.com"), notes) {
+        asks.push(Ask::new("gpu", Request::gpus(count)));
+    }
+    if let Some((count, _)) = amounts.number(&format!("{BY_CLASS}mig.nvidia.com"), notes) {
+        asks.push(Ask::new("mig", Request::partitions(count)));
+    }
+    asks
+}
+
+/// Reads what the device plugin and HAMi have: GPUs by number, and with HAMi an amount of each.
+fn nvidia(amounts: &mut Amounts, hints: &Hints, notes: &mut Notes) -> Option<Ask> {
+    let gpus = amounts.positive("nvidia.com/gpu", notes);
+    let memory = amounts.number("nvidia.com/gpumem", notes);
+    let percent = amounts.percent("nvidia.com/gpumem-percentage", notes);
+    let cores = amounts.percent("nvidia.com/gpucores", notes);
+    if let Some((_, at)) = amounts.number("nvidia.com/priority", notes) {
+        notes.note(
+            &at,
+            "programs on a shared GPU run in turns, without priorities: removed",
+        );
+    }
+    let is_part = memory.is_some() || percent.is_some() || cores.is_some();
+    let count = match &gpus {
+        Some(gpus) if gpus.quantity.to_u64().is_none() && !is_part => {
+            return fraction(&gpus.text, &gpus.at, notes);
+        }
+        Some(gpus) => gpus.whole(notes)?,
+        // HAMi adds a GPU where only an amount is asked for.
+        None if is_part => 1,
+        None => return None,
+    };
+    let whole = || Some(Ask::new("gpu", Request::gpus(count)));
+    if !is_part {
+        return whole();
+    }
+    if cores.as_ref().is_some_and(|(cores, _)| *cores == 100) {
+        if let Some((_, at)) = memory.as_ref().or(percent.as_ref()) {
+            notes.note(
+                at,
+                "gpucores: 100 is a whole GPU, which has all of its memory: removed",
+            );
+        }
+        return whole();
+    }
+    if let Some((mebibytes, at)) = memory {
+        if let Some((_, at)) = &percent {
+            notes.note(at, "gpumem counts, as with HAMi: removed");
+        }
+        if mebibytes >= TOO_MUCH {
+            notes.refuse(
+                &at,
+                format!(
+                    "{mebibytes} MiB are more than a GPU has: gpumem is a number of MiB, so write 10240 for 10 GiB"
+                ),
+            );
+            return None;
+        }
+        if hints.partitions {
+            if let Some((_, at)) = &cores {
+                notes.note(at, "a partition has the compute of its profile: removed");
+            }
+            return Some(partition(mebibytes, count, &at, notes));
+        }
+        notes.note(&at, ACCOUNTED);
+        let memory = memory_text(mebibytes);
+        let request = Request::shares(count, Some(&memory), cores.map(|(cores, _)| cores));
+        return Some(Ask::new("share", request));
+    }
+    if let Some((_, at)) = percent.as_ref().filter(|_| hints.partitions) {
+        let what = "a partition has no percentage: write nvidia.com/gpumem, in MiB";
+        notes.refuse(at, what);
+        return None;
+    }
+    if let Some((percent, at)) = percent.filter(|(percent, _)| *percent < 100) {
+        let most = cores
+            .as_ref()
+            .map_or(percent, |(cores, _)| percent.max(*cores));
+        if let Some((cores, at)) = &cores
+            && *cores != percent
+        {
+            notes.note(
+                at,
+                format!("one number is for memory and compute: {most} percent of both, not {cores} of the compute"),
+            );
+        }
+        notes.note(&at, ACCOUNTED);
+        return Some(Ask::new("share", Request::fractions(count, most)));
+    }
+    if let Some((_, at)) = &cores {
+        notes.note(
+            at,
+            "with HAMi, a pod without gpumem has all memory of the GPU, so no other pod fits beside it: a whole GPU (for a \
+             share, add gpumem or gpumem-percentage)",
+        );
+    }
+    whole()
+}
+
+/// Says how a share differs from what HAMi and gpu-manager promise.
+const ACCOUNTED: &str = "the scheduler counts the share; no library stops a program that uses more (docs/sharing.md, also for \
+     what a GpuPolicy does about overuse)";
+
+/// Reads a number of GPUs that is not whole.
+fn fraction(text: &str, at: &str, notes: &mut Notes) -> Option<Ask> {
+    let percent = percent_of(text).filter(|percent| *percent < 100);
+    let Some(percent) = percent else {
+        notes.refuse(
+            at,
+            format!("{text}: Kubernetes takes whole numbers only, and a claim has whole GPUs or parts of single ones: write a whole number"),
+        );
+        return None;
+    };
+    notes.note(
+        at,
+        format!(
+            "{text}: Kubernetes takes whole numbers only: {percent} percent of a GPU, as a share"
+        ),
+    );
+    Some(Ask::new("share", Request::fractions(1, percent)))
+}
+
+/// Returns a fraction in percent, rounded up.
+pub(super) fn percent_of(text: &str) -> Option<u64> {
+    let nanos = text.parse::<Quantity>().ok()?.nanos();
+    let percent = (nanos.checked_mul(100)? + 999_999_999) / 1_000_000_000;
+    u64::try_from(percent).ok().filter(|percent| *percent > 0)
+}
+
+/// Asks for partitions with this much memory.
+fn partition(mebibytes: u64, count: u64, at: &str, notes: &mut Notes) -> Ask {
+    // A profile of 10 GB has 9.8 GiB, while HAMi counts it as 10 GiB.
+    let least = mebibytes * 95 / 100;
+    notes.note(
+        at,
+        format!(
+            "a partition with at least {least}Mi, 5 percent less: profiles have less memory than their names say; for one size, \
+             divvy claim mig --profile PROFILE"
+        ),
+    );
+    let mut request = Request::partitions(count);
+    request.select(format!(
+        "device.capacity[\"{}\"].memory.compareTo(quantity(\"{least}Mi\")) >= 0",
+        divvy_api::names::DRIVER
+    ));
+    Ask::new("mig", request)
+}
+
+/// Writes MiB as people do.
+pub(super) fn memory_text(mebibytes: u64) -> String {
+    if mebibytes.is_multiple_of(1024) {
+        format!("{}Gi", mebibytes / 1024)
+    } else {
+        format!("{mebibytes}Mi")
+    }
+}
+
+/// Reads what gpu-manager has: hundredths of a GPU, and memory in pieces of 256 MiB.
+fn gpu_manager(amounts: &mut Amounts, notes: &mut Notes) -> Option<Ask> {
+    let cores = amounts.number("tencent.com/vcuda-core", notes);
+    let memory = amounts.number("tencent.com/vcuda-memory", notes);
+    let cores = match cores {
+        None if memory.is_none() => return None,
+        Some((cores, at)) if cores >= 100 => {
+            if cores % 100 != 0 {
+                notes.refuse(
+                    &at,
+                    format!("{cores}: gpu-manager takes 1 to 99, or hundreds for whole GPUs: write one of them"),
+                );
+                return None;
+            }
+            if let Some((_, at)) = &memory {
+                notes.note(at, "a whole GPU has all of its memory: removed");
+            }
+            return Some(Ask::new("gpu", Request::gpus(cores / 100)));
+        }
+        cores => cores.map(|(cores, _)| cores),
+    };
+    let memory = match memory {
+        Some((pieces, at)) => {
+            let mebibytes = pieces.saturating_mul(VCUDA_MEMORY);
+            if mebibytes >= TOO_MUCH {
+                notes.refuse(
+                    &at,
+                    format!(
+                        "{pieces} pieces of 256 MiB are {}, more than a GPU has: if {pieces} MiB were meant, write {}",
+                        memory_text(mebibytes),
+                        pieces.div_ceil(VCUDA_MEMORY)
+                    ),
+                );
+                return None;
+            }
+            notes.note(&at, ACCOUNTED);
+            Some(memory_text(mebibytes))
+        }
+        None => None,
+    };
+    let request = Request::shares(1, memory.as_deref(), cores);
+    Some(Ask::new("share", request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles_are_read_from_names_of_the_device_plugin() {
+        for (resource, expected) in [
+            ("nvidia.com/mig-1g.10gb", Some("1g.10gb")),
+            ("nvidia.com/mig-1g.10gb.me", Some("1g.10gb+me")),
+            ("nvidia.com/mig-1g.24gb.me.all", Some("1g.24gb+me.all")),
+            ("nvidia.com/mig-1g.10gb-me", Some("1g.10gb-me")),
+            ("nvidia.com/mig-1g.10gb.shared", None),
+            ("nvidia.com/mig-1c.2g.10gb", None),
+            ("nvidia.com/gpu", None),
+        ] {
+            assert_eq!(profile(resource).as_deref(), expected, "{resource}");
+        }
+    }
+
+    #[test]
+    fn fractions_are_rounded_up_to_whole_percents() {
+        for (text, percent) in [
+            ("0.5", Some(50)),
+            ("500m", Some(50)),
+            ("0.333", Some(34)),
+            ("0.001", Some(1)),
+            ("1", Some(100)),
+            ("1.5", Some(150)),
+            ("0", None),
+            ("-0.5", None),
+            ("half", None),
+        ] {
+            assert_eq!(percent_of(text), percent, "{text}");
+        }
+    }
+
+    #[test]
+    fn resources_of_network_cards_and_other_vendors_are_let_be() {
+        for (resource, foreign) in [
+            ("nvidia.com/gpu", true),
+            ("nvidia.com/GA102GL_A10", true),
+            ("nvidia.com/hostdev", false),
+            ("volcano.sh/vgpu-memory", true),
+            ("volcano.sh/other", false),
+            ("deviceclass.resource.kubernetes.io/gpu.nvidia.com", true),
+            ("deviceclass.resource.kubernetes.io/gpu.divvy.dev", false),
+            ("amd.com/gpu", false),
+            ("cpu", false),
+        ] {
+            assert_eq!(is_foreign(resource), foreign, "{resource}");
+        }
+    }
+}

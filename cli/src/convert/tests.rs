@@ -1,0 +1,284 @@
+use super::*;
+
+/// Inputs in fixtures/convert/in; true if all of it can be converted.
+const INPUTS: [(&str, bool); 8] = [
+    ("device-plugin", true),
+    ("gpu-manager", true),
+    ("hami", true),
+    ("kai", true),
+    ("kai-fraction", true),
+    ("nvidia-dra", true),
+    ("list", true),
+    ("refused", false),
+];
+
+/// Converts an input.
+pub(crate) fn converted(name: &str) -> Converted {
+    let path = format!(
+        "{}/fixtures/convert/in/{name}.yaml",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    of(&fs_err::read_to_string(path).unwrap())
+}
+
+fn of(text: &str) -> Converted {
+    convert(yaml::documents("x", text).unwrap())
+}
+
+#[test]
+fn each_input_becomes_its_golden_file() {
+    for (name, complete) in INPUTS {
+        let converted = converted(name);
+        let text = converted.yaml().unwrap();
+        crate::golden::same(&format!("convert/out/{name}.yaml"), text.trim_end());
+        assert_eq!(converted.is_complete(), complete, "{name}");
+        assert!(converted.found_any, "{name}");
+    }
+}
+
+#[test]
+fn what_is_converted_is_not_converted_again() {
+    for (name, _) in INPUTS {
+        let first = converted(name).yaml().unwrap();
+        let again = of(&first);
+        let nodes: Vec<Node> = again.documents.into_iter().map(|d| d.node).collect();
+        assert_eq!(nodes, yaml::documents("x", &first).unwrap(), "{name}");
+    }
+}
+
+/// A pod with two init containers, a sidecar between them, and two containers, with these numbers
+/// of GPUs.
+fn pod_with(gpus: [u32; 5]) -> String {
+    let limits = |gpus: u32| format!("resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}");
+    let [first, sidecar, second, main, other] = gpus.map(limits);
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: p}}
+spec:
+  initContainers:
+  - {{name: first, {first}}}
+  - {{name: sidecar, restartPolicy: Always, {sidecar}}}
+  - {{name: second, {second}}}
+  containers:
+  - {{name: main, {main}}}
+  - {{name: other, {other}}}
+"
+    )
+}
+
+/// Returns the requests of the template, and for each container the requests that it uses.
+fn links(converted: &Converted) -> (Vec<String>, Vec<String>) {
+    let at =
+        |node: &Node, path: &[&str]| node.at(path).map(Node::items).unwrap_or_default().to_vec();
+    let mut requests = Vec::new();
+    let mut users = Vec::new();
+    for Document { node, .. } in &converted.documents {
+        for request in at(node, &["spec", "spec", "devices", "requests"]) {
+            let count = request.at(&["exactly", "count"]).and_then(Node::scalar);
+            let name = request.text_at(&["name"]).unwrap();
+            requests.push(format!("{name} {}", count.unwrap_or("1".to_owned())));
+        }
+        for list in ["initContainers", "containers"] {
+            for container in at(node, &["spec", list]) {
+                let used = at(&container, &["resources", "claims"]);
+                let used = used
+                    .iter()
+                    .map(|claim| claim.text_at(&["request"]).unwrap_or("all"));
+                let name = container.text_at(&["name"]).unwrap();
+                users.extend(used.map(|used| format!("{name} {used}")));
+            }
+        }
+    }
+    (requests, users)
+}
+
+#[test]
+fn init_containers_use_the_devices_of_later_ones_where_they_are_enough() {
+    for (gpus, requests, users) in [
+        ([0, 0, 0, 1, 0], &["gpu 1"][..], &["main all"][..]),
+        ([1, 0, 0, 1, 0], &["gpu 1"], &["first all", "main all"]),
+        (
+            [1, 0, 1, 2, 1],
+            &["main 2", "other 1"],
+            &["first main", "second main", "main main", "other other"],
+        ),
+        // Of two that need more, the smaller one uses what the bigger one has.
+        (
+            [2, 0, 3, 1, 0],
+            &["main 1", "second 3"],
+            &["first second", "second second", "main main"],
+        ),
+        // A sidecar goes on, with its own.
+        (
+            [1, 1, 0, 0, 0],
+            &["sidecar 1", "first 1"],
+            &["first first", "sidecar sidecar"],
+        ),
+        ([0, 0, 0, 0, 0], &[], &[]),
+    ] {
+        let converted = of(&pod_with(gpus));
+        assert!(converted.is_complete());
+        let (made, used) = links(&converted);
+        assert_eq!(made, requests, "{gpus:?}");
+        assert_eq!(used, users, "{gpus:?}");
+    }
+}
+
+#[test]
+fn a_claim_has_no_more_devices_than_kubernetes_takes() {
+    let converted = of(&pod_with([0, 0, 0, 17, 16]));
+    let notes: Vec<String> = converted.all_notes().map(Note::to_string).collect();
+    assert_eq!(
+        notes,
+        [
+            "not converted: Pod default/p: spec.containers: 33 devices: a claim has 32 at most; spread them over several pods"
+        ]
+    );
+}
+
+#[test]
+fn names_that_are_taken_are_not_used_twice() {
+    let template =
+        "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: p-gpu}\n";
+    let pod = "apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: p-gpu}]
+  containers:
+  - {name: main, resources: {claims: [{name: gpu}], limits: {nvidia.com/gpu: 1}}}
+";
+    let converted = of(&format!("{template}---\n{pod}"));
+    let text = converted.yaml().unwrap();
+    assert!(text.contains("name: p-pod-gpu\n"), "{text}");
+    assert!(
+        text.contains("- name: gpu-2\n    resourceClaimTemplateName: p-pod-gpu\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("claims:\n      - name: gpu\n      - name: gpu-2\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn other_manifests_stay_as_they_are() {
+    let text = "# Nothing of GPUs.
+apiVersion: v1
+kind: Pod
+metadata:
+  name: p
+spec:
+  containers:
+  - name: c
+    image: x
+    resources:
+      limits:
+        cpu: 1
+        example.com/gpu: 1
+---
+apiVersion: resource.k8s.io/v1beta1
+kind: ResourceClaim
+metadata:
+  name: nic
+spec:
+  devices:
+    requests:
+    - name: nic
+      deviceClassName: nic.example.com
+";
+    let converted = of(text);
+    assert!(!converted.found_any && converted.is_complete());
+    assert_eq!(
+        format!("# Nothing of GPUs.\n{}", converted.yaml().unwrap()),
+        text
+    );
+}
+
+/// Each line of annotations with what is said of it.
+#[test]
+fn no_annotation_is_dropped_in_silence() {
+    let pod = |annotation: &str, gpus: u32| {
+        format!(
+            "apiVersion: v1
+kind: Pod
+metadata: {{name: p, annotations: {{{annotation}}}}}
+spec: {{containers: [{{name: c, resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}}}]}}
+"
+        )
+    };
+    for (annotation, gpus, says) in [
+        ("nvidia.com/use-gputype: ''", 1, "is empty: removed"),
+        (
+            "nvidia.com/use-gputype: A100",
+            0,
+            "no container asks for a GPU",
+        ),
+        ("nvidia.com/numa-bind: 'true'", 1, "one NUMA node anyway"),
+        (
+            "nvidia.com/numa-bind: 'false'",
+            2,
+            "a claim is so without it",
+        ),
+        (
+            "nvidia.com/vgpu-mode: hami-core",
+            1,
+            "a claim is so without it",
+        ),
+        ("nvidia.com/vgpu-mode: mps", 1, "no MPS shares yet"),
+        (
+            "gpu-fraction-num-devices: '2'",
+            1,
+            "means nothing without gpu-fraction",
+        ),
+        (
+            "gpu-fraction-container-name: c",
+            1,
+            "means nothing without gpu-fraction",
+        ),
+        (
+            "hami.io/vgpu-node: n1",
+            1,
+            "was written when the pod was placed",
+        ),
+        ("kai.scheduler/topology: t", 1, "it stays, without effect"),
+        (
+            "hami.io/other: x",
+            1,
+            "there is no rule for this annotation",
+        ),
+    ] {
+        let converted = of(&pod(annotation, gpus));
+        let notes: Vec<String> = converted.all_notes().map(Note::to_string).collect();
+        let key = annotation.split(": ").next().unwrap();
+        let found = notes.iter().find(|note| note.contains(key));
+        assert!(
+            found.is_some_and(|note| note.contains(says)),
+            "{annotation}: {notes:?}"
+        );
+    }
+    let two = of(&pod("nvidia.com/numa-bind: 'true'", 2)).yaml().unwrap();
+    assert!(
+        two.contains("- matchAttribute: resource.kubernetes.io/numaNode"),
+        "{two}"
+    );
+}
+
+#[test]
+fn amounts_of_partitions_have_a_unit() {
+    let text = "apiVersion: v1
+kind: Pod
+metadata: {name: p, annotations: {nvidia.com/vgpu-mode: mig}}
+spec: {containers: [{name: c, resources: {limits: {nvidia.com/gpumem-percentage: 50}}}]}
+";
+    let converted = of(text);
+    let said = converted
+        .all_notes()
+        .map(Note::to_string)
+        .collect::<String>();
+    assert!(
+        said.contains("a partition has no percentage: write nvidia.com/gpumem"),
+        "{said}"
+    );
+}

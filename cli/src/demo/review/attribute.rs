@@ -1,0 +1,101 @@
+//! Attributes and capacities that claims name: those that no device has, and the ones that were
+//! probably meant.
+
+use std::collections::BTreeSet;
+
+use divvy_api::names;
+use k8s_openapi::api::resource::v1::DeviceConstraint;
+
+use super::{Findings, Known};
+use crate::lookup::{self, meant};
+
+/// Longest domain of a qualified name.
+const LONGEST_DOMAIN: usize = 63;
+/// Longest name behind the domain.
+const LONGEST_NAME: usize = 32;
+
+impl Findings {
+    pub(super) fn constraint(&mut self, at: &str, of: &DeviceConstraint, known: &Known) {
+        let (step, attribute) = match (&of.match_attribute, &of.distinct_attribute) {
+            (Some(attribute), None) => (".matchAttribute", attribute),
+            (None, Some(attribute)) => (".distinctAttribute", attribute),
+            _ => {
+                let what = "Required value: exactly one of `matchAttribute` or `distinctAttribute` is required";
+                return self.refuse(at, what);
+            }
+        };
+        let at = format!("{at}{step}");
+        let (domain, name) = attribute.split_once('/').unwrap_or(("", attribute));
+        let hint = meant(domain, name, &known.attributes)
+            .map(|(domain, name)| format!(" (did you mean \"{domain}/{name}\"?)"))
+            .unwrap_or_default();
+        if domain.is_empty() {
+            self.refuse(
+                &at,
+                &format!("Invalid value: {attribute:?}: a valid name must include a domain{hint}"),
+            );
+        } else if !is_identifier(name) {
+            let what = format!(
+                "Invalid value: {name:?}: a valid C identifier of at most {LONGEST_NAME} characters must start with alphabetic \
+                 character or '_', followed by a string of alphanumeric characters or '_'{hint}"
+            );
+            self.refuse(&at, &what);
+        } else if domain.len() > LONGEST_DOMAIN {
+            self.refuse(
+                &at,
+                &format!("Too long: the domain may not be more than {LONGEST_DOMAIN} bytes"),
+            );
+        } else if !known.attributes.contains(attribute) {
+            self.doubt(&at, &format!("no device has attribute {attribute:?}{hint}"));
+        }
+    }
+
+    /// Returns the name of a capacity without our domain; notes one that no device has. Without
+    /// any name there is nothing to compare it with.
+    pub(super) fn known_capacity<'n>(
+        &mut self,
+        at: &str,
+        capacity: &'n str,
+        all: &BTreeSet<String>,
+    ) -> Option<&'n str> {
+        // Names without a domain are those of the device's driver.
+        let (domain, name) = capacity
+            .split_once('/')
+            .unwrap_or((names::DRIVER, capacity));
+        if all.is_empty() || all.contains(&format!("{domain}/{name}")) {
+            return Some(name);
+        }
+        let there: BTreeSet<&str> = all
+            .iter()
+            .filter_map(|full| full.strip_prefix(names::DRIVER)?.strip_prefix('/'))
+            .collect();
+        let mut there: Vec<&str> = there.into_iter().collect();
+        there.sort_by_key(|name| *name != names::capacity::MEMORY);
+        let hint = match meant(domain, name, all) {
+            Some((_, name)) => format!(" (did you mean {name:?}?)"),
+            None if there.is_empty() => String::new(),
+            None => format!("; there are {}", there.join(", ")),
+        };
+        self.doubt(at, &format!("no capacity {capacity:?}{hint}"));
+        None
+    }
+
+    /// Notes the names that an expression looks up and that no device has.
+    pub(super) fn looked_up(
+        &mut self,
+        at: &str,
+        expression: &str,
+        attributes: &BTreeSet<String>,
+        capacities: &BTreeSet<String>,
+    ) {
+        for what in lookup::unknown(expression, attributes, capacities) {
+            self.doubt(at, &what);
+        }
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    name.len() <= LONGEST_NAME
+        && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}

@@ -1,0 +1,158 @@
+//! `divvy inventory`: the GPUs of this machine or of a simulated one, and the devices that divvy
+//! would publish.
+
+mod shown;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use divvy_gpu_sim::SimNode;
+use divvy_host::{DriverRootError, HostRoot, RootReason};
+use divvy_kubelet_plugin::Offer;
+use divvy_model::Inventory;
+use divvy_offer::{GpuRules, NodeFacts};
+
+use self::shown::Shown;
+use crate::Usage;
+use crate::demo::start::{Which, switch_mig_on};
+use crate::format::{self, Output};
+use crate::manifests::Manifests;
+use crate::offered::offered;
+
+/// Arguments of `divvy inventory`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Simulated GPUs instead of this machine's: boards and numbers, such as h100x8 or
+    /// a100-40x4,l4x2
+    #[arg(long, value_name = "GPUS", value_parser = crate::boards::simulated)]
+    sim: Option<String>,
+    /// Simulated GPUs that are in MIG mode: all, or their numbers, such as 0,2
+    #[arg(long, value_name = "NUMBERS", requires = "sim")]
+    mig_on: Option<Which>,
+    /// Modes in which GPUs without a policy are offered, like the node plugin's flag
+    #[arg(long, value_enum, default_value_t)]
+    offer: Offer,
+    /// A file or folder with GpuPolicies that decide the modes of the GPUs, or - for standard
+    /// input; may be given several times
+    #[arg(long, value_name = "FILE")]
+    policy: Vec<PathBuf>,
+    /// Name of the node, which policies can select
+    #[arg(long, value_name = "NAME", default_value = "this-node")]
+    node_name: String,
+    /// Label of the node, which policies can select; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    node_label: Vec<(String, String)>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Root of the NVIDIA driver's files; by default the known places are searched
+    #[arg(long, env = "DRIVER_ROOT", value_name = "FOLDER")]
+    driver_root: Option<PathBuf>,
+    /// The NVML library; by default the one in the driver root
+    #[arg(long, env = "NVML_LIBRARY", value_name = "FILE")]
+    nvml_library: Option<PathBuf>,
+}
+
+/// Runs `divvy inventory`. Exit status 1 when a GPU could not be read.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let (inventory, left_out) = match &args.sim {
+        Some(spec) => {
+            let node = SimNode::parse(spec).context("invalid --sim")?;
+            switch_mig_on(&node, args.mig_on.as_ref())
+                .map_err(|error| Usage(format!("{error:#}")))?;
+            (node.inventory(), Vec::new())
+        }
+        None => of_this_machine(args)?,
+    };
+    let mut shown = shown(&inventory, args)?;
+    shown.problems.extend(left_out);
+    let wide = args.output == Output::Wide;
+    format::show(&shown, args.output.format(), |shown| {
+        text::table(shown, wide)
+    })?;
+    Ok(if shown.problems.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Reads the GPUs of this machine; a GPU that does not even say its UUID is a line of its own.
+fn of_this_machine(args: &Args) -> Result<(Inventory, Vec<String>)> {
+    let host = HostRoot::default();
+    let library = if let Some(path) = &args.nvml_library {
+        path.clone()
+    } else {
+        // Else it would be looked for below the root of the host.
+        let root = args.driver_root.as_deref().map(std::path::absolute);
+        let root = root.transpose().context("--driver-root")?;
+        match divvy_host::find_driver(&host, root.as_deref()) {
+            Ok(driver) => driver.nvml_library,
+            Err(error) => bail!("{}", no_driver(root.as_deref(), &error)),
+        }
+    };
+    let driver = divvy_nvml::NvmlDriver::open(Some(&library))
+        .context("failed to open NVML (divvy inventory --sim h100x2 needs no GPU)")?;
+    let topology = |address| divvy_host::topology(&host, address).unwrap_or_default();
+    let inventory = divvy_nvml::read_inventory(&driver, &topology)?;
+    let left_out = driver.left_out().into_iter();
+    let left_out = left_out.map(|(index, code)| {
+        format!("GPU at index {index}: {code}: it is left out, and the numbers of the GPUs after it may differ from the node's")
+    });
+    Ok((inventory, left_out.collect()))
+}
+
+/// Says that there is no driver, without the places that were looked in, which fill a page, but
+/// with the platform if one of them is of a platform that is not supported.
+fn no_driver(root: Option<&Path>, error: &DriverRootError) -> String {
+    let tried = match error {
+        DriverRootError::NoneFits { tried, .. } => tried.as_slice(),
+        DriverRootError::Module(_) => &[],
+    };
+    let is_other =
+        |(_, reason): &&(PathBuf, RootReason)| matches!(reason, RootReason::Unsupported(_));
+    if let Some((folder, reason)) = tried.iter().find(is_other) {
+        let option = if root.is_some() { "--driver-root " } else { "" };
+        return format!("{option}{}: {reason}", folder.display());
+    }
+    match root {
+        Some(root) => format!(
+            "--driver-root {}: no NVIDIA driver in it (a library folder with libnvidia-ml.so.1)",
+            root.display()
+        ),
+        None => "this machine has no NVIDIA driver in the known places: --driver-root says where one is, and --sim h100x2 \
+                 needs none"
+            .to_owned(),
+    }
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("expected a key, = and a value")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// Works out what is there and what of it would be published.
+fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
+    let defaults = GpuRules {
+        modes: args.offer.modes(),
+        ..GpuRules::default()
+    };
+    let labels = args.node_label.iter().cloned().collect();
+    let node = NodeFacts {
+        name: &args.node_name,
+        labels: &labels,
+    };
+    let offered = offered(
+        inventory,
+        &node,
+        &Manifests::of_files(&args.policy)?.policies,
+        &defaults,
+    );
+    Ok(Shown::of(inventory, &offered))
+}

@@ -1,0 +1,120 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn of(line: &str) -> Shown {
+    let words = std::iter::once("inventory").chain(line.split_whitespace());
+    let args = Line::try_parse_from(words).unwrap().args;
+    let node = SimNode::parse(args.sim.as_deref().unwrap()).unwrap();
+    switch_mig_on(&node, args.mig_on.as_ref()).unwrap();
+    shown(&node.inventory(), &args).unwrap()
+}
+
+#[test]
+fn the_table_says_what_to_select_by_in_80_columns() {
+    let text = text::table(&of("--sim h100x2 --offer everything"), false);
+    for line in [
+        "gpu-0  H100 80GB HBM3  79.6 GiB  132  off  0     switch",
+        "NVIDIA H100 80GB HBM3 (gpu-0, gpu-1), published as",
+        "whole    gpu.divvy.dev    1 per GPU  79.6 GiB  the class",
+        "1g.10gb  mig.divvy.dev    7 per GPU  9.8 GiB   profile == \"1g.10gb\"",
+        "share    share.divvy.dev  16 slots   79.6 GiB  capacity memory, cores, slots",
+        "  device.attributes[\"gpu.divvy.dev\"].profile == \"1g.10gb\"",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn the_table_says_that_nothing_enforces_shares_where_there_are_any() {
+    let warns = |line: &str| text::table(&of(line), false).contains("nothing enforces them");
+    assert!(warns("--sim l4x1 --offer everything"));
+    assert!(
+        !warns("--sim h100x1 --mig-on all"),
+        "whole GPUs and partitions"
+    );
+}
+
+#[test]
+fn the_table_of_every_board_fits_80_columns() {
+    for board in divvy_gpu_sim::profiles() {
+        for more in ["", "--offer everything"] {
+            let shown = of(&format!("--sim {}x8 {more}", board.key));
+            for line in text::table(&shown, false).lines() {
+                // Neither an expression nor a reason is broken.
+                let is_note = line.starts_with("left out: ") || line.starts_with("  device.");
+                assert!(
+                    is_note || line.chars().count() <= 80,
+                    "{}: {line}",
+                    board.key
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_in_mig_mode_are_published_as_partitions() {
+    let shown = of("--sim a100-80x2 --mig-on 0");
+    let modes: Vec<&str> = shown.gpus.iter().map(|gpu| gpu.mig).collect();
+    assert_eq!(modes, ["on", "off"]);
+    let of_gpu = |gpu: &str| {
+        let has = |form: &&shown::Form| form.gpus.iter().any(|name| name == gpu);
+        let forms = shown.forms.iter().filter(has);
+        forms
+            .map(|form| form.class)
+            .collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(of_gpu("gpu-0"), ["admin.divvy.dev", "mig.divvy.dev"].into());
+    assert_eq!(of_gpu("gpu-1"), ["gpu.divvy.dev"].into());
+}
+
+/// Programs get one case of letters, and no dump of Rust's enums.
+#[test]
+fn json_is_in_camel_case_throughout() {
+    fn names(value: &serde_json::Value, all: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(fields) => {
+                for (name, value) in fields {
+                    all.push(name.clone());
+                    names(value, all);
+                }
+            }
+            serde_json::Value::Array(items) => items.iter().for_each(|item| names(item, all)),
+            _ => {}
+        }
+    }
+    let value =
+        serde_json::to_value(of("--sim h100x1,a100-40x1 --mig-on 1 --offer everything")).unwrap();
+    let mut all = Vec::new();
+    names(&value, &mut all);
+    let odd = |name: &&String| {
+        !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.contains(['_', '-'])
+    };
+    assert_eq!(
+        all.iter().filter(odd).collect::<Vec<_>>(),
+        Vec::<&String>::new()
+    );
+    let gpu = &value["gpus"][0];
+    assert_eq!(gpu["brand"], "Nvidia");
+    assert!(gpu["mig"] == "off" || gpu["mig"] == "on", "{gpu}");
+    assert!(gpu["computeCapability"].is_string(), "{gpu}");
+}
+
+#[test]
+fn without_a_driver_the_error_is_short() {
+    for root in [None, Some(Path::new("/nowhere"))] {
+        let error = DriverRootError::NoneFits {
+            tried: vec![(PathBuf::from("/nowhere"), RootReason::Absent)],
+            set_by_user: root.is_some(),
+        };
+        let said = no_driver(root, &error);
+        assert!(said.len() < 160 && !said.contains('\n'), "{said}");
+    }
+}

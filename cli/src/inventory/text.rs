@@ -1,0 +1,172 @@
+//! The inventory as tables of 80 columns: the GPUs, and what to select by. Pure.
+
+use std::collections::BTreeSet;
+
+use divvy_api::names::attributes;
+
+use super::shown::{Form, Gpu, Shown, selector};
+use crate::format::{bytes, shortened};
+use crate::table::{Table, or_dash};
+
+/// Columns of a terminal that a line should fit.
+const WIDTH: usize = 80;
+
+/// Characters of a product's name in the table of GPUs; the other table has it in full.
+const PRODUCT: usize = 38;
+
+/// The inventory for people; `wide` has addresses, UUIDs and every device.
+pub(super) fn table(shown: &Shown, wide: bool) -> String {
+    let unknown = || "-".to_owned();
+    let mut blocks = vec![format!(
+        "driver {}, CUDA {}, NVML {}",
+        shown.driver_version,
+        shown.cuda_version.clone().unwrap_or_else(unknown),
+        shown.nvml_version.clone().unwrap_or_else(unknown)
+    )];
+    blocks.push(gpus(&shown.gpus, wide));
+    let cut = shown.gpus.iter().filter(|gpu| gpu.mig == "on");
+    for picture in cut.filter_map(|gpu| gpu.picture.as_ref()) {
+        blocks.push(picture.lines().join("\n"));
+    }
+    let decided: Vec<String> = shown
+        .gpus
+        .iter()
+        .filter_map(|gpu| {
+            let (name, by) = (gpu.name.as_ref()?, gpu.decided_by.as_ref()?);
+            Some(format!("{name} by {by}"))
+        })
+        .collect();
+    if !decided.is_empty() {
+        blocks.push(decided.join("\n"));
+    }
+    let products: BTreeSet<&str> = shown
+        .forms
+        .iter()
+        .map(|form| form.product_name.as_str())
+        .collect();
+    for product in &products {
+        blocks.push(offered(product, &shown.forms));
+    }
+    if shown.forms.is_empty() {
+        blocks.push("Nothing would be published.".to_owned());
+    } else {
+        blocks.push(how(&shown.forms));
+        blocks.extend(limits(&shown.forms));
+    }
+    if wide {
+        blocks.push(format!("published: {}", shown.devices.join(" ")));
+    }
+    let lines = |what: &str, lines: &[String]| {
+        lines
+            .iter()
+            .map(|line| format!("{what}: {line}"))
+            .collect::<Vec<_>>()
+    };
+    let rest = [
+        lines("left out", &shown.notes),
+        lines("problem", &shown.problems),
+    ]
+    .concat();
+    if !rest.is_empty() {
+        blocks.push(rest.join("\n"));
+    }
+    blocks.join("\n\n")
+}
+
+fn gpus(gpus: &[Gpu], wide: bool) -> String {
+    let mut table = Table::new(["GPU", "PRODUCT", "MEMORY", "SMS", "MIG", "NUMA", "NVLINK"]);
+    if wide {
+        table.widen(&["PCI", "UUID"]);
+    }
+    for gpu in gpus {
+        let number = |n: Option<u32>| n.map_or("-".to_owned(), |n| n.to_string());
+        let product = gpu
+            .product_name
+            .strip_prefix("NVIDIA ")
+            .unwrap_or(&gpu.product_name);
+        let mut cells = vec![
+            or_dash(gpu.name.as_deref().unwrap_or_default()),
+            if wide {
+                product.to_owned()
+            } else {
+                shortened(product, PRODUCT)
+            },
+            gpu.memory_bytes.map_or("-".to_owned(), bytes),
+            number(gpu.multiprocessors),
+            if gpu.mig == "unsupported" {
+                "-"
+            } else {
+                gpu.mig
+            }
+            .to_owned(),
+            number(gpu.numa_node),
+            match gpu.nvlink.as_deref() {
+                Some("1") => "1 peer".to_owned(),
+                Some("switch") => "switch".to_owned(),
+                Some(peers) => format!("{peers} peers"),
+                None => "-".to_owned(),
+            },
+        ];
+        if wide {
+            cells.extend([gpu.pci_address.clone(), gpu.uuid.clone()]);
+        }
+        table.cells(cells);
+    }
+    table.render(0)
+}
+
+/// The forms of the GPUs of one product.
+fn offered(product: &str, forms: &[Form]) -> String {
+    let mut table = Table::new(["FORM", "CLASS", "DEVICES", "MEMORY", "SELECT WITH"]);
+    let mut names: BTreeSet<&str> = BTreeSet::new();
+    for form in forms.iter().filter(|form| form.product_name == product) {
+        names.extend(form.gpus.iter().map(String::as_str));
+        let select = match (&form.selector, form.requests.is_empty()) {
+            (Some(_), _) => format!("{} == \"{}\"", attributes::PROFILE, form.name),
+            (None, false) => format!("capacity {}", form.requests.join(", ")),
+            (None, true) if form.name == "admin" => "adminAccess: true".to_owned(),
+            (None, true) => "the class".to_owned(),
+        };
+        table.cells(vec![
+            form.name.clone(),
+            form.class.to_owned(),
+            match form.slots {
+                Some(slots) => format!("{slots} slots"),
+                None => format!("{} per GPU", form.devices_per_gpu),
+            },
+            form.memory_bytes.map_or("-".to_owned(), bytes),
+            select,
+        ]);
+    }
+    let names: Vec<&str> = names.into_iter().collect();
+    let names = match names.as_slice() {
+        [first, .., last] if names.len() > 4 => format!("{first} … {last}"),
+        names => names.join(", "),
+    };
+    let mut title = format!("{product} ({names}), published as");
+    if title.chars().count() > WIDTH {
+        title = format!("{product}\n({names}), published as");
+    }
+    format!("{title}\n{}", table.render(0))
+}
+
+/// Says what is kept within its amounts, where something is not.
+fn limits(forms: &[Form]) -> Option<String> {
+    forms.iter().find(|form| !form.requests.is_empty())?;
+    Some(
+        "Shares: memory and compute are counted, and nothing enforces them. Whole GPUs\n\
+         and partitions are limited by the hardware."
+            .to_owned(),
+    )
+}
+
+/// Says how a row of the table is written in a claim.
+fn how(forms: &[Form]) -> String {
+    let profile = forms.iter().find_map(|form| form.selector.clone());
+    let product = || {
+        let form = forms.first()?;
+        Some(selector(attributes::PRODUCT_NAME, &form.product_name))
+    };
+    let expression = profile.or_else(product).unwrap_or_default();
+    format!("A selector in full:\n  {expression}")
+}

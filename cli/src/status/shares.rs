@@ -1,0 +1,115 @@
+//! Shares of one GPU: what each claim was granted, and what is left. Pure.
+
+use std::collections::BTreeMap;
+
+use divvy_api::names::capacity;
+use divvy_api::node::GpuStatus;
+use divvy_model::Alternative;
+use divvy_offer::pool_name;
+use k8s_openapi::api::resource::v1::{Device, DeviceRequestAllocationResult};
+
+use super::read::CLAIMS;
+use super::snapshot::{Snapshot, full_name};
+use crate::device::{amount, kind, memory, share_memory};
+use crate::format::bytes;
+
+/// Capacities of shares in the order in which they are shown.
+const SHOWN: [&str; 4] = [
+    capacity::MEMORY,
+    capacity::PERCENT,
+    capacity::CORES,
+    capacity::SLOTS,
+];
+
+/// Returns the amounts that the shares of a GPU were granted, by claim.
+pub(super) fn granted(
+    snapshot: &Snapshot,
+    node: &str,
+    gpu: &GpuStatus,
+) -> BTreeMap<String, String> {
+    let device = device(snapshot, node, gpu);
+    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (claim, result) in results(snapshot, node, gpu) {
+        let consumed = result.consumed_capacity.iter().flatten();
+        let mut words: Vec<String> = consumed
+            .filter(|(name, _)| *name != capacity::MEMORY)
+            .map(|(name, amount)| format!("{name} {}", amount.0))
+            .collect();
+        let memory = result.consumed_capacity.as_ref();
+        if let Some(memory) = memory.and_then(|consumed| share_memory(device, consumed)) {
+            words.insert(0, format!("memory {}", bytes(memory)));
+        }
+        all.entry(claim).or_default().push(words.join(", "));
+    }
+    all.into_iter()
+        .map(|(claim, words)| (claim, words.join("; ")))
+        .collect()
+}
+
+/// Returns the amounts that are left of a GPU that is given out in shares, or nothing where it is
+/// not, or where claims cannot be read.
+pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> String {
+    let held: Vec<_> = results(snapshot, node, gpu).collect();
+    let Some(device) = device(snapshot, node, gpu).filter(|_| !held.is_empty()) else {
+        return String::new();
+    };
+    if snapshot.lacks(&CLAIMS) {
+        return String::new();
+    }
+    let words = SHOWN.into_iter().filter_map(|name| {
+        let total = amount(&device.capacity.as_ref()?.get(name)?.value.0)?;
+        let taken = |result: &DeviceRequestAllocationResult| {
+            amount(&result.consumed_capacity.as_ref()?.get(name)?.0)
+        };
+        let taken: u64 = held.iter().filter_map(|(_, result)| taken(result)).sum();
+        let left = total.saturating_sub(taken);
+        Some(match name {
+            capacity::MEMORY => format!("memory {} of {}", bytes(left), bytes(total)),
+            capacity::PERCENT => {
+                let of =
+                    memory(device).map_or_else(String::new, |all| format!(" of {}", bytes(all)));
+                format!("{left} percent{of}")
+            }
+            _ => format!("{name} {left} of {total}"),
+        })
+    });
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the device whose shares of the GPU are given out.
+fn device<'s>(snapshot: &'s Snapshot, node: &str, gpu: &GpuStatus) -> Option<&'s Device> {
+    let pool = pool_name(node);
+    snapshot
+        .slices
+        .iter()
+        .filter(|slice| slice.spec.driver == snapshot.driver && slice.spec.pool.name == pool)
+        .flat_map(|slice| slice.spec.devices.iter().flatten())
+        .find(|device| is_share_of(&device.name, gpu))
+}
+
+/// Returns what claims have of the GPU's shares, each with the claim's name.
+fn results<'s>(
+    snapshot: &'s Snapshot,
+    node: &str,
+    gpu: &'s GpuStatus,
+) -> impl Iterator<Item = (String, &'s DeviceRequestAllocationResult)> {
+    let pool = pool_name(node);
+    let all = snapshot.claims.iter().flat_map(|claim| {
+        let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
+        let results = allocation.and_then(|a| a.devices.as_ref()?.results.as_ref());
+        results
+            .into_iter()
+            .flatten()
+            .map(move |result| (full_name(&claim.metadata), result))
+    });
+    all.filter(move |(_, result)| {
+        result.driver == snapshot.driver && result.pool == pool && is_share_of(&result.device, gpu)
+    })
+}
+
+fn is_share_of(device: &str, gpu: &GpuStatus) -> bool {
+    kind(device).is_some_and(|kind| {
+        kind.alternative() == Alternative::TIME_SLICED
+            && gpu.name == format!("gpu-{}", kind.ordinal())
+    })
+}
