@@ -1,25 +1,25 @@
-//! Our allocator, in this process: a claim on each of a hundred nodes, beside a bare loop over the devices that it has
-//! to look at.
+//! Our allocator, in this process: a claim on each of a hundred nodes whose GPUs are offered as
+//! everything.
 
 use std::hint::black_box;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Slices};
 use divvy_api::names::{CLASS_GPU, CLASS_MIG, CLASS_SHARE, DRIVER};
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_class, mk_node, mk_result};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
-    CELDeviceSelector, Device, DeviceClass, DeviceSelector, ResourceClaim, ResourceSlice,
+    CELDeviceSelector, DeviceClass, DeviceSelector, ResourceClaim, ResourceSlice,
 };
 
-use crate::offered::{Offered, slices};
+use crate::offered::{everything as offered, slices};
 use crate::rig::NODE;
 use crate::stats::median;
 use crate::table::{Budget, Row, Value};
 
 const NODES: usize = 100;
 
-/// What the class asks for, and the claim; [`by_hand`] asks the same.
+/// Selectors of the class and of the claim.
 const OF_CLASS: &str =
     r#"device.driver == "gpu.divvy.dev" && device.attributes["gpu.divvy.dev"].type == "gpu""#;
 const OF_CLAIM: &str = r#"device.attributes["gpu.divvy.dev"].productName.lowerAscii().matches("h100.*hbm") &&
@@ -51,8 +51,8 @@ impl Cluster {
         }
     }
 
-    /// On how many nodes a claim fits while these devices of every node are held; and the time that finding this out
-    /// takes, for the first node and for all.
+    /// Counts the nodes on which a claim fits while these devices of every node are held, and takes
+    /// the time that finding this out takes, for the first node and for all.
     fn allocate(
         &self,
         slices: &Slices,
@@ -63,7 +63,12 @@ impl Cluster {
         let allocator = Allocator::new(Features::ALL);
         let allocated = AllocatedState::from_claims([&holding(&self.published, held)]);
         let fits = |node: &Node| {
-            let inputs = Inputs { slices, classes: &self.classes, allocated: &allocated, node };
+            let inputs = Inputs {
+                slices,
+                classes: &self.classes,
+                allocated: &allocated,
+                node,
+            };
             matches!(allocator.fit(&inputs, &[claim]), Ok(Some(_)))
         };
         let first = self.nodes.first().context("no node")?;
@@ -73,7 +78,11 @@ impl Cluster {
         let all = median(rounds.div_ceil(10), || {
             black_box(self.nodes.iter().filter(|node| fits(node)).count());
         });
-        Ok(Took { fitting: self.nodes.iter().filter(|node| fits(node)).count(), one, all })
+        Ok(Took {
+            fitting: self.nodes.iter().filter(|node| fits(node)).count(),
+            one,
+            all,
+        })
     }
 }
 
@@ -83,48 +92,35 @@ struct Took {
     all: std::time::Duration,
 }
 
-/// Whole GPUs as they were published, beside a bare loop over the same devices.
-pub(crate) fn whole(of_one_node: &[ResourceSlice], rounds: usize) -> Result<Vec<Row>> {
-    let cluster = Cluster::new(of_one_node);
-    let names: Vec<String> = devices(of_one_node).map(|device| device.name.clone()).collect();
-    let gpus = names.len();
-    ensure!(gpus > 0, "the plugin published no device");
-    let (claim, slices) = (claim_for(CLASS_GPU, OF_CLAIM), Slices::new(&cluster.published));
-    let mut rows = Vec::new();
-    for (what, held) in [("all GPUs free", 0), ("one GPU of each free", gpus - 1)] {
-        let took = cluster.allocate(&slices, &claim, names.get(..held).unwrap_or_default(), rounds)?;
-        ensure!(took.fitting == NODES, "the claim fits on {} of {NODES} nodes ({what})", took.fitting);
-        // First fit looks at every device up to the first free one.
-        let bare = median(rounds, || {
-            let visited =
-                cluster.published.iter().flat_map(|s| s.spec.devices.iter().flatten().take(held + 1));
-            black_box(visited.filter(|device| by_hand(black_box(device))).count());
-        });
-        let title = format!("one claim on each of {NODES} nodes × {gpus} GPUs, {what}");
-        let row = Row::new(title, took.all).beside("bare loop over the devices visited", bare);
-        rows.push(row.budget(Budget::AtMost(Value::Seconds(0.01))));
-        rows.push(Row::new(format!("the same claim on one node, {what}"), took.one));
-    }
-    Ok(rows)
-}
-
-/// Everything that eight H100 can become.
+/// Measures claims for everything that eight H100 can become.
 pub(crate) fn everything(rounds: usize) -> Result<Vec<Row>> {
-    let pool = Offered::everything("h100x8", false)?.carve(NODE).pool;
+    let pool = offered("h100x8", NODE)?;
     let count = pool.devices().count();
     let cluster = Cluster::new(&slices(&pool, NODE, "bench"));
     let mut rows = Vec::new();
-    let index = median(rounds.div_ceil(20), || drop(black_box(Slices::new(&cluster.published))));
-    rows.push(Row::new(format!("index and check the slices of {NODES} nodes, {count} devices each"), index));
+    let index = median(rounds.div_ceil(20), || {
+        drop(black_box(Slices::new(&cluster.published)));
+    });
+    rows.push(Row::new(
+        format!("index and check the slices of {NODES} nodes, {count} devices each"),
+        index,
+    ));
     let one_g = |number: usize| format!("mig-1g10gb-19-{number}");
-    let partitions: Vec<String> =
-        (0..8).flat_map(|gpu| (0..3).map(move |number| format!("gpu-{gpu}-{}", one_g(number)))).collect();
-    let full: Vec<String> = (0..8).map(|gpu| format!("gpu-{gpu}-mig-7g80gb-0-0")).collect();
+    let partitions: Vec<String> = (0..8)
+        .flat_map(|gpu| (0..3).map(move |number| format!("gpu-{gpu}-{}", one_g(number))))
+        .collect();
+    let full: Vec<String> = (0..8)
+        .map(|gpu| format!("gpu-{gpu}-mig-7g80gb-0-0"))
+        .collect();
     let one = format!(r#"device.attributes["{DRIVER}"].profile == "1g.10gb""#);
     let whole = ("whole GPU", claim_for(CLASS_GPU, OF_CLAIM));
     let partition = ("1g.10gb", claim_for(CLASS_MIG, &one));
     let slices = Slices::new(&cluster.published);
-    for (state, held) in [("all free", &[][..]), ("three 1g on each GPU", &partitions), ("full", &full)] {
+    for (state, held) in [
+        ("all free", &[][..]),
+        ("three 1g on each GPU", &partitions),
+        ("full", &full),
+    ] {
         for (what, claim) in [&whole, &partition] {
             let took = cluster.allocate(&slices, claim, held, rounds)?;
             let answer = match took.fitting {
@@ -132,7 +128,10 @@ pub(crate) fn everything(rounds: usize) -> Result<Vec<Row>> {
                 NODES => "fits",
                 _ => "fits on some",
             };
-            let row = Row::new(format!("{what} on each of {NODES} nodes, {state}: {answer}"), took.all);
+            let row = Row::new(
+                format!("{what} on each of {NODES} nodes, {state}: {answer}"),
+                took.all,
+            );
             rows.push(row.budget(Budget::AtMost(Value::Seconds(0.01))));
             rows.push(Row::new(format!("{what} on one node, {state}"), took.one));
         }
@@ -144,7 +143,7 @@ fn node_name(node: usize) -> String {
     format!("node-{node:03}")
 }
 
-/// The slices of one node as another would publish them.
+/// Returns the slices of one node as another would publish them.
 fn on_node(slices: &[ResourceSlice], node: usize) -> impl Iterator<Item = ResourceSlice> {
     let name = node_name(node);
     slices.iter().cloned().map(move |mut slice| {
@@ -156,40 +155,39 @@ fn on_node(slices: &[ResourceSlice], node: usize) -> impl Iterator<Item = Resour
     })
 }
 
-fn devices(slices: &[ResourceSlice]) -> impl Iterator<Item = &Device> {
-    slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten())
-}
-
 fn selector(expression: &str) -> DeviceSelector {
-    DeviceSelector { cel: Some(CELDeviceSelector { expression: expression.to_owned() }) }
+    DeviceSelector {
+        cel: Some(CELDeviceSelector {
+            expression: expression.to_owned(),
+        }),
+    }
 }
 
 fn claim_for(class: &str, expression: &str) -> ResourceClaim {
     let mut claim = mk_claim("bench", "train", class, 1);
-    let requests =
-        claim.spec.iter_mut().flat_map(|s| s.devices.iter_mut().flat_map(|d| d.requests.iter_mut()));
-    for exact in requests.flatten().filter_map(|request| request.exactly.as_mut()) {
+    let requests = claim
+        .spec
+        .iter_mut()
+        .flat_map(|s| s.devices.iter_mut().flat_map(|d| d.requests.iter_mut()));
+    for exact in requests
+        .flatten()
+        .filter_map(|request| request.exactly.as_mut())
+    {
         exact.selectors = Some(vec![selector(expression)]);
     }
     claim
 }
 
-/// A claim that holds these devices of every node.
+/// Returns a claim that holds these devices of every node.
 fn holding(slices: &[ResourceSlice], names: &[String]) -> ResourceClaim {
     let held = slices.iter().flat_map(|slice| {
-        let devices = slice.spec.devices.iter().flatten().filter(|device| names.contains(&device.name));
+        let devices = slice
+            .spec
+            .devices
+            .iter()
+            .flatten()
+            .filter(|device| names.contains(&device.name));
         devices.map(|device| mk_result("", &slice.spec.driver, &slice.spec.pool.name, &device.name))
     });
     allocated(ResourceClaim::default(), held.collect())
-}
-
-/// The conditions of class and claim without CEL.
-fn by_hand(device: &Device) -> bool {
-    let text =
-        |name: &str| device.attributes.as_ref().and_then(|a| a.get(name)).and_then(|a| a.string.as_deref());
-    let memory = device.capacity.as_ref().and_then(|c| c.get("memory"));
-    let enough = memory.and_then(|m| m.value.0.strip_suffix("Mi")).and_then(|m| m.parse::<u64>().ok());
-    text("type") == Some("gpu")
-        && text("productName").is_some_and(|p| p.to_ascii_lowercase().contains("h100"))
-        && enough.is_some_and(|m| m >= 40 * 1024)
 }

@@ -1,4 +1,5 @@
-//! A burst: as many pods as a full node of shared GPUs has start at once, each with a claim and a call of its own.
+//! A burst: as many pods as a full node of shared GPUs has start at once, each with a claim and a
+//! call of its own.
 
 use std::path::Path;
 
@@ -9,12 +10,15 @@ use crate::rig::{Programs, Rig};
 use crate::table::{Budget, Row, Value};
 
 const CLAIMS: usize = 64;
-/// What the burst may take beside its writes.
+/// Budget of the burst beside its writes, in seconds.
 const BUDGET: f64 = 0.1;
 
 /// Shares of sixteen GPUs, four each.
 fn share(position: usize, _: usize) -> (String, Option<String>) {
-    (format!("gpu-{}-ts", position % 16), Some(format!("00000000-0000-4000-8000-{position:012}")))
+    (
+        format!("gpu-{}-ts", position % 16),
+        Some(format!("00000000-0000-4000-8000-{position:012}")),
+    )
 }
 
 /// Measures with the records on the filesystem of `parent`.
@@ -32,10 +36,14 @@ pub(crate) fn measure(programs: &Programs, parent: &Path, rounds: usize) -> Resu
     let row = |what: &str, measured| Row::new(what.to_owned(), measured);
     let (single, single_99) = (one.prepare.p50(), one.prepare.p99());
     let writes = format!("{CLAIMS} GETs at once + {CLAIMS} writes at once");
-    let all =
-        Row::new(format!("prepare, {CLAIMS} share claims, {CLAIMS} calls at once, p50"), burst.prepare.p50());
-    let late =
-        Row::new(format!("prepare, {CLAIMS} share claims, {CLAIMS} calls at once, p99"), burst.prepare.p99());
+    let all = Row::new(
+        format!("prepare, {CLAIMS} share claims, {CLAIMS} calls at once, p50"),
+        burst.prepare.p50(),
+    );
+    let late = Row::new(
+        format!("prepare, {CLAIMS} share claims, {CLAIMS} calls at once, p99"),
+        burst.prepare.p99(),
+    );
     let leave = Row::new(
         format!("unprepare, {CLAIMS} share claims, {CLAIMS} calls at once, p50"),
         burst.unprepare.p50(),

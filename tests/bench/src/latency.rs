@@ -1,6 +1,6 @@
-//! Prepare, unprepare and hand-over of whole GPUs over the plugin's socket, beside what they cannot do without: a
-//! GET of the claim and a synced write of a record. Every round measures every shape and its reference in turn, so
-//! that whatever else the machine does falls on all of them.
+//! Prepare, unprepare and hand-over of whole GPUs over the plugin's socket, beside what they cannot
+//! do without: a GET of the claim and a synced write of a record. Every round measures every shape
+//! and its reference in turn, so that whatever else the machine does falls on all of them.
 
 mod rows;
 
@@ -24,12 +24,12 @@ use crate::rig::{NAMESPACE, NODE, PATIENCE, Plugin, Programs, Rig};
 use crate::stats::Samples;
 use crate::table::{Row, Value};
 
-/// As many as the largest shape needs.
+/// GPUs for the largest shape.
 pub(crate) const GPUS: &str = "h100x16";
 /// Rounds before those that count: connections are opened, caches filled, threads started.
 pub(crate) const WARM_UP: usize = 5;
 
-/// How claims come to the plugin.
+/// Calls in which claims come to the plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// So many in one call.
@@ -54,9 +54,14 @@ impl Shape {
     }
 }
 
-const SHAPES: [Shape; 4] = [Shape::OneCall(1), Shape::OneCall(8), Shape::OneCall(16), Shape::AtOnce(16)];
+const SHAPES: [Shape; 4] = [
+    Shape::OneCall(1),
+    Shape::OneCall(8),
+    Shape::OneCall(16),
+    Shape::AtOnce(16),
+];
 
-/// What one shape took.
+/// Times of a shape.
 #[derive(Default)]
 pub(crate) struct Times {
     get: Samples,
@@ -68,8 +73,8 @@ pub(crate) struct Times {
     pub(crate) unprepare: Samples,
 }
 
-/// Names of the devices of the claims of a round, by their position and the claim's number, and their shares' ids where they
-/// have such.
+/// Names of the devices of the claims of a round, by their position and the claim's number, and
+/// their shares' ids where they have such.
 pub(crate) type Devices = fn(usize, usize) -> (String, Option<String>);
 
 fn whole(gpu: usize, _: usize) -> (String, Option<String>) {
@@ -113,30 +118,49 @@ pub(crate) fn measure(
     }
     let mut hand_overs = Samples::default();
     // The fake server shows when the prepare waits; a real one does not.
-    for _ in 0..if bench.rig.is_real() { 0 } else { rounds.div_ceil(5) } {
+    for _ in 0..if bench.rig.is_real() {
+        0
+    } else {
+        rounds.div_ceil(5)
+    } {
         hand_overs.push(bench.hand_over()?);
     }
     let (memory, claims) = (crate::process::memory(bench.plugin.pid())?, bench.next);
     let mut rows = rows(&shapes, &empty, &hand_overs, real.is_some());
-    rows.push(Row::new(format!("anonymous memory after {claims} claims"), Value::Bytes(memory.anonymous)));
-    rows.push(Row::new("resident memory then", Value::Bytes(memory.resident)));
+    rows.push(Row::new(
+        format!("anonymous memory after {claims} claims"),
+        Value::Bytes(memory.anonymous),
+    ));
+    rows.push(Row::new(
+        "resident memory then",
+        Value::Bytes(memory.resident),
+    ));
     Ok(rows)
 }
 
 impl Bench {
-    /// A plugin that has published its devices.
+    /// Starts a plugin and waits until it has published its devices.
     pub(crate) fn new(rig: Rig, devices: Devices) -> Result<Self> {
         let (plugin, dra) = rig.ready()?;
         let api = Api::namespaced(rig.client(), NAMESPACE);
         // Where the plugin's files are: what makes files slow there makes these slow too.
         let bare = rig.plugin_dir().join("bare");
         fs::create_dir(&bare)?;
-        let mut bench = Self { rig, plugin, dra, api, devices, bare, bytes: Vec::new(), next: 0 };
+        let mut bench = Self {
+            rig,
+            plugin,
+            dra,
+            api,
+            devices,
+            bare,
+            bytes: Vec::new(),
+            next: 0,
+        };
         bench.bytes = vec![b' '; bench.record_size()?];
         Ok(bench)
     }
 
-    /// New claims, each with the device of its position.
+    /// Stores new claims, each with the device of its position.
     fn claims(&mut self, count: usize) -> Result<Vec<Claim>> {
         (0..count).map(|position| self.claim(position)).collect()
     }
@@ -145,31 +169,48 @@ impl Bench {
         self.next += 1;
         let name = format!("claim-{}", self.next);
         let (device, share_id) = (self.devices)(position, self.next);
-        let result =
-            DeviceRequestAllocationResult { share_id, ..mk_result("gpu", DRIVER, &pool_name(NODE), &device) };
+        let result = DeviceRequestAllocationResult {
+            share_id,
+            ..mk_result("gpu", DRIVER, &pool_name(NODE), &device)
+        };
         let pod = format!("pod-{}", self.next);
         self.rig.claim(&name, result, (&pod, &pod))
     }
 
     fn forget(&self, claims: &[Claim]) -> Result<()> {
-        claims.iter().try_for_each(|claim| self.rig.delete(&claim.name))
+        claims
+            .iter()
+            .try_for_each(|claim| self.rig.delete(&claim.name))
     }
 
-    /// The size of a claim's record, after checking that a prepare does what it should.
+    /// Returns the size of a claim's record, after checking that a prepare does what it should.
     fn record_size(&mut self) -> Result<usize> {
         let claims = self.claims(1)?;
         self.prepare(&claims, Shape::OneCall(1))?;
-        let uid = claims.first().map(|claim| claim.uid.clone()).unwrap_or_default();
-        let record = fs::metadata(self.rig.plugin_dir().join("claims").join(format!("{uid}.json")))?;
+        let uid = claims
+            .first()
+            .map(|claim| claim.uid.clone())
+            .unwrap_or_default();
+        let record = fs::metadata(
+            self.rig
+                .plugin_dir()
+                .join("claims")
+                .join(format!("{uid}.json")),
+        )?;
         let cdi = fs::read_dir(self.rig.cdi_dir())?.filter_map(Result::ok);
-        let named = cdi.filter(|file| file.file_name().to_string_lossy().contains(&uid)).count();
-        ensure!(named == 1, "{named} CDI files name the prepared claim, expected one");
+        let named = cdi
+            .filter(|file| file.file_name().to_string_lossy().contains(&uid))
+            .count();
+        ensure!(
+            named == 1,
+            "{named} CDI files name the prepared claim, expected one"
+        );
         self.unprepare(&claims, Shape::OneCall(1))?;
         self.forget(&claims)?;
         Ok(usize::try_from(record.len())?)
     }
 
-    /// New claims in this shape, from the bare reads and writes to the last unprepare.
+    /// Measures new claims in this shape, from the bare reads and writes to the last unprepare.
     pub(crate) fn round(&mut self, shape: Shape, times: &mut Times) -> Result<()> {
         let claims = self.claims(shape.claims())?;
         let get = self.get(&claims)?;
@@ -179,11 +220,13 @@ impl Bench {
         times.reference.push(get + write);
         times.prepare.push(self.prepare(&claims, shape)?);
         times.unprepare.push(self.unprepare(&claims, shape)?);
-        times.remove.push(self.files(claims.len(), |folder, name, _| remove_synced(folder, name))?);
+        times
+            .remove
+            .push(self.files(claims.len(), |folder, name, _| remove_synced(folder, name))?);
         self.forget(&claims)
     }
 
-    /// Bare GETs of the claims, at once.
+    /// Takes the time of bare GETs of the claims, at once.
     fn get(&self, claims: &[Claim]) -> Result<Duration> {
         self.rig.run(async {
             let start = Instant::now();
@@ -218,15 +261,23 @@ impl Bench {
 
     fn prepare(&mut self, claims: &[Claim], shape: Shape) -> Result<Duration> {
         let calls = calls(claims, shape).into_iter();
-        self.call(calls.map(|claims| prepare(self.dra.clone(), claims)).collect())
+        self.call(
+            calls
+                .map(|claims| prepare(self.dra.clone(), claims))
+                .collect(),
+        )
     }
 
     fn unprepare(&mut self, claims: &[Claim], shape: Shape) -> Result<Duration> {
         let calls = calls(claims, shape).into_iter();
-        self.call(calls.map(|claims| unprepare(self.dra.clone(), claims)).collect())
+        self.call(
+            calls
+                .map(|claims| unprepare(self.dra.clone(), claims))
+                .collect(),
+        )
     }
 
-    /// Until the last call is answered.
+    /// Takes the time until the last call is answered.
     fn call(&mut self, calls: Vec<impl Future<Output = Result<()>>>) -> Result<Duration> {
         let took = self.rig.run(async {
             let start = Instant::now();
@@ -236,8 +287,8 @@ impl Bench {
         took.map_err(|error| self.plugin.explain(&format!("{error:#}")))
     }
 
-    /// A claim on a GPU whose holder, deleted by force, is still prepared: from the unprepare of the one to the
-    /// answer for the other, which waits already.
+    /// Measures a claim on a GPU whose holder, deleted by force, is still prepared: from the
+    /// unprepare of the one to the answer for the other, which waits already.
     fn hand_over(&mut self) -> Result<Duration> {
         let (holder, next) = (self.claim(0)?, self.claim(0)?);
         self.prepare(std::slice::from_ref(&holder), Shape::OneCall(1))?;
@@ -250,7 +301,9 @@ impl Bench {
                 // The waiting prepare asks for the holder when it finds the GPU held.
                 let asked = |verb: &str, name: &str| verb == "get" && name == holder.name;
                 let waits = |seen: &divvy_fake_cluster::View<'_>| {
-                    seen.requests().iter().any(|request| asked(&request.verb, &request.name))
+                    seen.requests()
+                        .iter()
+                        .any(|request| asked(&request.verb, &request.name))
                 };
                 api.wait_until(waits, PATIENCE).await?;
                 let start = Instant::now();
@@ -278,33 +331,53 @@ fn calls(claims: &[Claim], shape: Shape) -> Vec<Vec<Claim>> {
     }
 }
 
-pub(crate) async fn prepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
+async fn prepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
     let asked = claims.len();
-    let answer = dra.node_prepare_resources(NodePrepareResourcesRequest { claims }).await?.into_inner();
-    ensure!(answer.claims.len() == asked, "{} of {asked} claims answered", answer.claims.len());
+    let answer = dra
+        .node_prepare_resources(NodePrepareResourcesRequest { claims })
+        .await?
+        .into_inner();
+    ensure!(
+        answer.claims.len() == asked,
+        "{} of {asked} claims answered",
+        answer.claims.len()
+    );
     for (uid, one) in answer.claims {
         match one.devices.as_slice() {
             _ if !one.error.is_empty() => bail!("{}", one.error),
             [device] if device.cdi_device_ids.len() == 1 => {}
             devices => {
-                bail!("claim {uid} was answered with {devices:?}, expected one device with one CDI id")
+                bail!(
+                    "claim {uid} was answered with {devices:?}, expected one device with one CDI id"
+                )
             }
         }
     }
     Ok(())
 }
 
-pub(crate) async fn unprepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
+async fn unprepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
     let asked = claims.len();
-    let answer = dra.node_unprepare_resources(NodeUnprepareResourcesRequest { claims }).await?.into_inner();
-    ensure!(answer.claims.len() == asked, "{} of {asked} claims answered", answer.claims.len());
-    match answer.claims.into_values().find(|one| !one.error.is_empty()) {
+    let answer = dra
+        .node_unprepare_resources(NodeUnprepareResourcesRequest { claims })
+        .await?
+        .into_inner();
+    ensure!(
+        answer.claims.len() == asked,
+        "{} of {asked} claims answered",
+        answer.claims.len()
+    );
+    match answer
+        .claims
+        .into_values()
+        .find(|one| !one.error.is_empty())
+    {
         Some(one) => bail!("{}", one.error),
         None => Ok(()),
     }
 }
 
-/// What a record costs at least: temp file, fsync, rename, fsync of the folder.
+/// Writes as a record is written at least: temp file, fsync, rename, fsync of the folder.
 fn write_synced(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     use std::io::Write as _;
     let temp = folder.join(format!(".{name}.tmp"));

@@ -1,20 +1,17 @@
-//! What the released plugin costs, each figure beside a reference of the same run and its budget.
-//! Called by `cargo xtask bench`, which builds what is measured. Nothing here fails because something is slow.
+//! Costs of the released plugin that decide something (claims, start, memory, the allocator), each
+//! beside a reference of the same run, taken in turns, and its budget. Called by `cargo xtask
+//! bench`, which builds what is measured. Nothing here fails because something is slow.
 
 mod allocator;
-mod binary;
 mod burst;
+mod cluster;
 mod latency;
 mod life;
 mod offered;
-mod partitions;
-mod pods;
 mod process;
-mod pure;
 mod rig;
 mod stats;
 mod table;
-mod usage;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -24,7 +21,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use divvy_e2e::parts::version_setting;
 use fs_err as fs;
 
 use crate::rig::Programs;
@@ -39,7 +35,8 @@ struct Args {
     /// The mock NVML library
     #[arg(long)]
     mock: PathBuf,
-    /// Folder whose filesystem is measured, beside the one in memory [default: the folder for temporary files]
+    /// Folder whose filesystem is measured, beside the one in memory [default: the folder for
+    /// temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Fewer rounds, for a first look
@@ -48,7 +45,8 @@ struct Args {
     /// Also write the report to this file, as JSON
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Also start pods on a real Kubernetes; brings one up, which needs what `cargo xtask cluster up` needs
+    /// Also measure claims on a real Kubernetes; brings one up, which needs what `cargo xtask
+    /// cluster up` needs
     #[arg(long)]
     cluster: bool,
     /// Kubeconfig of a real API server's admin: claims are measured with it, and nothing else is
@@ -67,21 +65,15 @@ struct Args {
 enum Part {
     /// Prepare, unprepare, hand-over
     Claims,
-    /// Prepare and unprepare of partitions
-    Partitions,
     /// Prepare and unprepare of shares, one and many at once
     Shares,
-    /// Start to first slices; then the allocator, on those slices
+    /// Start to first slices
     Start,
     /// Memory, CPU and API calls without work
     Idle,
-    /// Measuring who uses what, beside nothing being held
-    Usage,
-    /// Carving a node
-    Carve,
     /// The allocator, on GPUs offered as everything
     Allocator,
-    /// Size of the binary
+    /// Size of the program
     Size,
 }
 
@@ -105,15 +97,28 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let programs = Programs { plugin: args.plugin.clone(), mock: args.mock.clone() };
+    let programs = Programs {
+        plugin: args.plugin.clone(),
+        mock: args.mock.clone(),
+    };
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let wanted = |part| args.only.is_empty() || args.only.contains(&part);
-    let (calls, starts, idle, usage) = if args.quick { (20, 5, 5, 30) } else { (200, 20, 20, 120) };
-    let mut report = Report { machine: machine(args.quick)?, sections: Vec::new() };
+    let (calls, starts, idle) = if args.quick {
+        (20, 5, 5)
+    } else {
+        (200, 20, 20)
+    };
+    let mut report = Report {
+        machine: machine(args.quick)?,
+        sections: Vec::new(),
+    };
     if let Some(kubeconfig) = &args.real_api {
         let filesystem = rig::filesystem(&dir)?;
         let rows = latency::measure(&programs, &dir, calls, Some(kubeconfig))?;
-        report.add(format!("Claims for whole GPUs, real API server over TLS; records on {filesystem}"), rows);
+        report.add(
+            format!("Claims for whole GPUs, real API server over TLS; records on {filesystem}"),
+            rows,
+        );
         return finish(&report, args.json.as_deref());
     }
     if wanted(Part::Claims) {
@@ -122,16 +127,13 @@ fn run(args: &Args) -> Result<()> {
             progress(&format!("claims on {filesystem}"));
             let rows = latency::measure(&programs, parent, calls, None)?;
             report.add(
-                format!("Claims for whole GPUs; records on {filesystem}, at {}", parent.display()),
+                format!(
+                    "Claims for whole GPUs; records on {filesystem}, at {}",
+                    parent.display()
+                ),
                 rows,
             );
         }
-    }
-    if wanted(Part::Partitions) {
-        progress("partitions");
-        let filesystem = rig::filesystem(&dir)?;
-        let rows = partitions::measure(&programs, &dir, calls)?;
-        report.add(format!("Claims for partitions; records on {filesystem}"), rows);
     }
     if wanted(Part::Shares) {
         progress("shares");
@@ -141,33 +143,26 @@ fn run(args: &Args) -> Result<()> {
     }
     if wanted(Part::Start) {
         progress("start");
-        let (rows, slices) = life::start(&programs, &dir, starts)?;
+        let rows = life::start(&programs, &dir, starts)?;
         report.add("Start, nothing left of an earlier one".to_owned(), rows);
-        let rounds = calls.min(100);
-        report.add(
-            "Allocator, in this process, on what was published".to_owned(),
-            allocator::whole(&slices, rounds)?,
-        );
-    }
-    if wanted(Part::Carve) {
-        report.add("Carve, in this process".to_owned(), pure::carving(calls)?);
     }
     if wanted(Part::Allocator) {
         let rows = allocator::everything(calls.min(100))?;
-        report.add("Allocator, in this process, GPUs offered as everything".to_owned(), rows);
+        report.add(
+            "Allocator, in this process, GPUs offered as everything".to_owned(),
+            rows,
+        );
     }
     if wanted(Part::Idle) {
         progress("idle");
         let rows = life::idle(&programs, &dir, Duration::from_secs(idle))?;
-        report.add("Idle, 8 GPUs published, registered with a kubelet".to_owned(), rows);
-    }
-    if wanted(Part::Usage) {
-        progress("usage");
-        let rows = usage::measure(&programs, &dir, Duration::from_secs(usage))?;
-        report.add(format!("Who uses what: 16 GPUs, {} processes on each", usage::PROCESSES), rows);
+        report.add(
+            "Idle, 8 GPUs published, registered with a kubelet".to_owned(),
+            rows,
+        );
     }
     if wanted(Part::Size) {
-        report.add("Binary".to_owned(), binary::size(&programs)?);
+        report.add("Program".to_owned(), vec![life::size(&programs)?]);
     }
     if args.cluster {
         on_a_cluster(args, programs, &dir, &mut report)?;
@@ -175,23 +170,27 @@ fn run(args: &Args) -> Result<()> {
     finish(&report, args.json.as_deref())
 }
 
-/// Pods and claims on a real Kubernetes.
+/// Measures claims against the API server of a real Kubernetes.
 fn on_a_cluster(args: &Args, programs: Programs, dir: &Path, report: &mut Report) -> Result<()> {
-    progress("pods on a real Kubernetes");
+    progress("claims on a real Kubernetes");
     let Programs { plugin, mock } = programs;
     let built = match args.hook.clone() {
         Some(hook) => {
             let [cli, controller] =
                 ["divvy", "divvy-cluster-controller"].map(|name| plugin.with_file_name(name));
-            divvy_e2e::programs::Programs { plugin, hook, controller, mock, cli }
+            divvy_e2e::programs::Programs {
+                plugin,
+                hook,
+                controller,
+                mock,
+                cli,
+            }
         }
         None => divvy_e2e::programs::Programs::build()?,
     };
-    let pods = if args.quick { 5 } else { 20 };
-    let real = pods::Real { quick: args.quick, dir };
-    let (rows, claims) = pods::measure(&built, pods, &real)?;
-    report.add(format!("Pods on Kubernetes {}", version_setting()), rows);
-    report.sections.extend(claims.sections);
+    report
+        .sections
+        .extend(cluster::measure(&built, dir, args.quick)?.sections);
     Ok(())
 }
 
@@ -205,7 +204,7 @@ fn finish(report: &Report, json: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// What the figures depend on.
+/// Returns a description of the machine that the figures depend on.
 fn machine(quick: bool) -> Result<Vec<String>> {
     let mut lines = vec![
         load()?,
@@ -223,7 +222,10 @@ fn load() -> Result<String> {
     let load = fs::read_to_string("/proc/loadavg")?;
     let load = load.split(' ').take(3).collect::<Vec<_>>().join(" ");
     let cores = available_parallelism()?;
-    Ok(format!("Linux {}, {cores} cores, load {load} when this began", kernel.trim()))
+    Ok(format!(
+        "Linux {}, {cores} cores, load {load} when this began",
+        kernel.trim()
+    ))
 }
 
 /// Progress for the person who waits.

@@ -1,4 +1,4 @@
-//! What a process uses, from `/proc`.
+//! Memory and processor time of a process, from `/proc`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,40 +15,55 @@ pub(crate) struct Memory {
     pub(crate) anonymous: u64,
 }
 
-/// What a process has in memory now.
+/// Reads the memory of a process.
 pub(crate) fn memory(pid: u32) -> Result<Memory> {
     parse_rollup(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?)
 }
 
 fn parse_rollup(text: &str) -> Result<Memory> {
     let field = |name: &str| -> Result<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let number = line.and_then(|rest| rest.split_whitespace().next());
-        let kib: u64 = number.with_context(|| format!("smaps_rollup has no {name}"))?.parse()?;
+        let kib: u64 = number
+            .with_context(|| format!("smaps_rollup has no {name}"))?
+            .parse()?;
         Ok(kib * 1024)
     };
-    Ok(Memory { resident: field("Rss")?, anonymous: field("Anonymous")? })
+    Ok(Memory {
+        resident: field("Rss")?,
+        anonymous: field("Anonymous")?,
+    })
 }
 
-/// How long each thread has run on a core, to the nanosecond, by thread id.
+/// Time that each thread has run on a core, to the nanosecond, by thread id.
 pub(crate) type Threads = BTreeMap<String, Duration>;
 
-/// The threads of a process.
+/// Reads the threads of a process.
 pub(crate) fn threads(pid: u32) -> Result<Threads> {
     let mut threads = Threads::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let thread = thread?;
         // A thread may end between the listing and this look.
-        let Ok(times) = fs::read_to_string(thread.path().join("schedstat")) else { continue };
+        let Ok(times) = fs::read_to_string(thread.path().join("schedstat")) else {
+            continue;
+        };
         let ran = times.split(' ').next().unwrap_or_default().parse()?;
-        threads.insert(thread.file_name().to_string_lossy().into_owned(), Duration::from_nanos(ran));
+        threads.insert(
+            thread.file_name().to_string_lossy().into_owned(),
+            Duration::from_nanos(ran),
+        );
     }
     Ok(threads)
 }
 
-/// How long the threads of the later look have run since the earlier one.
+/// Returns the time that the threads of the later look have run since the earlier one.
 pub(crate) fn ran(before: &Threads, after: &Threads) -> Duration {
-    after.iter().map(|(id, ran)| ran.saturating_sub(before.get(id).copied().unwrap_or_default())).sum()
+    after
+        .iter()
+        .map(|(id, ran)| ran.saturating_sub(before.get(id).copied().unwrap_or_default()))
+        .sum()
 }
 
 #[cfg(test)]
@@ -57,16 +72,27 @@ mod tests {
 
     #[test]
     fn memory_is_read_in_kibibytes() {
-        let text =
-            "5581-7ff (deleted)\nRss:                3452 kB\nPss:  1 kB\nAnonymous:           140 kB\n";
-        assert_eq!(parse_rollup(text).unwrap(), Memory { resident: 3452 << 10, anonymous: 140 << 10 });
-        assert_eq!(parse_rollup("Rss: 1 kB\n").unwrap_err().to_string(), "smaps_rollup has no Anonymous");
+        let text = "5581-7ff (deleted)\nRss:                3452 kB\nPss:  1 kB\nAnonymous:           140 kB\n";
+        assert_eq!(
+            parse_rollup(text).unwrap(),
+            Memory {
+                resident: 3452 << 10,
+                anonymous: 140 << 10
+            }
+        );
+        assert_eq!(
+            parse_rollup("Rss: 1 kB\n").unwrap_err().to_string(),
+            "smaps_rollup has no Anonymous"
+        );
     }
 
     #[test]
     fn threads_that_began_since_count_in_full_and_those_that_ended_do_not() {
         let times = |times: &[(&str, u64)]| -> Threads {
-            times.iter().map(|(id, nanos)| ((*id).to_owned(), Duration::from_nanos(*nanos))).collect()
+            times
+                .iter()
+                .map(|(id, nanos)| ((*id).to_owned(), Duration::from_nanos(*nanos)))
+                .collect()
         };
         assert_eq!(
             ran(&times(&[("1", 5), ("2", 9)]), &times(&[("1", 7), ("3", 4)])),

@@ -1,8 +1,8 @@
-//! The plugin as it is released, in a process of its own, between a fake API server on a loopback port and a fake
-//! kubelet on Unix sockets, over GPUs that the mock NVML library simulates.
+//! The plugin as it is released, in a process of its own, between a fake API server on a loopback
+//! port and a fake kubelet on Unix sockets, over GPUs that the mock NVML library simulates.
 //!
-//! Server and kubelet have a thread of their own, so that a request of this process crosses threads as the plugin's
-//! crosses processes; what measures runs on the calling thread alone.
+//! Server and kubelet have a thread of their own, so that a request of this process crosses threads
+//! as the plugin's crosses processes; what measures runs on the calling thread alone.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -18,11 +18,12 @@ use divvy_gpu_sim::SimNode;
 use divvy_proto::dra::v1::Claim;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use fs_err as fs;
-use k8s_openapi::api::resource::v1::{Device, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
+};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use nvidia_ml::MockState;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
@@ -31,10 +32,10 @@ use tonic::transport::{Channel, Endpoint};
 pub(crate) const NODE: &str = "bench-node";
 /// The namespace of claims.
 pub(crate) const NAMESPACE: &str = "default";
-/// How long the plugin may take for what takes milliseconds.
+/// Time limit of the plugin for things that take milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is measured.
+/// Programs that are measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
     /// The plugin's binary.
@@ -78,20 +79,35 @@ pub(crate) struct Plugin {
 }
 
 impl Rig {
-    /// Makes a node with these GPUs, the kubelet's folder below `parent`. With the kubeconfig of a real API server's
-    /// admin, that one is used.
-    pub(crate) fn new(programs: &Programs, parent: &Path, gpus: &str, real: Option<&Path>) -> Result<Self> {
-        let folder = |parent: &Path| tempfile::Builder::new().prefix("divvy-bench-").tempdir_in(parent);
+    /// Makes a node with these GPUs, the kubelet's folder below `parent`. With the kubeconfig of a
+    /// real API server's admin, that one is used.
+    pub(crate) fn new(
+        programs: &Programs,
+        parent: &Path,
+        gpus: &str,
+        real: Option<&Path>,
+    ) -> Result<Self> {
+        let folder = |parent: &Path| {
+            tempfile::Builder::new()
+                .prefix("divvy-bench-")
+                .tempdir_in(parent)
+        };
         let (disk, memory) = (folder(parent)?, folder(Path::new(MEMORY))?);
         let count = host(&memory.path().join("host"), gpus, &programs.mock)?;
         let here = Builder::new_current_thread().enable_all().build()?;
-        let servers = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let servers = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
         let api = FakeApi::new();
         api.put(&mk_node(NODE))?;
         let (server, kubelet) = {
             let _in_runtime = servers.enter();
             let kubelet = KubeletConfig::new(disk.path().join("kubelet"), NODE, api.clone());
-            (servers.block_on(api.serve_http())?, FakeKubelet::start(kubelet)?)
+            (
+                servers.block_on(api.serve_http())?,
+                FakeKubelet::start(kubelet)?,
+            )
         };
         fs::create_dir(memory.path().join("cdi"))?;
         let kubeconfig = memory.path().join("kubeconfig");
@@ -121,15 +137,10 @@ impl Rig {
         })
     }
 
-    /// The plugin is to offer GPUs as everything that they can become.
+    /// Lets the plugin offer GPUs as everything that they can become.
     pub(crate) fn offering_everything(mut self) -> Self {
         self.flags.extend(["--offer", "everything"]);
         self
-    }
-
-    /// The simulated GPUs, to be changed.
-    pub(crate) fn mock(&self) -> Result<MockState> {
-        Ok(MockState::open_or_create(self.memory.path().join("gpus.json"), &self.gpus.parse()?)?)
     }
 
     /// Runs on this thread.
@@ -137,32 +148,27 @@ impl Rig {
         self.here.block_on(work)
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     pub(crate) fn gpus(&self) -> usize {
         self.count
     }
 
-    /// The host's files.
-    pub(crate) fn host(&self) -> PathBuf {
-        self.memory.path().join("host")
-    }
-
-    /// Where CDI files go.
+    /// Returns the folder of CDI files.
     pub(crate) fn cdi_dir(&self) -> PathBuf {
         self.memory.path().join("cdi")
     }
 
-    /// The plugin's folder.
+    /// Returns the plugin's folder.
     pub(crate) fn plugin_dir(&self) -> PathBuf {
         self.kubelet.config().plugin_dir(DRIVER)
     }
 
-    /// A kubeconfig file for the API server.
+    /// Returns a kubeconfig file for the API server.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.memory.path().join("kubeconfig")
     }
 
-    /// The plugin's program with all its flags.
+    /// Returns the plugin's program with all its flags.
     fn command(&self) -> Command {
         let (root, kubelet) = (self.memory.path(), self.kubelet.config());
         let mut command = Command::new(&self.programs.plugin);
@@ -181,7 +187,14 @@ impl Rig {
             command.arg(flag).arg(value);
         }
         command
-            .args(["--node-name", NODE, "--driver-name", DRIVER, "--http", "127.0.0.1:0"])
+            .args([
+                "--node-name",
+                NODE,
+                "--driver-name",
+                DRIVER,
+                "--http",
+                "127.0.0.1:0",
+            ])
             .args(["--log-format", "json", "--log-level", "info"])
             // No container is run, so none calls a hook.
             .args(["--library-delivery", "mounts"])
@@ -201,14 +214,23 @@ impl Rig {
         let mut command = self.command();
         command.stderr(fs::File::create(&log)?.into_parts().0);
         let started = (Instant::now(), SystemTime::now());
-        let process =
-            command.spawn().with_context(|| format!("cannot start {}", self.programs.plugin.display()))?;
-        Ok(Plugin { process, started, log })
+        let process = command
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.programs.plugin.display()))?;
+        Ok(Plugin {
+            process,
+            started,
+            log,
+        })
     }
 
     /// Removes what an earlier plugin has left, slices included.
     pub(crate) fn forget_plugin(&self) -> Result<()> {
-        for folder in [self.plugin_dir(), self.kubelet.config().registry_dir(), self.cdi_dir()] {
+        for folder in [
+            self.plugin_dir(),
+            self.kubelet.config().registry_dir(),
+            self.cdi_dir(),
+        ] {
             if folder.exists() {
                 fs::remove_dir_all(&folder)?;
             }
@@ -221,7 +243,9 @@ impl Rig {
     /// Waits until every GPU is published, and says when that was.
     pub(crate) fn wait_until_published(&self, plugin: &mut Plugin) -> Result<Instant> {
         let all = |slices: &[ResourceSlice]| {
-            let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+            let devices = slices
+                .iter()
+                .flat_map(|slice| slice.spec.devices.iter().flatten());
             let gpus = devices.filter(|device| is_gpu(device)).count();
             (gpus == self.count).then(Instant::now)
         };
@@ -243,22 +267,24 @@ impl Rig {
         })
     }
 
-    /// A connection to the plugin's DRA service, kept as the kubelet keeps it.
+    /// Opens a connection to the plugin's DRA service, kept as the kubelet keeps it.
     pub(crate) fn connect(&self, plugin: &mut Plugin) -> Result<DraPluginClient<Channel>> {
         self.run(async {
             let registered = self.kubelet.wait_registered(DRIVER, PATIENCE).await;
             let registered = registered.map_err(|error| plugin.explain(&error.to_string()))?;
-            let channel = Endpoint::from_shared(format!("unix:{}", registered.endpoint))?.connect().await?;
+            let channel = Endpoint::from_shared(format!("unix:{}", registered.endpoint))?
+                .connect()
+                .await?;
             Ok(DraPluginClient::new(channel))
         })
     }
 
-    /// A client of the API server, like the plugin's.
+    /// Returns a client of the API server, like the plugin's.
     pub(crate) fn client(&self) -> kube::Client {
         self.client.clone()
     }
 
-    /// Whether the API server is a real one.
+    /// Returns true if the API server is a real one.
     pub(crate) fn is_real(&self) -> bool {
         self.real
     }
@@ -271,8 +297,8 @@ impl Rig {
         Ok((plugin, dra))
     }
 
-    /// Stores a claim with this one result of its request, reserved for a pod of this name and UID, as a scheduler leaves
-    /// it.
+    /// Stores a claim with this one result of its request, reserved for a pod of this name and UID,
+    /// as a scheduler leaves it.
     pub(crate) fn claim(
         &self,
         name: &str,
@@ -282,7 +308,11 @@ impl Rig {
         let claim = allocated(mk_claim(NAMESPACE, name, DRIVER, 1), vec![result]);
         let stored = self.put(&reserved(claim, pod.0, pod.1))?;
         let uid = stored.metadata.uid.context("a stored claim has no UID")?;
-        Ok(Claim { namespace: NAMESPACE.to_owned(), name: name.to_owned(), uid })
+        Ok(Claim {
+            namespace: NAMESPACE.to_owned(),
+            name: name.to_owned(),
+            uid,
+        })
     }
 
     fn put(&self, claim: &ResourceClaim) -> Result<ResourceClaim> {
@@ -294,7 +324,9 @@ impl Rig {
             let mut stored = claims.create(&PostParams::default(), claim).await?;
             stored.status.clone_from(&claim.status);
             let name = stored.metadata.name.clone().unwrap_or_default();
-            Ok(claims.replace_status(&name, &PostParams::default(), &stored).await?)
+            Ok(claims
+                .replace_status(&name, &PostParams::default(), &stored)
+                .await?)
         })
     }
 
@@ -304,25 +336,28 @@ impl Rig {
             return Ok(self.api.delete::<ResourceClaim>(NAMESPACE, claim)?);
         }
         let claims = Api::<ResourceClaim>::namespaced(self.client(), NAMESPACE);
-        Ok(self.run(claims.delete(claim, &DeleteParams::default())).map(drop)?)
+        Ok(self
+            .run(claims.delete(claim, &DeleteParams::default()))
+            .map(drop)?)
     }
 }
 
-/// A client as the plugin makes it.
+/// Makes a client like the plugin's.
 pub(crate) async fn client(kubeconfig: &Path) -> Result<kube::Client> {
     let file = Kubeconfig::read_from(kubeconfig)?;
-    let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    let mut config =
+        kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
     config.default_retry = false;
     Ok(kube::Client::try_from(config)?)
 }
 
-/// Whether a published device is the whole of a GPU.
+/// Returns true if a published device is the whole of a GPU.
 fn is_gpu(device: &Device) -> bool {
     let kind = device.attributes.as_ref().and_then(|all| all.get("type"));
     kind.is_some_and(|kind| kind.string.as_deref() == Some("gpu"))
 }
 
-/// The host's files, for GPUs as the mock library will make them; how many there are.
+/// Writes the host's files for GPUs as the mock library will make them; returns their number.
 fn host(root: &Path, gpus: &str, mock: &Path) -> Result<usize> {
     let mut fixture = divvy_e2e::gpus::fixture_of(&SimNode::parse(gpus)?.inventory())?;
     let count = fixture.gpus.len();
@@ -340,32 +375,41 @@ impl Plugin {
         self.process.id()
     }
 
-    /// When it logged a line that contains this, as time since its start. Its own clock, written into the line.
+    /// Returns the time from its start to a line that contains this. Its own clock, written
+    /// into the line.
     pub(crate) fn logged(&self, part: &str) -> Result<Duration> {
         let at = SystemTime::from(self.said(part, "timestamp")?.parse::<jiff::Timestamp>()?);
         Ok(at.duration_since(self.started.1)?)
     }
 
-    /// A field of the first line that it logged with this in it.
-    pub(crate) fn said(&self, part: &str, field: &str) -> Result<String> {
+    /// Returns a field of the first line that it logged with this in it.
+    fn said(&self, part: &str, field: &str) -> Result<String> {
         let log = fs::read_to_string(&self.log)?;
         let line = log.lines().find(|line| line.contains(part));
         let line = line.with_context(|| format!("the plugin did not log {part:?}"))?;
         let entry: serde_json::Value = serde_json::from_str(line)?;
-        let of = entry.get("fields").and_then(|fields| fields.get(field)).or_else(|| entry.get(field));
+        let of = entry
+            .get("fields")
+            .and_then(|fields| fields.get(field))
+            .or_else(|| entry.get(field));
         let of = of.and_then(serde_json::Value::as_str);
-        Ok(of.with_context(|| format!("the line has no {field}: {line}"))?.to_owned())
+        Ok(of
+            .with_context(|| format!("the line has no {field}: {line}"))?
+            .to_owned())
     }
 
     /// Ends it at once.
     pub(crate) fn kill(&mut self) -> Result<()> {
-        ensure!(self.process.try_wait()?.is_none(), self.explain("the plugin ended by itself"));
+        ensure!(
+            self.process.try_wait()?.is_none(),
+            self.explain("the plugin ended by itself")
+        );
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// An error with the last lines of the log.
+    /// Returns an error with the last lines of the log.
     pub(crate) fn explain(&mut self, problem: &str) -> anyhow::Error {
         let mut message = problem.to_owned();
         if let Ok(Some(status)) = self.process.try_wait() {
@@ -389,7 +433,7 @@ impl Drop for Plugin {
     }
 }
 
-/// The filesystem a path is on, as `ext4 (/dev/vda)`.
+/// Returns the filesystem a path is on, as `ext4 (/dev/vda)`.
 pub(crate) fn filesystem(path: &Path) -> Result<String> {
     let path = fs::canonicalize(path)?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;

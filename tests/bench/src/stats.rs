@@ -7,35 +7,36 @@ use std::time::Duration;
 pub(crate) struct Samples(Vec<Duration>);
 
 impl Samples {
-    /// One more.
+    /// Adds a sample.
     pub(crate) fn push(&mut self, sample: Duration) {
         let at = self.0.partition_point(|s| *s <= sample);
         self.0.insert(at, sample);
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The duration that this share of the samples does not exceed (nearest rank); zero without samples.
+    /// Returns the duration that this share of the samples does not exceed (nearest rank); zero
+    /// without samples.
     pub(crate) fn quantile(&self, percent: usize) -> Duration {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0.get(rank - 1).copied().unwrap_or_default()
     }
 
-    /// The median.
+    /// Returns the median.
     pub(crate) fn p50(&self) -> Duration {
         self.quantile(50)
     }
 
-    /// What one in a hundred exceeds.
+    /// Returns the duration that one in a hundred exceeds.
     pub(crate) fn p99(&self) -> Duration {
         self.quantile(99)
     }
 }
 
-/// The median of so many rounds.
+/// Returns the median time of so many rounds.
 pub(crate) fn median(rounds: usize, mut round: impl FnMut()) -> Duration {
     let mut samples = Samples::default();
     for _ in 0..rounds {
@@ -57,10 +58,16 @@ mod tests {
         for millis in [3, 1, 2, 4] {
             samples.push(Duration::from_millis(millis));
         }
-        assert_eq!([samples.p50(), samples.p99()], [2, 4].map(Duration::from_millis));
+        assert_eq!(
+            [samples.p50(), samples.p99()],
+            [2, 4].map(Duration::from_millis)
+        );
         for _ in 0..196 {
             samples.push(Duration::from_millis(1));
         }
-        assert_eq!([samples.p50(), samples.p99()], [1, 2].map(Duration::from_millis));
+        assert_eq!(
+            [samples.p50(), samples.p99()],
+            [1, 2].map(Duration::from_millis)
+        );
     }
 }

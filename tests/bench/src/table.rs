@@ -1,4 +1,4 @@
-//! What was measured, beside its reference and its budget; as a table for people and as JSON.
+//! Measured values, each beside its reference and its budget; as a table for people and as JSON.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,7 +22,10 @@ pub(crate) enum Value {
 
 impl Value {
     fn number(self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "sizes and counts here are far below 2^52")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "sizes and counts here are far below 2^52"
+        )]
         match self {
             Self::Seconds(n) | Self::Percent(n) => n,
             Self::Bytes(n) | Self::Count(n) => n as f64,
@@ -36,7 +39,7 @@ impl From<Duration> for Value {
     }
 }
 
-/// Three digits that count.
+/// Writes a number with three digits that count.
 fn three_digits(number: f64) -> String {
     let places = match number {
         n if n < 9.995 => 2,
@@ -54,7 +57,9 @@ impl fmt::Display for Value {
                 n if n < 0.9995 => write!(f, "{} ms", three_digits(n * 1e3)),
                 n => write!(f, "{} s", three_digits(n)),
             },
-            n if matches!(self, Self::Bytes(_)) => write!(f, "{} MiB", three_digits(n / f64::from(1 << 20))),
+            n if matches!(self, Self::Bytes(_)) => {
+                write!(f, "{} MiB", three_digits(n / f64::from(1 << 20)))
+            }
             n if matches!(self, Self::Percent(_)) => write!(f, "{n:.3} %"),
             n => write!(f, "{n}"),
         }
@@ -81,7 +86,7 @@ impl fmt::Display for Budget {
     }
 }
 
-/// Whether a budget is kept.
+/// Result of comparing a figure with its budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Verdict {
@@ -89,14 +94,14 @@ pub(crate) enum Verdict {
     Over,
 }
 
-/// What something is compared with, measured in the same run.
+/// Value for comparison, measured in the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Reference {
     what: String,
     measured: Value,
 }
 
-/// One figure.
+/// A figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
@@ -118,14 +123,25 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(what: impl Into<String>, measured: impl Into<Value>) -> Self {
         let (what, measured) = (what.into(), measured.into());
-        Self { what, measured, reference: None, ratio: None, budget: None, verdict: None, theirs: None }
+        Self {
+            what,
+            measured,
+            reference: None,
+            ratio: None,
+            budget: None,
+            verdict: None,
+            theirs: None,
+        }
     }
 
-    /// Beside what it is seen.
+    /// Adds the reference.
     pub(crate) fn beside(mut self, what: impl Into<String>, measured: impl Into<Value>) -> Self {
         let measured = measured.into();
         self.ratio = (measured.number() > 0.0).then(|| self.measured.number() / measured.number());
-        self.reference = Some(Reference { what: what.into(), measured });
+        self.reference = Some(Reference {
+            what: what.into(),
+            measured,
+        });
         self
     }
 
@@ -135,7 +151,13 @@ impl Row {
             Budget::Times(times) => self.ratio.map(|ratio| ratio <= times),
             Budget::AtMost(most) => Some(self.measured.number() <= most.number()),
         };
-        self.verdict = within.map(|within| if within { Verdict::Within } else { Verdict::Over });
+        self.verdict = within.map(|within| {
+            if within {
+                Verdict::Within
+            } else {
+                Verdict::Over
+            }
+        });
         self.budget = Some(budget);
         self
     }
@@ -150,7 +172,11 @@ impl Row {
         [
             self.what.clone(),
             self.measured.to_string(),
-            text(self.reference.as_ref().map(|r| format!("{}  {}", r.measured, r.what))),
+            text(
+                self.reference
+                    .as_ref()
+                    .map(|r| format!("{}  {}", r.measured, r.what)),
+            ),
             text(self.ratio.map(|ratio| format!("{ratio:.2} ×"))),
             text(self.budget.map(|budget| budget.to_string())),
             text(self.verdict.map(|verdict| {
@@ -180,7 +206,15 @@ pub(crate) struct Report {
     pub(crate) sections: Vec<Section>,
 }
 
-const HEAD: [&str; 7] = ["what", "measured", "reference", "ratio", "budget", "verdict", "theirs"];
+const HEAD: [&str; 7] = [
+    "what",
+    "measured",
+    "reference",
+    "ratio",
+    "budget",
+    "verdict",
+    "theirs",
+];
 
 impl Report {
     /// Adds a section.
@@ -188,10 +222,20 @@ impl Report {
         self.sections.push(Section { name, rows });
     }
 
-    /// How many figures are over their budget, and how many have one.
+    /// Returns the numbers of figures that are over their budget and that have a budget.
     pub(crate) fn over(&self) -> (usize, usize) {
-        let verdicts = || self.sections.iter().flat_map(|s| &s.rows).filter_map(|row| row.verdict);
-        (verdicts().filter(|verdict| *verdict == Verdict::Over).count(), verdicts().count())
+        let verdicts = || {
+            self.sections
+                .iter()
+                .flat_map(|s| &s.rows)
+                .filter_map(|row| row.verdict)
+        };
+        (
+            verdicts()
+                .filter(|verdict| *verdict == Verdict::Over)
+                .count(),
+            verdicts().count(),
+        )
     }
 }
 
@@ -201,7 +245,11 @@ impl fmt::Display for Report {
             writeln!(f, "{line}")?;
         }
         let head = HEAD.map(str::to_owned);
-        let rows: Vec<_> = self.sections.iter().flat_map(|s| s.rows.iter().map(Row::cells)).collect();
+        let rows: Vec<_> = self
+            .sections
+            .iter()
+            .flat_map(|s| s.rows.iter().map(Row::cells))
+            .collect();
         let mut widths = [0; 7];
         for row in rows.iter().chain([&head]) {
             for (width, cell) in widths.iter_mut().zip(row) {
@@ -209,8 +257,11 @@ impl fmt::Display for Report {
             }
         }
         let line = |f: &mut fmt::Formatter<'_>, cells: &[String; 7]| {
-            let padded: Vec<_> =
-                cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            let padded: Vec<_> = cells
+                .iter()
+                .zip(widths)
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
             writeln!(f, "{}", padded.join("  ").trim_end())
         };
         for section in &self.sections {
@@ -241,8 +292,14 @@ mod tests {
             Row::new("writes", Value::Count(0)).budget(Budget::AtMost(Value::Count(0))),
             Row::new("bare", Duration::from_micros(1500)),
         ];
-        let sections = vec![Section { name: "claims".to_owned(), rows }];
-        let report = Report { machine: vec!["here".to_owned()], sections };
+        let sections = vec![Section {
+            name: "claims".to_owned(),
+            rows,
+        }];
+        let report = Report {
+            machine: vec!["here".to_owned()],
+            sections,
+        };
         let table = "here\n\nclaims\n\
             what     measured  reference     ratio   budget      verdict  theirs\n\
             prepare  4.00 ms   2.00 ms  GET  2.00 ×  ≤ 1.5 ×     OVER     3.8 ×\n\
@@ -268,7 +325,12 @@ mod tests {
     fn numbers_have_three_digits_and_the_unit_that_fits() {
         let shown = |seconds: f64| Value::Seconds(seconds).to_string();
         assert_eq!(
-            [shown(0.000_001_234), shown(0.000_999_6), shown(0.123_4), shown(12.34)],
+            [
+                shown(0.000_001_234),
+                shown(0.000_999_6),
+                shown(0.123_4),
+                shown(12.34)
+            ],
             ["1.23 µs", "1.00 ms", "123 ms", "12.3 s"]
         );
         assert_eq!(Value::Percent(0.0123).to_string(), "0.012 %");

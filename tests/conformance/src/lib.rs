@@ -1,5 +1,5 @@
-//! The assertions every [`GpuDriver`] must pass: run on the simulator, on the mock library through NVML's C ABI,
-//! and on real hardware. Read only towards the GPU.
+//! The assertions every [`GpuDriver`] must pass: run on the simulator, on the mock library through
+//! NVML's C ABI, and on real hardware. Read only towards the GPU.
 
 mod mig;
 mod usage;
@@ -10,7 +10,8 @@ use divvy_model::{GpuDriver, GpuErrorCode, GpuFacts, GpuUuid, MigMode, NvLinkPee
 
 pub use mig::mig_conformance;
 
-/// What is known beforehand about the GPUs behind a driver. Leave out what is not known (real hardware).
+/// Facts known beforehand about the GPUs behind a driver. Leave out what is not known (real
+/// hardware).
 #[derive(Debug, Clone, Default)]
 pub struct Expect {
     /// Exact number of GPUs.
@@ -25,8 +26,8 @@ pub struct Expect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// Checks a driver against the contract of [`GpuDriver`] and against `expect`; returns all violations. What drivers may do
-/// in their own way is none: see [`divvy_model::peculiarities`].
+/// Checks a driver against the contract of [`GpuDriver`] and against `expect`; returns all
+/// violations. Peculiarities that drivers may have are none: see [`divvy_model::peculiarities`].
 pub fn conformance(driver: &dyn GpuDriver, expect: &Expect) -> Vec<Violation> {
     let mut checks = Checks::default();
     checks.system(driver, expect);
@@ -71,19 +72,31 @@ impl Checks {
         self.check(divvy_model::normalise_version(version).is_some(), || {
             format!("driver version {version:?} can be normalised")
         });
-        self.check(system.cuda_version.is_none_or(|cuda| cuda.major >= 9), || {
-            format!("CUDA version {:?} is plausible", system.cuda_version)
-        });
+        self.check(
+            system.cuda_version.is_none_or(|cuda| cuda.major >= 9),
+            || format!("CUDA version {:?} is plausible", system.cuda_version),
+        );
         if let Some(expected) = &expect.driver_version {
-            self.check(version == expected, || format!("driver version is {expected}, got {version}"));
+            self.check(version == expected, || {
+                format!("driver version is {expected}, got {version}")
+            });
         }
     }
 
     /// Asks for the facts of every GPU; those that answer.
-    fn answers(&mut self, driver: &dyn GpuDriver, expect: &Expect, uuids: &[GpuUuid]) -> Vec<GpuFacts> {
-        self.check(driver.list().as_deref() == Ok(uuids), || "list() is stable".to_owned());
+    fn answers(
+        &mut self,
+        driver: &dyn GpuDriver,
+        expect: &Expect,
+        uuids: &[GpuUuid],
+    ) -> Vec<GpuFacts> {
+        self.check(driver.list().as_deref() == Ok(uuids), || {
+            "list() is stable".to_owned()
+        });
         if let Some(count) = expect.gpus {
-            self.check(uuids.len() == count, || format!("list() has {count} GPUs, got {}", uuids.len()));
+            self.check(uuids.len() == count, || {
+                format!("list() has {count} GPUs, got {}", uuids.len())
+            });
         }
         let mut facts = Vec::new();
         for uuid in uuids {
@@ -100,16 +113,25 @@ impl Checks {
 
     fn facts(&mut self, f: &GpuFacts, uuids: &[GpuUuid]) {
         let gpu = &f.uuid;
-        self.check(uuids.contains(gpu), || format!("{gpu}: facts carry the UUID that was asked for"));
+        self.check(uuids.contains(gpu), || {
+            format!("{gpu}: facts carry the UUID that was asked for")
+        });
         self.check(!f.product_name.is_empty(), || format!("{gpu}: has a name"));
         self.check(f.pci_device_id & 0xffff == 0x10de, || {
             format!("{gpu}: PCI vendor is NVIDIA, got {:#x}", f.pci_device_id)
         });
-        self.check(f.memory_bytes != Some(0), || format!("{gpu}: memory is unknown or more than nothing"));
-        self.check(f.compute_capability.major >= 3, || {
-            format!("{gpu}: compute capability {} is plausible", f.compute_capability)
+        self.check(f.memory_bytes != Some(0), || {
+            format!("{gpu}: memory is unknown or more than nothing")
         });
-        self.check(f.nvlinks.is_sorted(), || format!("{gpu}: NVLinks are sorted"));
+        self.check(f.compute_capability.major >= 3, || {
+            format!(
+                "{gpu}: compute capability {} is plausible",
+                f.compute_capability
+            )
+        });
+        self.check(f.nvlinks.is_sorted(), || {
+            format!("{gpu}: NVLinks are sorted")
+        });
         let to_itself = f.nvlinks.contains(&NvLinkPeer::Gpu(f.pci_address));
         self.check(!to_itself, || format!("{gpu}: no NVLink to itself"));
     }
@@ -120,9 +142,16 @@ impl Checks {
             Ok(mode) => mode,
             Err(error) => return self.check(false, || format!("mig_mode() answers: {error}")),
         };
-        self.check(mode == f.mig_mode, || format!("{gpu}: mig_mode() and facts() agree"));
+        self.check(mode == f.mig_mode, || {
+            format!("{gpu}: mig_mode() and facts() agree")
+        });
         let able = mode == MigMode::Unsupported || f.compute_capability.major >= 8;
-        self.check(able, || format!("{gpu}: MIG needs compute capability 8, has {}", f.compute_capability));
+        self.check(able, || {
+            format!(
+                "{gpu}: MIG needs compute capability 8, has {}",
+                f.compute_capability
+            )
+        });
         self.0.extend(mig::read_only(driver, gpu, mode));
     }
 
@@ -147,8 +176,10 @@ impl Checks {
                     });
                 }
                 Err(error) => {
-                    let unsupported =
-                        matches!(error.code, GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND);
+                    let unsupported = matches!(
+                        error.code,
+                        GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND
+                    );
                     self.check(unsupported, || {
                         format!("wait_events() answers, or is not supported: {error}")
                     });
@@ -159,32 +190,47 @@ impl Checks {
 
     fn listing(&mut self, facts: &[GpuFacts], expect: &Expect) {
         let seen: BTreeSet<_> = facts.iter().map(|f| f.pci_address).collect();
-        self.check(seen.len() == facts.len(), || "PCI addresses are unique".to_owned());
+        self.check(seen.len() == facts.len(), || {
+            "PCI addresses are unique".to_owned()
+        });
         let mut minors: Vec<_> = facts.iter().filter_map(|f| f.minor).collect();
         let with_minor = minors.len();
         minors.sort_unstable();
         minors.dedup();
-        self.check(minors.len() == with_minor, || "minor numbers are unique".to_owned());
+        self.check(minors.len() == with_minor, || {
+            "minor numbers are unique".to_owned()
+        });
         if let Some(names) = &expect.product_names {
             let got: Vec<_> = facts.iter().map(|f| f.product_name.clone()).collect();
-            self.check(got == *names, || format!("product names are {names:?}, got {got:?}"));
+            self.check(got == *names, || {
+                format!("product names are {names:?}, got {got:?}")
+            });
         }
     }
 
     fn unknown_gpu(&mut self, driver: &dyn GpuDriver) {
         #[expect(clippy::expect_used, reason = "a constant in the right form; tested")]
-        let none: GpuUuid = "GPU-00000000-0000-0000-0000-000000000000".parse().expect("a GPU UUID");
+        let none: GpuUuid = "GPU-00000000-0000-0000-0000-000000000000"
+            .parse()
+            .expect("a GPU UUID");
         match driver.facts(&none) {
             Err(error) => {
-                let known =
-                    [GpuErrorCode::NOT_FOUND, GpuErrorCode::INVALID_ARGUMENT, GpuErrorCode::GPU_NOT_FOUND];
+                let known = [
+                    GpuErrorCode::NOT_FOUND,
+                    GpuErrorCode::INVALID_ARGUMENT,
+                    GpuErrorCode::GPU_NOT_FOUND,
+                ];
                 self.check(known.contains(&error.code), || {
                     format!("facts() of a GPU that is not there says so, got {error}")
                 });
             }
-            Ok(_) => self.check(false, || "facts() of a GPU that is not there is an error".to_owned()),
+            Ok(_) => self.check(false, || {
+                "facts() of a GPU that is not there is an error".to_owned()
+            }),
         }
         let answers = driver.vitals(&none).is_ok();
-        self.check(!answers, || "vitals() of a GPU that is not there is an error".to_owned());
+        self.check(!answers, || {
+            "vitals() of a GPU that is not there is an error".to_owned()
+        });
     }
 }

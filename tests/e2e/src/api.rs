@@ -1,7 +1,8 @@
-//! Objects of a cluster, about a millisecond each: plain HTTP on the Unix socket of the `api-proxy` component.
+//! Objects of a cluster, about a millisecond each: plain HTTP on the Unix socket of the `api-proxy`
+//! component.
 //!
-//! Waiting for a state is nearly all that end-to-end tests do, and starting kubectl for each look costs a hundred times
-//! as much.
+//! Waiting for a state is nearly all that end-to-end tests do, and starting kubectl for each look
+//! costs a hundred times as much.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -36,7 +37,9 @@ impl Api {
     pub fn get(&self, path: &str) -> Result<Option<Value>> {
         let answer = self.request("GET", path, None)?;
         match answer.status {
-            200 => Ok(Some(serde_json::from_str(&answer.body).with_context(|| format!("GET {path}"))?)),
+            200 => Ok(Some(
+                serde_json::from_str(&answer.body).with_context(|| format!("GET {path}"))?,
+            )),
             404 => Ok(None),
             status => bail!("GET {path}: {status}: {}", answer.body.trim()),
         }
@@ -44,8 +47,14 @@ impl Api {
 
     /// The objects of the list at a path.
     pub fn list(&self, path: &str) -> Result<Vec<Value>> {
-        let list = self.get(path)?.with_context(|| format!("the API server has no {path}"))?;
-        Ok(list.get("items").and_then(Value::as_array).cloned().unwrap_or_default())
+        let list = self
+            .get(path)?
+            .with_context(|| format!("the API server has no {path}"))?;
+        Ok(list
+            .get("items")
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default())
     }
 
     /// The text at a path, as a pod's log or `/readyz`.
@@ -68,14 +77,19 @@ impl Api {
 
     /// Changes fields of the object at a path (a JSON merge patch) and returns it as stored.
     pub fn patch(&self, path: &str, change: &Value) -> Result<Value> {
-        let answer = self.request("PATCH", path, Some(("application/merge-patch+json", change)))?;
+        let answer = self.request(
+            "PATCH",
+            path,
+            Some(("application/merge-patch+json", change)),
+        )?;
         match answer.status {
             200 => serde_json::from_str(&answer.body).with_context(|| format!("PATCH {path}")),
             status => bail!("PATCH {path}: {status}: {}", answer.body.trim()),
         }
     }
 
-    /// Deletes the object at a path; one that is gone already is fine. `options` as `{"gracePeriodSeconds": 0}`.
+    /// Deletes the object at a path; one that is gone already is fine. `options` as
+    /// `{"gracePeriodSeconds": 0}`.
     pub fn delete(&self, path: &str, options: &Value) -> Result<()> {
         let answer = self.request("DELETE", path, Some((JSON, options)))?;
         match answer.status {
@@ -104,7 +118,9 @@ impl Api {
         }
         stream.write_all(request.as_bytes())?;
         let mut bytes = Vec::new();
-        stream.read_to_end(&mut bytes).with_context(|| format!("{method} {path}"))?;
+        stream
+            .read_to_end(&mut bytes)
+            .with_context(|| format!("{method} {path}"))?;
         parse(&String::from_utf8_lossy(&bytes))
             .with_context(|| format!("{method} {path}: not an HTTP answer"))
     }
@@ -113,21 +129,30 @@ impl Api {
 fn parse(text: &str) -> Option<Answer> {
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
-    Some(Answer { status, body: body.to_owned() })
+    Some(Answer {
+        status,
+        body: body.to_owned(),
+    })
 }
 
-/// The value at a path of keys and list positions as `status.conditions.0.type`; `Null` where there is none.
+/// The value at a path of keys and list positions as `status.conditions.0.type`; `Null` where there
+/// is none.
 pub fn at<'a>(object: &'a Value, path: &str) -> &'a Value {
-    path.split('.').fold(object, |value, key| match key.parse::<usize>() {
-        Ok(position) if value.is_array() => value.get(position).unwrap_or(&Value::Null),
-        _ => value.get(key).unwrap_or(&Value::Null),
-    })
+    path.split('.')
+        .fold(object, |value, key| match key.parse::<usize>() {
+            Ok(position) if value.is_array() => value.get(position).unwrap_or(&Value::Null),
+            _ => value.get(key).unwrap_or(&Value::Null),
+        })
 }
 
 /// Whether an object has this condition with status `True`.
 pub fn has_condition(object: &Value, name: &str) -> bool {
-    let conditions = at(object, "status.conditions").as_array().map_or(&[][..], Vec::as_slice);
-    conditions.iter().any(|condition| at(condition, "type") == name && at(condition, "status") == "True")
+    let conditions = at(object, "status.conditions")
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    conditions
+        .iter()
+        .any(|condition| at(condition, "type") == name && at(condition, "status") == "True")
 }
 
 #[cfg(test)]
@@ -139,7 +164,13 @@ mod tests {
     #[test]
     fn an_answer_is_its_status_and_everything_after_the_headers() {
         let text = "HTTP/1.0 404 Not Found\r\nDate: x\r\n\r\n{}\r\n\r\n";
-        assert_eq!(parse(text), Some(Answer { status: 404, body: "{}\r\n\r\n".to_owned() }));
+        assert_eq!(
+            parse(text),
+            Some(Answer {
+                status: 404,
+                body: "{}\r\n\r\n".to_owned()
+            })
+        );
         assert_eq!(parse("half a li"), None);
     }
 

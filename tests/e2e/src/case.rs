@@ -25,7 +25,8 @@ pub struct Case {
     pub name: &'static str,
     /// Whether it disturbs others (it stops components), so that it has the cluster to itself.
     pub alone: bool,
-    /// Whether it is run on older releases, too: it is about partitions and shares, or about what an API server takes.
+    /// Whether it is run on older releases, too: it is about partitions and shares, or about what
+    /// an API server takes.
     pub of_sharing: bool,
     /// On which clusters it is true.
     pub clusters: Clusters,
@@ -52,7 +53,9 @@ impl Case {
         match self.clusters {
             Clusters::All => true,
             Clusters::SeveralModes => at_least((1, 36, 2)),
-            Clusters::Shares => at_least((1, 36, 0)) || (at_least((1, 35, 0)) && gates == Gates::Sharing),
+            Clusters::Shares => {
+                at_least((1, 36, 0)) || (at_least((1, 35, 0)) && gates == Gates::Sharing)
+            }
             Clusters::OneMode => !at_least((1, 36, 2)),
         }
     }
@@ -76,14 +79,16 @@ impl Env<'_> {
 
     /// The path of an object in the namespace.
     pub fn path(&self, kind: &str, name: &str) -> Result<String> {
-        let collection = collection(kind, &self.namespace).with_context(|| format!("unknown kind {kind}"))?;
+        let collection =
+            collection(kind, &self.namespace).with_context(|| format!("unknown kind {kind}"))?;
         Ok(format!("{collection}/{name}"))
     }
 
     /// Creates an object in the namespace and returns it as stored.
     pub fn create(&self, object: &Value) -> Result<Value> {
         let kind = at(object, "kind").as_str().unwrap_or_default();
-        let path = collection(kind, &self.namespace).with_context(|| format!("unknown kind {kind}"))?;
+        let path =
+            collection(kind, &self.namespace).with_context(|| format!("unknown kind {kind}"))?;
         self.api().create(&path, object)
     }
 
@@ -94,10 +99,12 @@ impl Env<'_> {
 
     /// Deletes a pod without waiting for its node.
     pub fn force_delete(&self, pod: &str) -> Result<()> {
-        self.api().delete(&self.path("Pod", pod)?, &json!({"gracePeriodSeconds": 0}))
+        self.api()
+            .delete(&self.path("Pod", pod)?, &json!({"gracePeriodSeconds": 0}))
     }
 
-    /// Makes the kubelet look at a pod again: by itself it would, after a failed prepare, in a minute or more.
+    /// Makes the kubelet look at a pod again: by itself it would, after a failed prepare, in a
+    /// minute or more.
     pub fn nudge(&self, pod: &str) -> Result<()> {
         // Another value each time, or nothing would have changed.
         static TIMES: AtomicU32 = AtomicU32::new(0);
@@ -122,7 +129,10 @@ impl Env<'_> {
     pub fn wait_until_running(&self, pod: &str) -> Result<Value> {
         let path = self.path("Pod", pod)?;
         wait_for(&format!("running pod {pod}"), PATIENCE, || {
-            Ok(self.api().get(&path)?.filter(|pod| has_condition(pod, "Ready")))
+            Ok(self
+                .api()
+                .get(&path)?
+                .filter(|pod| has_condition(pod, "Ready")))
         })
         .with_context(|| format!("events of pod {pod}: {}", self.messages(pod).join("; ")))
     }
@@ -130,20 +140,36 @@ impl Env<'_> {
     /// Waits until this many pods of a Deployment are ready.
     pub fn wait_for_replicas(&self, deployment: &str, ready: u32) -> Result<()> {
         let path = self.path("Deployment", deployment)?;
-        poll(&format!("{ready} ready pods of Deployment {deployment}"), PATIENCE, || {
-            let found = self.api().get(&path)?;
-            Ok(found.is_some_and(|found| at(&found, "status.availableReplicas") == ready))
-        })
+        poll(
+            &format!("{ready} ready pods of Deployment {deployment}"),
+            PATIENCE,
+            || {
+                let found = self.api().get(&path)?;
+                Ok(found.is_some_and(|found| at(&found, "status.availableReplicas") == ready))
+            },
+        )
     }
 
     /// Waits until the scheduler has said that it cannot place a pod, and returns its reason.
     pub fn wait_until_unschedulable(&self, pod: &str) -> Result<String> {
         let path = self.path("Pod", pod)?;
         wait_for(&format!("unschedulable pod {pod}"), PATIENCE, || {
-            let Some(pod) = self.api().get(&path)? else { return Ok(None) };
-            let conditions = at(&pod, "status.conditions").as_array().cloned().unwrap_or_default();
-            let refused = conditions.iter().find(|condition| at(condition, "reason") == "Unschedulable");
-            Ok(refused.map(|condition| at(condition, "message").as_str().unwrap_or_default().to_owned()))
+            let Some(pod) = self.api().get(&path)? else {
+                return Ok(None);
+            };
+            let conditions = at(&pod, "status.conditions")
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            let refused = conditions
+                .iter()
+                .find(|condition| at(condition, "reason") == "Unschedulable");
+            Ok(refused.map(|condition| {
+                at(condition, "message")
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned()
+            }))
         })
     }
 
@@ -151,40 +177,59 @@ impl Env<'_> {
     pub fn messages(&self, object: &str) -> Vec<String> {
         let path = collection("Event", &self.namespace).unwrap_or_default();
         let events = self.api().list(&path).unwrap_or_default();
-        let about = events.iter().filter(|event| at(event, "involvedObject.name") == object);
-        about.map(|event| at(event, "message").as_str().unwrap_or_default().to_owned()).collect()
+        let about = events
+            .iter()
+            .filter(|event| at(event, "involvedObject.name") == object);
+        about
+            .map(|event| at(event, "message").as_str().unwrap_or_default().to_owned())
+            .collect()
     }
 
     /// What Events say about the node.
     pub fn node_messages(&self) -> Result<Vec<String>> {
         let events = self.api().list("/api/v1/namespaces/default/events")?;
-        let about = events.iter().filter(|event| at(event, "involvedObject.kind") == "Node");
-        Ok(about.map(|event| at(event, "message").as_str().unwrap_or_default().to_owned()).collect())
+        let about = events
+            .iter()
+            .filter(|event| at(event, "involvedObject.kind") == "Node");
+        Ok(about
+            .map(|event| at(event, "message").as_str().unwrap_or_default().to_owned())
+            .collect())
     }
 
     /// A claim as it is now.
     pub fn claim(&self, name: &str) -> Result<Value> {
-        self.api().get(&self.path("ResourceClaim", name)?)?.with_context(|| format!("claim {name} is gone"))
+        self.api()
+            .get(&self.path("ResourceClaim", name)?)?
+            .with_context(|| format!("claim {name} is gone"))
     }
 
     /// The UID of an object.
     pub fn uid(object: &Value) -> Result<String> {
-        Ok(at(object, "metadata.uid").as_str().context("no metadata.uid")?.to_owned())
+        Ok(at(object, "metadata.uid")
+            .as_str()
+            .context("no metadata.uid")?
+            .to_owned())
     }
 
     /// The name of the claim that a pod got from a template.
     pub fn claim_of(pod: &Value) -> Result<String> {
         let name = at(pod, "status.resourceClaimStatuses.0.resourceClaimName").as_str();
-        Ok(name.context("the pod has no claim from a template")?.to_owned())
+        Ok(name
+            .context("the pod has no claim from a template")?
+            .to_owned())
     }
 
     /// Waits until a claim is allocated and returns the minor numbers of its GPUs.
     pub fn minors(&self, claim: &str) -> Result<BTreeSet<u32>> {
         let results = wait_for(&format!("allocation of claim {claim}"), PATIENCE, || {
-            Ok(at(&self.claim(claim)?, "status.allocation.devices.results").as_array().cloned())
+            Ok(at(&self.claim(claim)?, "status.allocation.devices.results")
+                .as_array()
+                .cloned())
         })?;
         let minor = |result: &Value| {
-            let device = at(result, "device").as_str().context("a result without device")?;
+            let device = at(result, "device")
+                .as_str()
+                .context("a result without device")?;
             Ok(self.driver.gpus().get(&self.driver.uuid_of(device)?)?.minor)
         };
         results.iter().map(minor).collect()
@@ -197,16 +242,23 @@ impl Env<'_> {
             text.contains("NVIDIA_VISIBLE_DEVICES=void\n"),
             "NVIDIA_VISIBLE_DEVICES is not void in {pod}: {text}"
         );
-        Ok(text.lines().filter_map(|line| line.strip_prefix("/dev/nvidia")?.parse().ok()).collect())
+        Ok(text
+            .lines()
+            .filter_map(|line| line.strip_prefix("/dev/nvidia")?.parse().ok())
+            .collect())
     }
 
     /// Everything a container says when it starts.
     pub fn log(&self, pod: &str, container: &str) -> Result<String> {
         let path = format!("{}/log?container={container}", self.path("Pod", pod)?);
-        wait_for(&format!("words of container {container} of pod {pod}"), PATIENCE, || {
-            let text = self.api().text(&path)?;
-            Ok(text.contains(SAID).then_some(text))
-        })
+        wait_for(
+            &format!("words of container {container} of pod {pod}"),
+            PATIENCE,
+            || {
+                let text = self.api().text(&path)?;
+                Ok(text.contains(SAID).then_some(text))
+            },
+        )
     }
 
     /// Waits until a pod runs and checks that a container sees exactly the GPUs of these claims.

@@ -1,4 +1,5 @@
-//! The cgroups of a cluster's pods: made before the kubelet starts, removed after everything in them has ended.
+//! The cgroups of a cluster's pods: made before the kubelet starts, removed after everything in
+//! them has ended.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -46,10 +46,14 @@ impl Cluster {
         let state = state_dir(&options.name)?;
         if Namespaces::find(&state)?.is_some() {
             let name = &options.name;
-            bail!("cluster {name} is already up; take it down with: cargo xtask cluster down --name {name}");
+            bail!(
+                "cluster {name} is already up; take it down with: cargo xtask cluster down --name {name}"
+            );
         }
         let layout = Layout::new(&options.name, &state);
-        Self::create(options, layout, |cluster| cluster.start(options.extent, options.gates))
+        Self::create(options, layout, |cluster| {
+            cluster.start(options.extent, options.gates)
+        })
     }
 
     fn create(
@@ -64,7 +68,13 @@ impl Cluster {
         fs::write(state.join("version"), &options.version)?;
         cgroups::create(&layout.cgroup())?;
         let namespaces = Namespaces::create(&state, layout.address(), options.owned)?;
-        let mut cluster = Self { name, parts, layout, namespaces, owned: options.owned };
+        let mut cluster = Self {
+            name,
+            parts,
+            layout,
+            namespaces,
+            owned: options.owned,
+        };
         if let Err(error) = start(&mut cluster) {
             let logs = cluster.component_tails();
             // Kept for inspection, unless it could not be ended with us.
@@ -79,10 +89,18 @@ impl Cluster {
     /// Finds a running cluster by name.
     pub fn find(name: &str) -> Result<Option<Self>> {
         let state = state_dir(name)?;
-        let Some(namespaces) = Namespaces::find(&state)? else { return Ok(None) };
+        let Some(namespaces) = Namespaces::find(&state)? else {
+            return Ok(None);
+        };
         let parts = Parts::ensure(fs::read_to_string(state.join("version"))?.trim())?;
         let layout = Layout::new(name, &state);
-        Ok(Some(Self { name: name.to_owned(), parts, layout, namespaces, owned: false }))
+        Ok(Some(Self {
+            name: name.to_owned(),
+            parts,
+            layout,
+            namespaces,
+            owned: false,
+        }))
     }
 
     /// Ends a cluster by name and removes all it left on the host. Nothing to end is fine.
@@ -96,7 +114,9 @@ impl Cluster {
 
     /// The names of all clusters that have a state folder, running or not.
     pub fn names() -> Result<Vec<String>> {
-        let Ok(entries) = fs::read_dir(clusters_dir()) else { return Ok(Vec::new()) };
+        let Ok(entries) = fs::read_dir(clusters_dir()) else {
+            return Ok(Vec::new());
+        };
         let mut names: Vec<String> = entries
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect::<Result<_>>()?;
@@ -108,9 +128,17 @@ impl Cluster {
         self.layout.write(&self.parts)?;
         for &component in extent.components() {
             let path = self.parts.path_env().to_string_lossy().into_owned();
-            let env = [("PATH".to_owned(), path), ("HOME".to_owned(), "/root".to_owned())];
+            let env = [
+                ("PATH".to_owned(), path),
+                ("HOME".to_owned(), "/root".to_owned()),
+            ];
             let mut args = component.args(&self.parts, &self.layout)?;
-            args.extend(gates.flag().filter(|_| component.has_gates()).map(str::to_owned));
+            args.extend(
+                gates
+                    .flag()
+                    .filter(|_| component.has_gates())
+                    .map(str::to_owned),
+            );
             self.component(component).define(&args, &env)?;
         }
         if extent != Extent::Node {
@@ -121,7 +149,9 @@ impl Cluster {
             // Meanwhile: the API server starts.
             self.component(Component::Containerd).start()?;
             let socket = self.node_path("/run/containerd/containerd.sock");
-            self.alive_until(Component::Containerd, "containerd's socket", || Ok(socket.exists()))?;
+            self.alive_until(Component::Containerd, "containerd's socket", || {
+                Ok(socket.exists())
+            })?;
             for image in images::common(&self.parts)? {
                 self.import(&image)?;
             }
@@ -129,7 +159,11 @@ impl Cluster {
         if extent != Extent::Node {
             // The API server makes the certificate that every client wants to see.
             let ca = PathBuf::from(self.layout.ca());
-            self.alive_until(Component::ApiServer, "certificate of the API server", || Ok(ca.exists()))?;
+            self.alive_until(
+                Component::ApiServer,
+                "certificate of the API server",
+                || Ok(ca.exists()),
+            )?;
             self.component(Component::ApiProxy).start()?;
             self.wait_for_api()?;
             self.let_nodes_read_claims()?;
@@ -142,24 +176,34 @@ impl Cluster {
         }
         let node = format!("/api/v1/nodes/{}", self.layout.node());
         self.alive_until(Component::Kubelet, "ready node", || {
-            Ok(self.api().get(&node)?.is_some_and(|node| has_condition(&node, "Ready")))
+            Ok(self
+                .api()
+                .get(&node)?
+                .is_some_and(|node| has_condition(&node, "Ready")))
         })?;
         if extent == Extent::Node {
             return Ok(());
         }
-        self.alive_until(Component::ControllerManager, "default ServiceAccount", || {
-            Ok(self.api().get("/api/v1/namespaces/default/serviceaccounts/default")?.is_some())
-        })
+        self.alive_until(
+            Component::ControllerManager,
+            "default ServiceAccount",
+            || {
+                Ok(self
+                    .api()
+                    .get("/api/v1/namespaces/default/serviceaccounts/default")?
+                    .is_some())
+            },
+        )
     }
 
-    /// The node authorizer allows a kubelet to read a claim only after it has itself heard of the pod's binding. On a
-    /// busy machine the kubelet was sometimes faster, was refused, and then tried again a minute later: true of any
-    /// cluster, but not what is tested here. Rare: without this, none of 110 pods on 1.37.1 was refused at a load of 20.
+    /// The node authorizer allows a kubelet to read a claim only after it has itself heard of the
+    /// pod's binding. On a busy machine the kubelet was sometimes faster, was refused, and then
+    /// tried again a minute later: true of any cluster, but not what is tested here. Rare: without
+    /// this, none of 110 pods on 1.37.1 was refused at a load of 20.
     fn let_nodes_read_claims(&self) -> Result<()> {
         let name = "e2e-nodes-read-claims";
         let rbac = "/apis/rbac.authorization.k8s.io/v1";
-        let reading =
-            json!({"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]});
+        let reading = json!({"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]});
         let role = json!({"metadata": {"name": name}, "rules": [reading]});
         let binding = json!({
             "metadata": {"name": name},
@@ -167,12 +211,16 @@ impl Cluster {
             "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
         });
         self.api().create(&format!("{rbac}/clusterroles"), &role)?;
-        self.api().create(&format!("{rbac}/clusterrolebindings"), &binding).map(drop)
+        self.api()
+            .create(&format!("{rbac}/clusterrolebindings"), &binding)
+            .map(drop)
     }
 
     /// Waits until the API server says that it is ready.
     pub fn wait_for_api(&self) -> Result<()> {
-        self.alive_until(Component::ApiServer, "ready API server", || Ok(self.api().text("/readyz")? == "ok"))
+        self.alive_until(Component::ApiServer, "ready API server", || {
+            Ok(self.api().text("/readyz")? == "ok")
+        })
     }
 
     /// Waits, but not for something that a dead program will never do.
@@ -189,7 +237,12 @@ impl Cluster {
             }
             Ok(check()?.then_some(false))
         })?;
-        ensure!(!ended, "{} has ended\n{}", component.name(), daemon.log_tail());
+        ensure!(
+            !ended,
+            "{} has ended\n{}",
+            component.name(),
+            daemon.log_tail()
+        );
         Ok(())
     }
 
@@ -222,7 +275,8 @@ impl Cluster {
         self.daemon(component.name())
     }
 
-    /// Any long-running program of this cluster by name: a component, or a host process that a test has defined.
+    /// Any long-running program of this cluster by name: a component, or a host process that a test
+    /// has defined.
     pub fn daemon(&self, name: &str) -> Daemon<'_> {
         Daemon::new(&self.namespaces, name)
     }
@@ -256,7 +310,10 @@ impl Cluster {
     /// Makes a program available to [`Cluster::command`] under this name.
     pub fn link(&self, name: &str, program: &Path) -> Result<()> {
         fs::create_dir_all(self.programs())?;
-        Ok(fs::os::unix::fs::symlink(fs::canonicalize(program)?, self.programs().join(name))?)
+        Ok(fs::os::unix::fs::symlink(
+            fs::canonicalize(program)?,
+            self.programs().join(name),
+        )?)
     }
 
     /// Runs kubectl and returns what it printed; a failure is an error with what it said.
@@ -266,7 +323,13 @@ impl Cluster {
 
     /// Creates or changes the objects of a YAML text.
     pub fn apply(&self, yaml: &str) -> Result<()> {
-        let args = ["apply", "--server-side", "--force-conflicts", "--filename", "-"];
+        let args = [
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--filename",
+            "-",
+        ];
         output_of(&mut self.command("kubectl", &args), yaml).map(drop)
     }
 
@@ -275,7 +338,10 @@ impl Cluster {
         let archive = self.state().join("image.tar");
         image.write_archive(&archive)?;
         let archive_name = archive.display().to_string();
-        output(&mut self.command("ctr", &["--namespace", "k8s.io", "images", "import", &archive_name]))?;
+        output(&mut self.command(
+            "ctr",
+            &["--namespace", "k8s.io", "images", "import", &archive_name],
+        ))?;
         Ok(fs::remove_file(archive)?)
     }
 
@@ -291,11 +357,15 @@ impl Cluster {
         let mut pids = Vec::new();
         for entry in fs::read_dir(self.node_path("/proc"))? {
             let entry = entry?;
-            let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+            let Ok(pid) = entry.file_name().to_string_lossy().parse() else {
+                continue;
+            };
             // It may have ended since it was listed; then it has no command line either.
             let bytes = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let args: Vec<String> =
-                bytes.split(|&byte| byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned()).collect();
+            let args: Vec<String> = bytes
+                .split(|&byte| byte == 0)
+                .map(|arg| String::from_utf8_lossy(arg).into_owned())
+                .collect();
             if fits(&args) && self.namespaces.is_alive(pid) {
                 pids.push(pid);
             }
@@ -309,7 +379,8 @@ impl Cluster {
         self.namespaces.send(pid, signal)
     }
 
-    /// Writes everything that explains a failure into a folder: logs, events, objects, files of the node.
+    /// Writes everything that explains a failure into a folder: logs, events, objects, files of the
+    /// node.
     pub fn collect_logs(&self, dir: &Path) -> Result<()> {
         logs::collect(self, dir)
     }
@@ -325,7 +396,11 @@ impl Cluster {
         for component in Component::ALL {
             let daemon = self.component(component);
             if daemon.log().exists() && !daemon.is_running() {
-                tails.push(format!("{} has ended:\n{}", component.name(), daemon.log_tail()));
+                tails.push(format!(
+                    "{} has ended:\n{}",
+                    component.name(),
+                    daemon.log_tail()
+                ));
             }
         }
         tails.join("\n")
@@ -346,7 +421,10 @@ impl Drop for Cluster {
             && self.is_up()
             && let Err(error) = self.take_down()
         {
-            crate::process::say(&format!("cluster {} is not entirely gone: {error:#}", self.name));
+            crate::process::say(&format!(
+                "cluster {} is not entirely gone: {error:#}",
+                self.name
+            ));
         }
     }
 }
@@ -373,5 +451,9 @@ fn clean(name: &str, state: &Path) -> Result<()> {
     }
     // Gone when this was the last; another cluster's folder keeps it.
     let _ = fs::remove_dir(clusters_dir());
-    poll("removal of the state folder", Duration::from_secs(1), || Ok(!state.exists()))
+    poll(
+        "removal of the state folder",
+        Duration::from_secs(1),
+        || Ok(!state.exists()),
+    )
 }

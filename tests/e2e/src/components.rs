@@ -1,21 +1,23 @@
 //! The programs of a cluster and how each is called.
 //!
-//! Everything that is not default has its reason beside it; most of them are that several clusters share one machine
-//! without systemd, and that tests want an answer in seconds.
+//! Everything that is not default has its reason beside it; most of them are that several clusters
+//! share one machine without systemd, and that tests want an answer in seconds.
 
 use anyhow::Result;
 
 use crate::config::Layout;
 use crate::parts::Parts;
 
-/// A program of the cluster. The names are those of `cargo xtask cluster status` and of the log files.
+/// A program of the cluster. The names are those of `cargo xtask cluster status` and of the log
+/// files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Component {
     /// The API server's store.
     Etcd,
     /// The API server.
     ApiServer,
-    /// Plain HTTP to the API server on a Unix socket outside the namespaces: what the tests read objects through.
+    /// Plain HTTP to the API server on a Unix socket outside the namespaces: what the tests read
+    /// objects through.
     ApiProxy,
     /// Deployments, claims from templates, garbage collection.
     ControllerManager,
@@ -57,12 +59,17 @@ impl Component {
 
     /// The component with this name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|component| component.name() == name)
+        Self::ALL
+            .into_iter()
+            .find(|component| component.name() == name)
     }
 
     /// Whether it knows Kubernetes' feature gates of devices.
     pub(crate) fn has_gates(self) -> bool {
-        matches!(self, Self::ApiServer | Self::ControllerManager | Self::Scheduler | Self::Kubelet)
+        matches!(
+            self,
+            Self::ApiServer | Self::ControllerManager | Self::Scheduler | Self::Kubelet
+        )
     }
 
     /// Its command line.
@@ -111,8 +118,14 @@ fn api_server(layout: &Layout) -> Vec<String> {
         flag("authorization-mode", "Node,RBAC"),
         flag("enable-admission-plugins", "NodeRestriction"),
         flag("service-account-issuer", "https://kubernetes.default.svc"),
-        flag("service-account-signing-key-file", layout.file("service-account.key")),
-        flag("service-account-key-file", layout.file("service-account.key")),
+        flag(
+            "service-account-signing-key-file",
+            layout.file("service-account.key"),
+        ),
+        flag(
+            "service-account-key-file",
+            layout.file("service-account.key"),
+        ),
         flag("allow-privileged", "true"),
         flag("kubelet-preferred-address-types", "InternalIP"),
     ]
@@ -134,7 +147,10 @@ fn controller_manager(layout: &Layout) -> Vec<String> {
         flag("leader-elect", "false"),
         // Its controllers are forbidden everything without accounts of their own.
         flag("use-service-account-credentials", "true"),
-        flag("service-account-private-key-file", layout.file("service-account.key")),
+        flag(
+            "service-account-private-key-file",
+            layout.file("service-account.key"),
+        ),
         flag("root-ca-file", layout.ca()),
         flag("bind-address", "127.0.0.1"),
     ]
@@ -167,11 +183,17 @@ fn kube_proxy(layout: &Layout) -> Vec<String> {
         flag("proxy-mode", "nftables"),
         flag("cluster-cidr", Layout::PODS),
     ];
-    // Left alone it sets sysctls that are read-only in a network namespace, and stops when it cannot.
+    // Left alone it sets sysctls that are read-only in a network namespace, and stops when it
+    // cannot.
     for limit in ["max-per-core", "min"] {
         args.push(flag(&format!("conntrack-{limit}"), "0"));
     }
-    for limit in ["tcp-timeout-established", "tcp-timeout-close-wait", "udp-timeout", "udp-timeout-stream"] {
+    for limit in [
+        "tcp-timeout-established",
+        "tcp-timeout-close-wait",
+        "udp-timeout",
+        "udp-timeout-stream",
+    ] {
         args.push(flag(&format!("conntrack-{limit}"), "0s"));
     }
     args

@@ -31,8 +31,18 @@ struct Node {
     user: &'static str,
 }
 
-const FIRST: Node = Node { name: Layout::NODE, address: "10.89.0.1", pods: "10.244.0.0/24", user: "kubelet" };
-const SECOND: Node = Node { name: "node-2", address: "10.89.0.2", pods: "10.244.1.0/24", user: "kubelet-2" };
+const FIRST: Node = Node {
+    name: Layout::NODE,
+    address: "10.89.0.1",
+    pods: "10.244.0.0/24",
+    user: "kubelet",
+};
+const SECOND: Node = Node {
+    name: "node-2",
+    address: "10.89.0.2",
+    pods: "10.244.1.0/24",
+    user: "kubelet-2",
+};
 
 /// Who talks to the API server: name of the kubeconfig, user, group.
 const USERS: &[(&str, &str, &str)] = &[
@@ -54,13 +64,23 @@ impl Layout {
 
     /// The layout of the cluster with this name, whose files are in `state`.
     pub fn new(name: &str, state: &Path) -> Self {
-        Self { name: name.to_owned(), state: state.to_owned(), first: state.to_owned(), node: &FIRST }
+        Self {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            first: state.to_owned(),
+            node: &FIRST,
+        }
     }
 
     /// That of the second node of this cluster, whose own files are in `state`.
     pub(crate) fn second(&self, name: &str, state: &Path) -> Self {
         let (name, first) = (name.to_owned(), self.first.clone());
-        Self { name, state: state.to_owned(), first, node: &SECOND }
+        Self {
+            name,
+            state: state.to_owned(),
+            first,
+            node: &SECOND,
+        }
     }
 
     /// Whether this is the node with the API server.
@@ -107,7 +127,8 @@ impl Layout {
         self.file_of_first("apiserver.crt")
     }
 
-    /// A socket of the API without credentials or TLS, for processes that may open files of this user.
+    /// A socket of the API without credentials or TLS, for processes that may open files of this
+    /// user.
     pub fn api_socket(&self) -> PathBuf {
         self.first.join("api.sock")
     }
@@ -129,7 +150,10 @@ impl Layout {
         let mut tokens = Vec::new();
         for (name, user, group) in USERS {
             tokens.push(format!("token-{name},{user},{name},{group}\n"));
-            fs::write(self.kubeconfig(name), self.kubeconfig_text(&format!("token-{name}")))?;
+            fs::write(
+                self.kubeconfig(name),
+                self.kubeconfig_text(&format!("token-{name}")),
+            )?;
         }
         fs::write(self.file("tokens.csv"), tokens.concat())?;
         let key = self.file("service-account.key");

@@ -1,7 +1,8 @@
-//! A stand-in for NVIDIA's device plugin: it gives GPUs of the node to pods that ask for an extended resource, and knows
-//! nothing of divvy.
+//! A stand-in for NVIDIA's device plugin: it gives GPUs of the node to pods that ask for an
+//! extended resource, and knows nothing of divvy.
 //!
-//! It runs in this process: all that kubelet and plugin share is a folder of sockets, which both reach.
+//! It runs in this process: all that kubelet and plugin share is a folder of sockets, which both
+//! reach.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -49,16 +50,25 @@ impl DevicePlugin {
     pub fn start(cluster: &Cluster, resource: &str, gpus: Vec<PluginGpu>) -> Result<Self> {
         let folder = cluster.node_path(SOCKETS);
         let (socket, kubelet) = (folder.join(OWN), folder.join("kubelet.sock"));
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
         let listener = {
             let _entered = runtime.enter();
-            UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?
+            UnixListener::bind(&socket)
+                .with_context(|| format!("cannot listen on {}", socket.display()))?
         };
         let service = api::device_plugin_server::DevicePluginServer::new(Service { gpus });
         runtime.spawn(
-            Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)),
+            Server::builder()
+                .add_service(service)
+                .serve_with_incoming(UnixListenerStream::new(listener)),
         );
-        let plugin = Self { runtime: Some(runtime), socket };
+        let plugin = Self {
+            runtime: Some(runtime),
+            socket,
+        };
         plugin.register(format!("unix:{}", kubelet.display()), resource)?;
         Ok(plugin)
     }
@@ -73,10 +83,16 @@ impl DevicePlugin {
         let register = async {
             let channel = Endpoint::from_shared(kubelet)?.connect().await?;
             let mut client = api::registration_client::RegistrationClient::new(channel);
-            client.register(request).await.context("the kubelet refuses the device plugin")?;
+            client
+                .register(request)
+                .await
+                .context("the kubelet refuses the device plugin")?;
             Ok(())
         };
-        self.runtime.as_ref().context("the plugin has ended")?.block_on(register)
+        self.runtime
+            .as_ref()
+            .context("the plugin has ended")?
+            .block_on(register)
     }
 }
 
@@ -106,10 +122,17 @@ impl api::device_plugin_server::DevicePlugin for Service {
         &self,
         _: Request<api::Empty>,
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let device = |gpu: &PluginGpu| api::Device { id: gpu.uuid.clone(), health: "Healthy".to_owned() };
-        let all = api::ListAndWatchResponse { devices: self.gpus.iter().map(device).collect() };
+        let device = |gpu: &PluginGpu| api::Device {
+            id: gpu.uuid.clone(),
+            health: "Healthy".to_owned(),
+        };
+        let all = api::ListAndWatchResponse {
+            devices: self.gpus.iter().map(device).collect(),
+        };
         // Nothing ever changes: the stream is open until the plugin ends.
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(all)).chain(tokio_stream::pending()))))
+        Ok(Response::new(Box::pin(
+            tokio_stream::once(Ok(all)).chain(tokio_stream::pending()),
+        )))
     }
 
     async fn allocate(
@@ -124,10 +147,18 @@ impl api::device_plugin_server::DevicePlugin for Service {
                 permissions: "rw".to_owned(),
             });
             let envs = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_owned(), ids.join(","))]);
-            api::ContainerAllocateResponse { envs, devices: devices.collect() }
+            api::ContainerAllocateResponse {
+                envs,
+                devices: devices.collect(),
+            }
         };
         let asked = request.into_inner().container_requests;
-        let container_responses = asked.iter().map(|container| answer(&container.device_ids)).collect();
-        Ok(Response::new(api::AllocateResponse { container_responses }))
+        let container_responses = asked
+            .iter()
+            .map(|container| answer(&container.device_ids))
+            .collect();
+        Ok(Response::new(api::AllocateResponse {
+            container_responses,
+        }))
     }
 }

@@ -25,6 +25,14 @@ const PROGRAM: &str = "divvy-kubelet-plugin";
 /// How long the driver may take to start or stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// Values of a release whose classes stand for no extended resource, since another's do.
+pub const WITHOUT_RESOURCES: [&str; 4] = [
+    "--set",
+    "deviceClass.extendedResourceNames.gpu=",
+    "--set-json",
+    "migClasses=[]",
+];
+
 /// The driver, installed on a cluster.
 #[derive(Debug)]
 pub struct Driver<'a> {
@@ -39,8 +47,8 @@ impl<'a> Driver<'a> {
         Self::install_with(cluster, programs, gpus, &[], &[])
     }
 
-    /// As [`Driver::install`], with these variables for the plugin, also after upgrades, and at first with these values
-    /// (`key=value`) of the chart.
+    /// As [`Driver::install`], with these variables for the plugin, also after upgrades, and at
+    /// first with these values (`key=value`) of the chart.
     pub fn install_with(
         cluster: &'a Cluster,
         programs: &Programs,
@@ -49,12 +57,23 @@ impl<'a> Driver<'a> {
         set: &[&str],
     ) -> Result<Self> {
         let version = env!("CARGO_PKG_VERSION");
-        let gpus = Gpus::create(&cluster.state().join("host"), &gpus.parse()?, &programs.mock)?;
-        let driver = Self { cluster, gpus, programs: programs.clone() };
+        let gpus = Gpus::create(
+            &cluster.state().join("host"),
+            &gpus.parse()?,
+            &programs.mock,
+        )?;
+        let driver = Self {
+            cluster,
+            gpus,
+            programs: programs.clone(),
+        };
         driver.prepare(cluster, &driver.gpus)?;
         cluster.tag(images::BUSYBOX, &images::of_examples()?)?;
         driver.link_tools()?;
-        fs_err::write(driver.values_file(), driver.values(version, env).to_string())?;
+        fs_err::write(
+            driver.values_file(),
+            driver.values(version, env).to_string(),
+        )?;
         cluster.kubectl(&["create", "namespace", NAMESPACE])?;
         driver.helm(&["install"], set)?;
         driver.label_node(Layout::NODE, true)?;
@@ -63,8 +82,8 @@ impl<'a> Driver<'a> {
         Ok(driver)
     }
 
-    /// Gives another node GPUs of its own, and the plugin's image. All plugins have the same arguments, so these GPUs are
-    /// there, too, where this node's are.
+    /// Gives another node GPUs of its own, and the plugin's image. All plugins have the same
+    /// arguments, so these GPUs are there, too, where this node's are.
     pub fn prepare_second(&self, node: &Cluster, gpus: &str) -> Result<Gpus> {
         let gpus = gpus.parse::<SimSpec>()?.on_node(2);
         let gpus = Gpus::create(&node.state().join("host"), &gpus, &self.programs.mock)?;
@@ -77,7 +96,11 @@ impl<'a> Driver<'a> {
     fn prepare(&self, node: &Cluster, gpus: &Gpus) -> Result<()> {
         mount_driver(node, gpus)?;
         mount_devices(node, gpus)?;
-        node.import(&self.programs.image(&format!("{}:{}", images::DRIVER, env!("CARGO_PKG_VERSION")))?)
+        node.import(&self.programs.image(&format!(
+            "{}:{}",
+            images::DRIVER,
+            env!("CARGO_PKG_VERSION")
+        ))?)
     }
 
     /// What people type in the cluster. A folder of ready programs may lack ours.
@@ -95,35 +118,72 @@ impl<'a> Driver<'a> {
         self.cluster.state().join("values.json")
     }
 
-    /// Runs helm's `action` on the release, with the values of this cluster and then these (`key=value`).
+    /// Runs helm's `action` on the release, with the values of this cluster and then these
+    /// (`key=value`).
     fn helm(&self, action: &[&str], set: &[&str]) -> Result<()> {
         let (chart, values) = (chart(), self.values_file().display().to_string());
         let mut args = action.to_vec();
-        args.extend(["divvy", &chart, "--namespace", NAMESPACE, "--values", &values]);
+        args.extend([
+            "divvy",
+            &chart,
+            "--namespace",
+            NAMESPACE,
+            "--values",
+            &values,
+        ]);
         for value in set {
             args.extend(["--set", value]);
         }
         helm(self.cluster, &args).map(drop)
     }
 
-    /// Installs the chart a second time, in a namespace of the release's name, for a driver of another name.
+    /// Installs the chart a second time, in a namespace of the release's name, for a driver of
+    /// another name. The extended resources stay with the first.
     pub fn install_second(&self, release: &str, driver: &str) -> Result<()> {
         let (chart, values) = (chart(), self.values_file().display().to_string());
         let own = format!("driverName={driver},crds.install=false,viewRole.enabled=false");
-        let args = ["install", release, &chart, "--namespace", release, "--create-namespace"];
-        helm(self.cluster, &[&args[..], &["--values", &values, "--set", &own]].concat()).map(drop)
+        let args = [
+            "install",
+            release,
+            &chart,
+            "--namespace",
+            release,
+            "--create-namespace",
+        ];
+        helm(
+            self.cluster,
+            &[
+                &args[..],
+                &["--values", &values, "--set", &own],
+                &WITHOUT_RESOURCES,
+            ]
+            .concat(),
+        )
+        .map(drop)
     }
 
     /// The chart's value `offer`, as the plugin has it.
     pub fn offer(&self) -> Result<String> {
-        let path = "jsonpath={.items[*].spec.template.spec.containers[*].env[?(@.name=='OFFER')].value}";
-        self.cluster.kubectl(&["get", "daemonsets", "--namespace", NAMESPACE, "--output", path])
+        let path =
+            "jsonpath={.items[*].spec.template.spec.containers[*].env[?(@.name=='OFFER')].value}";
+        self.cluster.kubectl(&[
+            "get",
+            "daemonsets",
+            "--namespace",
+            NAMESPACE,
+            "--output",
+            path,
+        ])
     }
 
-    /// Installs the chart again, with these values changed, and waits until only the new plugin runs.
+    /// Installs the chart again, with these values changed, and waits until only the new plugin
+    /// runs.
     pub fn upgrade(&self, set: &[&str]) -> Result<()> {
-        let uids =
-            |pods: &[Value]| pods.iter().map(|pod| at(pod, "metadata.uid").clone()).collect::<Vec<_>>();
+        let uids = |pods: &[Value]| {
+            pods.iter()
+                .map(|pod| at(pod, "metadata.uid").clone())
+                .collect::<Vec<_>>()
+        };
         let old = uids(&self.pods()?);
         self.helm(&["upgrade"], set)?;
         poll("the next plugin alone, ready", PATIENCE, || {
@@ -150,11 +210,17 @@ impl<'a> Driver<'a> {
 
     fn values(&self, tag: &str, env: &[(&str, &str)]) -> Value {
         let mock = self.gpus.mock_state();
-        let env = env.iter().map(|(name, value)| json!({"name": name, "value": value}));
+        let env = env
+            .iter()
+            .map(|(name, value)| json!({"name": name, "value": value}));
         let mock_state = json!({"name": "DIVVY_MOCK_STATE", "value": mock});
         let folder = mock.parent().unwrap_or(Path::new("/"));
-        // What nvidia-smi writes is the kernel module's memory on a real node; the host's files are read only here.
-        let slices = self.gpus.root().join(Gpus::TIME_SLICES.trim_start_matches('/'));
+        // What nvidia-smi writes is the kernel module's memory on a real node; the host's files are
+        // read only here.
+        let slices = self
+            .gpus
+            .root()
+            .join(Gpus::TIME_SLICES.trim_start_matches('/'));
         let seen = format!("/host{}", Gpus::TIME_SLICES);
         json!({
             "image": {"tag": tag, "pullPolicy": "Never"},
@@ -182,16 +248,25 @@ impl<'a> Driver<'a> {
 
     /// `kubectl divvy` with these arguments: its exit status, and what it says.
     pub fn kubectl_divvy(&self, args: &[&str]) -> Result<(Option<i32>, String)> {
-        let mut command = self.cluster.command("kubectl", &[&["divvy"], args].concat());
+        let mut command = self
+            .cluster
+            .command("kubectl", &[&["divvy"], args].concat());
         let done = command.output().context("kubectl cannot be started")?;
         let said = [done.stdout, done.stderr].concat();
-        Ok((done.status.code(), String::from_utf8_lossy(&said).into_owned()))
+        Ok((
+            done.status.code(),
+            String::from_utf8_lossy(&said).into_owned(),
+        ))
     }
 
-    /// The plugin as a program of the node, and not in a pod: its command line, with this kubeconfig.
+    /// The plugin as a program of the node, and not in a pod: its command line, with this
+    /// kubeconfig.
     pub fn host_process(&self, kubeconfig: &str) -> (Vec<String>, Vec<(String, String)>) {
         let root = self.gpus.root();
-        let (host, mock) = (root.display().to_string(), self.gpus.mock_state().display().to_string());
+        let (host, mock) = (
+            root.display().to_string(),
+            self.gpus.mock_state().display().to_string(),
+        );
         let hook = self.programs.hook.display().to_string();
         let folder = format!("/var/lib/kubelet/plugins/{}", names::DRIVER);
         let mut args = vec![self.programs.plugin.display().to_string()];
@@ -213,7 +288,10 @@ impl<'a> Driver<'a> {
         let path = format!("/api/v1/nodes/{node}");
         self.cluster
             .api()
-            .patch(&path, &json!({"metadata": {"labels": {names::NODE_LABEL: value}}}))
+            .patch(
+                &path,
+                &json!({"metadata": {"labels": {names::NODE_LABEL: value}}}),
+            )
             .map(drop)
     }
 
@@ -229,16 +307,20 @@ impl<'a> Driver<'a> {
     /// Stops the plugin (its pod ends) and waits until it is gone.
     pub fn stop(&self) -> Result<()> {
         self.label_node(Layout::NODE, false)?;
-        poll("end of the plugin", PATIENCE, || Ok(self.pods()?.is_empty() && self.pids()?.is_empty()))
+        poll("end of the plugin", PATIENCE, || {
+            Ok(self.pods()?.is_empty() && self.pids()?.is_empty())
+        })
     }
 
-    /// Starts the plugin again after [`Driver::stop`]. Slices stay published meanwhile, so they do not say when it is back.
+    /// Starts the plugin again after [`Driver::stop`]. Slices stay published meanwhile, so they do
+    /// not say when it is back.
     pub fn start(&self) -> Result<()> {
         self.label_node(Layout::NODE, true)?;
         self.wait_until_ready().map(drop)
     }
 
-    /// Kills the plugin's process with SIGKILL and waits until the one that the kubelet starts in its place is ready.
+    /// Kills the plugin's process with SIGKILL and waits until the one that the kubelet starts in
+    /// its place is ready.
     pub fn kill(&self) -> Result<()> {
         self.kill_and(|| Ok(()))
     }
@@ -248,40 +330,57 @@ impl<'a> Driver<'a> {
         self.restarted_after(Signal::Kill, then)
     }
 
-    /// Stops the plugin's process with SIGSTOP and waits until the kubelet has replaced it and the next is ready.
+    /// Stops the plugin's process with SIGSTOP and waits until the kubelet has replaced it and the
+    /// next is ready.
     pub fn hang(&self) -> Result<()> {
         self.restarted_after(Signal::Stop, || Ok(()))
     }
 
     fn restarted_after(&self, signal: Signal, then: impl FnOnce() -> Result<()>) -> Result<()> {
         let running = self.pids()?;
-        let &[pid] = running.as_slice() else { bail!("expected one plugin process, found {running:?}") };
-        let restarts = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64().unwrap_or(0);
+        let &[pid] = running.as_slice() else {
+            bail!("expected one plugin process, found {running:?}")
+        };
+        let restarts = |pod: &Value| {
+            at(pod, "status.containerStatuses.0.restartCount")
+                .as_u64()
+                .unwrap_or(0)
+        };
         let before = restarts(&self.wait_until_ready()?);
         self.cluster.send(pid, signal)?;
         then()?;
         poll(&format!("ready plugin after {signal:?}"), PATIENCE, || {
             let pods = self.pods()?;
-            Ok(pods.iter().any(|found| restarts(found) > before && has_condition(found, "Ready")))
+            Ok(pods
+                .iter()
+                .any(|found| restarts(found) > before && has_condition(found, "Ready")))
         })
         .with_context(|| self.explain())
     }
 
     /// The process ids of the plugin on the node.
     pub fn pids(&self) -> Result<Vec<u32>> {
-        self.cluster.processes(|args| args.first().is_some_and(|program| program.ends_with(PROGRAM)))
+        self.cluster.processes(|args| {
+            args.first()
+                .is_some_and(|program| program.ends_with(PROGRAM))
+        })
     }
 
     /// The plugin's pods.
     pub fn pods(&self) -> Result<Vec<Value>> {
-        let pods =
-            format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=node");
+        let pods = format!(
+            "/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=node"
+        );
         self.cluster.api().list(&pods)
     }
 
     /// The driver's ResourceSlices of the node.
     pub fn slices(&self) -> Result<Vec<Value>> {
-        let ours = format!("spec.driver={},spec.nodeName={}", names::DRIVER, Layout::NODE);
+        let ours = format!(
+            "spec.driver={},spec.nodeName={}",
+            names::DRIVER,
+            Layout::NODE
+        );
         let path = format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector={ours}");
         self.cluster.api().list(&path)
     }
@@ -290,8 +389,13 @@ impl<'a> Driver<'a> {
     pub fn wait_for_slices(&self) -> Result<Vec<Value>> {
         wait_for("ResourceSlices with every GPU", PATIENCE, || {
             let slices = self.slices()?;
-            let devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array()).flatten();
-            let gpus = devices.filter(|device| at(device, "attributes.type.string") == "gpu").count();
+            let devices = slices
+                .iter()
+                .filter_map(|slice| at(slice, "spec.devices").as_array())
+                .flatten();
+            let gpus = devices
+                .filter(|device| at(device, "attributes.type.string") == "gpu")
+                .count();
             Ok((gpus == self.gpus.count()).then_some(slices))
         })
         .with_context(|| self.explain())
@@ -300,37 +404,57 @@ impl<'a> Driver<'a> {
     /// Every published device.
     pub fn devices(&self) -> Result<Vec<Value>> {
         let slices = self.slices()?;
-        let devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array());
+        let devices = slices
+            .iter()
+            .filter_map(|slice| at(slice, "spec.devices").as_array());
         Ok(devices.flatten().cloned().collect())
     }
 
     /// The taints of the published GPU with this UUID, by key.
     pub fn taints(&self, uuid: &str) -> Result<Vec<String>> {
         let slices = self.slices()?;
-        let mut devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array()).flatten();
+        let mut devices = slices
+            .iter()
+            .filter_map(|slice| at(slice, "spec.devices").as_array())
+            .flatten();
         let found = devices.find(|found| at(found, "attributes.uuid.string") == uuid);
         let found = found.with_context(|| format!("no GPU with UUID {uuid} is published"))?;
-        let taints = at(found, "taints").as_array().map_or(&[][..], Vec::as_slice);
-        Ok(taints.iter().filter_map(|taint| at(taint, "key").as_str().map(str::to_owned)).collect())
+        let taints = at(found, "taints")
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
+        Ok(taints
+            .iter()
+            .filter_map(|taint| at(taint, "key").as_str().map(str::to_owned))
+            .collect())
     }
 
     /// The UUID of a published device.
     pub fn uuid_of(&self, device: &str) -> Result<String> {
         let slices = self.slices()?;
-        let mut devices = slices.iter().filter_map(|slice| at(slice, "spec.devices").as_array()).flatten();
+        let mut devices = slices
+            .iter()
+            .filter_map(|slice| at(slice, "spec.devices").as_array())
+            .flatten();
         let found = devices.find(|found| at(found, "name") == device);
         let uuid = found.and_then(|found| at(found, "attributes.uuid.string").as_str());
-        uuid.map(str::to_owned).with_context(|| format!("no published device {device} has a uuid"))
+        uuid.map(str::to_owned)
+            .with_context(|| format!("no published device {device} has a uuid"))
     }
 
     /// The record of a claim, on the node.
     pub fn record(&self, claim_uid: &str) -> PathBuf {
-        self.plugin_dir().join("claims").join(format!("{claim_uid}.json"))
+        self.plugin_dir()
+            .join("claims")
+            .join(format!("{claim_uid}.json"))
     }
 
     /// The folder with the metadata of a claim's devices, on the node.
     pub fn metadata(&self, claim_uid: &str) -> PathBuf {
-        self.cluster.node_path("/run/divvy").join(names::DRIVER).join("metadata").join(claim_uid)
+        self.cluster
+            .node_path("/run/divvy")
+            .join(names::DRIVER)
+            .join("metadata")
+            .join(claim_uid)
     }
 
     /// The CDI files of a claim, on the node.
@@ -339,7 +463,10 @@ impl<'a> Driver<'a> {
         let mut files = Vec::new();
         for entry in fs_err::read_dir(folder)? {
             let path = entry?.path();
-            if path.file_name().is_some_and(|name| name.to_string_lossy().contains(claim_uid)) {
+            if path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().contains(claim_uid))
+            {
                 files.push(path);
             }
         }
@@ -349,33 +476,46 @@ impl<'a> Driver<'a> {
 
     /// Waits until nothing on the node is left of a claim.
     pub fn wait_until_unprepared(&self, claim_uid: &str) -> Result<()> {
-        poll(&format!("unprepare of claim {claim_uid} (record and CDI file gone)"), PATIENCE, || {
-            Ok(!self.record(claim_uid).exists() && self.cdi_files(claim_uid)?.is_empty())
-        })
+        poll(
+            &format!("unprepare of claim {claim_uid} (record and CDI file gone)"),
+            PATIENCE,
+            || Ok(!self.record(claim_uid).exists() && self.cdi_files(claim_uid)?.is_empty()),
+        )
     }
 
     fn plugin_dir(&self) -> PathBuf {
-        self.cluster.node_path(format!("/var/lib/kubelet/plugins/{}", names::DRIVER))
+        self.cluster
+            .node_path(format!("/var/lib/kubelet/plugins/{}", names::DRIVER))
     }
 
     /// What the plugin said last, for an error message.
     fn explain(&self) -> String {
-        let args =
-            ["logs", "--namespace", NAMESPACE, "--selector=app.kubernetes.io/component=node", "--tail=10"];
-        let said = self.cluster.kubectl(&args).unwrap_or_else(|error| format!("{error:#}"));
+        let args = [
+            "logs",
+            "--namespace",
+            NAMESPACE,
+            "--selector=app.kubernetes.io/component=node",
+            "--tail=10",
+        ];
+        let said = self
+            .cluster
+            .kubectl(&args)
+            .unwrap_or_else(|error| format!("{error:#}"));
         format!("the plugin's last lines:\n{said}")
     }
 }
 
-/// The plugin finds the driver below [`Gpus::root`], and containers get it from where the node itself has it.
+/// The plugin finds the driver below [`Gpus::root`], and containers get it from where the node
+/// itself has it.
 fn mount_driver(node: &Cluster, gpus: &Gpus) -> Result<()> {
     let files = gpus.driver_files().display().to_string();
     output(&mut node.command("mkdir", &["--parents", Gpus::DRIVER_ROOT]))?;
     output(&mut node.command("mount", &["--bind", &files, Gpus::DRIVER_ROOT])).map(drop)
 }
 
-/// The node's `/dev` has its GPUs, as on a real node, and what the machine's has. It is a mount of its own, so that the
-/// plugin, which sees the rest of [`Gpus::root`] read-only, may make nodes there.
+/// The node's `/dev` has its GPUs, as on a real node, and what the machine's has. It is a mount of
+/// its own, so that the plugin, which sees the rest of [`Gpus::root`] read-only, may make nodes
+/// there.
 fn mount_devices(node: &Cluster, gpus: &Gpus) -> Result<()> {
     const SCRIPT: &str = r#"set -eu
         mount --bind "$1" "$1"
@@ -398,7 +538,18 @@ pub fn chart() -> String {
 /// The objects that a template of the chart makes with this value on.
 pub fn rendered(cluster: &Cluster, template: &str, value: &str) -> Result<Vec<Value>> {
     let (only, on) = (format!("templates/{template}"), format!("{value}=true"));
-    let yaml = helm(cluster, &["template", "divvy", &chart(), "--show-only", &only, "--set", &on])?;
+    let yaml = helm(
+        cluster,
+        &[
+            "template",
+            "divvy",
+            &chart(),
+            "--show-only",
+            &only,
+            "--set",
+            &on,
+        ],
+    )?;
     serde_saphyr::from_multiple(&yaml).with_context(|| format!("the chart's {only} is not YAML"))
 }
 

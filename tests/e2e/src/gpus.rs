@@ -1,5 +1,6 @@
-//! GPUs that do not exist, for a cluster's node: a folder that stands in for the node's `/` where the driver looks for
-//! NVIDIA's driver, sysfs, `/proc` and device nodes, and the state file of the mock NVML library in it.
+//! GPUs that do not exist, for a cluster's node: a folder that stands in for the node's `/` where
+//! the driver looks for NVIDIA's driver, sysfs, `/proc` and device nodes, and the state file of the
+//! mock NVML library in it.
 
 mod smi;
 
@@ -41,20 +42,30 @@ pub fn fixture_of(inventory: &Inventory) -> Result<Fixture> {
     let mut gpus = Vec::new();
     for gpu in inventory.gpus.values() {
         gpus.push(FixtureGpu {
-            minor: gpu.facts.minor.context("a simulated GPU has no minor number")?,
+            minor: gpu
+                .facts
+                .minor
+                .context("a simulated GPU has no minor number")?,
             pci: gpu.facts.pci_address,
             numa_node: gpu.topology.numa_node,
-            pcie_root: gpu.topology.pcie_root.clone().unwrap_or_else(|| "pci0000:00".to_owned()),
+            pcie_root: gpu
+                .topology
+                .pcie_root
+                .clone()
+                .unwrap_or_else(|| "pci0000:00".to_owned()),
         });
     }
     gpus.sort_by_key(|gpu| gpu.minor);
     let mut fixture = Fixture::new(gpus);
-    fixture.driver_version.clone_from(&inventory.system.driver_version);
+    fixture
+        .driver_version
+        .clone_from(&inventory.system.driver_version);
     Ok(fixture)
 }
 
 impl Gpus {
-    /// Where NVIDIA's driver is on the node, below [`Gpus::root`]: where a driver container mounts it.
+    /// Where NVIDIA's driver is on the node, below [`Gpus::root`]: where a driver container mounts
+    /// it.
     pub const DRIVER_ROOT: &'static str = "/run/nvidia/driver";
 
     /// Makes the folder. `nvml` is the built mock library.
@@ -64,14 +75,29 @@ impl Gpus {
         let inventory = mock.read()?.inventory();
         let mut by_uuid = BTreeMap::new();
         for (uuid, gpu) in &inventory.gpus {
-            let minor = gpu.facts.minor.context("a simulated GPU has no minor number")?;
-            by_uuid.insert(uuid.to_string(), Gpu { minor, product: gpu.facts.product_name.clone() });
+            let minor = gpu
+                .facts
+                .minor
+                .context("a simulated GPU has no minor number")?;
+            by_uuid.insert(
+                uuid.to_string(),
+                Gpu {
+                    minor,
+                    product: gpu.facts.product_name.clone(),
+                },
+            );
         }
         let mut fixture = fixture_of(&inventory)?;
         fixture.driver_root = PathBuf::from(Self::DRIVER_ROOT);
         fixture.nvml = Some(nvml.to_owned());
-        fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().clone_into(&mut fixture.boot_id);
-        let gpus = Self { root: root.to_owned(), by_uuid, fixture };
+        fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+            .trim()
+            .clone_into(&mut fixture.boot_id);
+        let gpus = Self {
+            root: root.to_owned(),
+            by_uuid,
+            fixture,
+        };
         gpus.build(&gpus.fixture)?;
         Ok(gpus)
     }
@@ -99,7 +125,8 @@ impl Gpus {
         &self.fixture.driver_version
     }
 
-    /// Takes the driver off the node: the module is unloaded, its libraries and what the kernel says of it are gone.
+    /// Takes the driver off the node: the module is unloaded, its libraries and what the kernel
+    /// says of it are gone.
     pub fn remove_driver(&self) -> Result<()> {
         MockState::open(self.mock_state())?.edit(|engine| engine.set_driver_loaded(false))?;
         for folder in ["usr", "lib"] {
@@ -114,9 +141,18 @@ impl Gpus {
 
     /// Installs a driver of this version and loads it.
     pub fn install_driver(&self, version: &str) -> Result<()> {
-        self.build(&Fixture { driver_version: version.to_owned(), ..self.fixture.clone() })?;
+        self.build(&Fixture {
+            driver_version: version.to_owned(),
+            ..self.fixture.clone()
+        })?;
         Ok(MockState::open(self.mock_state())?.edit(|engine| {
-            engine.set_driver_version(version, CudaVersion { major: 13, minor: 0 });
+            engine.set_driver_version(
+                version,
+                CudaVersion {
+                    major: 13,
+                    minor: 0,
+                },
+            );
             engine.set_driver_loaded(true);
         })?)
     }
@@ -146,21 +182,32 @@ impl Gpus {
 
     /// The GPU with this UUID.
     pub fn get(&self, uuid: &str) -> Result<&Gpu> {
-        self.by_uuid.get(uuid).with_context(|| format!("no simulated GPU has the UUID {uuid}"))
+        self.by_uuid
+            .get(uuid)
+            .with_context(|| format!("no simulated GPU has the UUID {uuid}"))
     }
 
     /// The UUIDs of the GPUs whose product name contains this.
     pub fn of_product(&self, product: &str) -> Vec<&str> {
-        let fitting = self.by_uuid.iter().filter(|(_, gpu)| gpu.product.contains(product));
+        let fitting = self
+            .by_uuid
+            .iter()
+            .filter(|(_, gpu)| gpu.product.contains(product));
         fitting.map(|(uuid, _)| uuid.as_str()).collect()
     }
 
     /// A process opens a context on a GPU, as the NVML library reports it.
     pub fn start_process(&self, uuid: &str, pid: u32) -> Result<()> {
         let known = MockState::open(self.mock_state())?.edit(|engine| {
-            let gpu = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);
+            let gpu = engine
+                .gpus()
+                .iter()
+                .find(|gpu| gpu.facts.uuid.as_str() == uuid);
             let uuid = gpu.map(|gpu| gpu.facts.uuid.clone())?;
-            engine.gpu(&uuid)?.processes.insert(GpuProcess::new(pid, None));
+            engine
+                .gpu(&uuid)?
+                .processes
+                .insert(GpuProcess::new(pid, None));
             Some(())
         })?;
         known.with_context(|| format!("no simulated GPU has the UUID {uuid}"))
@@ -173,7 +220,10 @@ impl Gpus {
 
     /// The UUID of the only GPU with this product name.
     pub fn only(&self, product: &str) -> Result<&str> {
-        let mut fitting = self.by_uuid.iter().filter(|(_, gpu)| gpu.product == product);
+        let mut fitting = self
+            .by_uuid
+            .iter()
+            .filter(|(_, gpu)| gpu.product == product);
         match (fitting.next(), fitting.next()) {
             (Some((uuid, _)), None) => Ok(uuid),
             _ => bail!("there is not one {product}"),
@@ -183,14 +233,23 @@ impl Gpus {
     /// The MIG instances that live on a GPU, as the hardware has them.
     pub fn instances(&self, uuid: &str) -> Result<Vec<SimInstance>> {
         let engine = MockState::open(self.mock_state())?.read()?;
-        let found = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);
-        Ok(found.with_context(|| format!("no simulated GPU has the UUID {uuid}"))?.instances.clone())
+        let found = engine
+            .gpus()
+            .iter()
+            .find(|gpu| gpu.facts.uuid.as_str() == uuid);
+        Ok(found
+            .with_context(|| format!("no simulated GPU has the UUID {uuid}"))?
+            .instances
+            .clone())
     }
 
     /// Changes what the mock library shows of a GPU.
     pub fn edit<T>(&self, uuid: &str, edit: impl FnOnce(&mut Engine, &GpuUuid) -> T) -> Result<T> {
         let changed = MockState::open(self.mock_state())?.edit(|engine| {
-            let gpu = engine.gpus().iter().find(|gpu| gpu.facts.uuid.as_str() == uuid);
+            let gpu = engine
+                .gpus()
+                .iter()
+                .find(|gpu| gpu.facts.uuid.as_str() == uuid);
             let uuid = gpu.map(|gpu| gpu.facts.uuid.clone())?;
             Some(edit(engine, &uuid))
         })?;
@@ -199,7 +258,10 @@ impl Gpus {
 
     /// A GPU falls off the bus, or is back.
     pub fn set_lost(&self, uuid: &str, lost: bool) -> Result<()> {
-        self.edit(uuid, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.lost = lost))?.context("no such GPU")
+        self.edit(uuid, |engine, uuid| {
+            engine.gpu(uuid).map(|gpu| gpu.lost = lost)
+        })?
+        .context("no such GPU")
     }
 
     /// How many there are.
@@ -208,7 +270,8 @@ impl Gpus {
     }
 }
 
-/// What the kernel module would write into proc as instances are made: here for all that there can be, beforehand.
+/// What the kernel module would write into proc as instances are made: here for all that there can
+/// be, beforehand.
 pub fn capabilities(host: &FixtureHost, gpu: u32) -> Result<()> {
     const INSTANCES: u32 = 15;
     let first = ComputeInstanceId(0);
@@ -242,7 +305,9 @@ fn nvidia_nodes(dev: &Path) -> Result<Vec<PathBuf>> {
         }
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(start) && !entry.file_type()?.is_dir() {
+            if entry.file_name().to_string_lossy().starts_with(start)
+                && !entry.file_type()?.is_dir()
+            {
                 nodes.push(entry.path());
             }
         }

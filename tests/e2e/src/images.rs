@@ -22,43 +22,60 @@ pub const DRIVER: &str = "localhost/divvy";
 
 /// The images that every cluster has.
 pub fn common(parts: &Parts) -> Result<Vec<Image>> {
-    Ok(vec![Image::new(PAUSE, &["/pause"]).program("/pause", &parts.bin("pause")?), busybox()?])
+    Ok(vec![
+        Image::new(PAUSE, &["/pause"]).program("/pause", &parts.bin("pause")?),
+        busybox_image(BUSYBOX)?,
+    ])
 }
 
 /// The machine's own busybox, a static program.
 pub(crate) fn busybox_program() -> Result<&'static Path> {
-    let program = ["/bin/busybox", "/usr/bin/busybox"].into_iter().map(Path::new).find(|path| path.exists());
+    let program = ["/bin/busybox", "/usr/bin/busybox"]
+        .into_iter()
+        .map(Path::new)
+        .find(|path| path.exists());
     program.context("no busybox; install it with: apt-get install busybox-static")
 }
 
-fn busybox() -> Result<Image> {
+/// Makes an image of this name with busybox in it.
+pub(crate) fn busybox_image(name: &str) -> Result<Image> {
     let program = busybox_program()?;
-    let mut image = Image::new(BUSYBOX, &["/bin/sh"]).program("/bin/busybox", program).folder("/tmp");
-    for applet in output(Command::new(program).arg("--list"))?.lines().filter(|&name| name != "busybox") {
+    let mut image = Image::new(name, &["/bin/sh"])
+        .program("/bin/busybox", program)
+        .folder("/tmp");
+    for applet in output(Command::new(program).arg("--list"))?
+        .lines()
+        .filter(|&name| name != "busybox")
+    {
         image = image.link(&format!("/bin/{applet}"), "busybox");
     }
     Ok(image)
 }
 
-/// The images that the examples name. None can be had without a network; [`BUSYBOX`] stands in for each.
+/// The images that the examples name. None can be had without a network; [`BUSYBOX`] stands in for
+/// each.
 pub fn of_examples() -> Result<BTreeSet<String>> {
     let mut images = BTreeSet::new();
     for example in fs::read_dir(workspace().join("examples"))? {
         let file = example?.path().join("manifests.yaml");
         if file.exists() {
             let text = fs::read_to_string(file)?;
-            images.extend(text.lines().filter_map(|line| Some(line.split_once(" image: ")?.1.to_owned())));
+            images.extend(
+                text.lines()
+                    .filter_map(|line| Some(line.split_once(" image: ")?.1.to_owned())),
+            );
         }
     }
     Ok(images)
 }
 
-/// What NVIDIA's `libnvidia-ml.so.1` asks for beside libc. Nothing of ours does: these are empty files since glibc 2.34,
-/// but the loader wants to see them.
+/// What NVIDIA's `libnvidia-ml.so.1` asks for beside libc. Nothing of ours does: these are empty
+/// files since glibc 2.34, but the loader wants to see them.
 const NVML_NEEDS: [&str; 4] = ["libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"];
 
-/// The driver's image of this name: its programs, the libraries they and NVIDIA's NVML link, nothing else.
-pub fn driver(name: &str, target: Target, programs: [&Path; 3]) -> Result<Image> {
+/// The driver's image of this name: its programs, the libraries they and NVIDIA's NVML link,
+/// nothing else.
+pub fn driver(name: &str, target: Target, programs: &[&Path]) -> Result<Image> {
     let version = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
     let mut image = Image::new(name, &["/usr/bin/divvy-kubelet-plugin"])
         .architecture(target.oci)

@@ -1,12 +1,14 @@
 //! A real Kubernetes on this machine, the driver, and pods.
 //!
-//! [`Cluster::up`] starts unmodified Kubernetes programs in namespaces of their own ([`namespaces`]), from binaries
-//! that [`parts`] builds once and keeps outside the checkout. [`components`] says how each program is called,
-//! [`config`] writes the files they read, [`process`] starts, stops and kills them, [`images`] makes the container
-//! images they run (there is no container engine and no registry), [`api`] reads objects, [`logs`] collects what a
-//! failed case leaves behind. `cargo xtask cluster` is the same thing for people.
+//! [`Cluster::up`] starts unmodified Kubernetes programs in namespaces of their own
+//! ([`namespaces`]), from binaries that [`parts`] builds once and keeps outside the checkout.
+//! [`components`] says how each program is called, [`config`] writes the files they read,
+//! [`process`] starts, stops and kills them, [`images`] makes the container images they run (there
+//! is no container engine and no registry), [`api`] reads objects, [`logs`] collects what a failed
+//! case leaves behind. `cargo xtask cluster` is the same thing for people.
 //!
-//! Nothing here leaves the machine, and killing the first process of the namespaces ends everything.
+//! Nothing here leaves the machine, and killing the first process of the namespaces ends
+//! everything.
 
 pub mod api;
 pub mod case;

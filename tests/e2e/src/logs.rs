@@ -14,12 +14,47 @@ const KINDS: &str = "pods,resourceclaims,resourceclaimtemplates,resourceslices,d
 
 /// Questions whose answers go into a file each.
 const ASKED: &[(&str, &[&str])] = &[
-    ("events.txt", &["kubectl", "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"]),
-    ("pods.txt", &["kubectl", "get", "pods", "--all-namespaces", "--output=wide"]),
-    ("describe.txt", &["kubectl", "describe", "pods,resourceclaims", "--all-namespaces"]),
-    ("objects.yaml", &["kubectl", "get", KINDS, "--all-namespaces", "--output=yaml"]),
-    ("containers.txt", &["ctr", "--namespace=k8s.io", "containers", "list"]),
-    ("processes.txt", &["ps", "axfww", "--format=pid,ppid,stat,lstart,args"]),
+    (
+        "events.txt",
+        &[
+            "kubectl",
+            "get",
+            "events",
+            "--all-namespaces",
+            "--sort-by=.lastTimestamp",
+        ],
+    ),
+    (
+        "pods.txt",
+        &[
+            "kubectl",
+            "get",
+            "pods",
+            "--all-namespaces",
+            "--output=wide",
+        ],
+    ),
+    (
+        "describe.txt",
+        &[
+            "kubectl",
+            "describe",
+            "pods,resourceclaims",
+            "--all-namespaces",
+        ],
+    ),
+    (
+        "objects.yaml",
+        &["kubectl", "get", KINDS, "--all-namespaces", "--output=yaml"],
+    ),
+    (
+        "containers.txt",
+        &["ctr", "--namespace=k8s.io", "containers", "list"],
+    ),
+    (
+        "processes.txt",
+        &["ps", "axfww", "--format=pid,ppid,stat,lstart,args"],
+    ),
     ("mounts.txt", &["cat", "/proc/self/mountinfo"]),
 ];
 
@@ -31,12 +66,15 @@ const COPIED: &[(&str, &str)] = &[
     ("/var/log/pods", "pods"),
 ];
 
-/// Writes all of it. What cannot be had (the API server may be what failed) is noted in its own file.
+/// Writes all of it. What cannot be had (the API server may be what failed) is noted in its own
+/// file.
 pub(crate) fn collect(cluster: &Cluster, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir)?;
     copy(&cluster.state().join("logs"), &dir.join("logs"))?;
     for (file, command) in ASKED {
-        let Some((program, args)) = command.split_first() else { continue };
+        let Some((program, args)) = command.split_first() else {
+            continue;
+        };
         fs::write(dir.join(file), said(&mut cluster.command(program, args)))?;
     }
     for (inside, name) in COPIED {
@@ -58,7 +96,8 @@ fn said(command: &mut Command) -> Vec<u8> {
     }
 }
 
-/// Copies files and folders; links are followed only if they lead to something, sockets are skipped.
+/// Copies files and folders; links are followed only if they lead to something, sockets are
+/// skipped.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

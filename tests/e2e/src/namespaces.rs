@@ -1,7 +1,8 @@
 //! The namespaces of a cluster: own network, own mounts, own processes.
 //!
-//! No traffic leaves them, several exist side by side, every program keeps its default paths, and one kill ends all.
-//! What is in them is reached from outside: files as [`Namespaces::path`], Unix sockets on the host's disk as they are.
+//! No traffic leaves them, several exist side by side, every program keeps its default paths, and
+//! one kill ends all. What is in them is reached from outside: files as [`Namespaces::path`], Unix
+//! sockets on the host's disk as they are.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -27,7 +28,8 @@ const INIT: &str = include_str!("init.sh");
 pub struct Namespaces {
     state: PathBuf,
     init: Process,
-    /// Present when we made them and they are to end with us: its standard input is our hold on them.
+    /// Present when we made them and they are to end with us: its standard input is our hold on
+    /// them.
     owner: Option<Child>,
 }
 
@@ -39,28 +41,51 @@ struct Process {
 }
 
 impl Namespaces {
-    /// Makes them. `state` is an empty folder on the host's disk, which is also visible inside. `owned` ones end when
-    /// this process does.
+    /// Makes them. `state` is an empty folder on the host's disk, which is also visible inside.
+    /// `owned` ones end when this process does.
     pub fn create(state: &Path, address: &str, owned: bool) -> Result<Self> {
         for dir in ["run", "logs", "pids", "etc"] {
             fs::create_dir_all(state.join(dir))?;
         }
         let script = state.join("init.sh");
         fs::write(&script, INIT)?;
-        let log = fs::File::create(state.join("logs/init.log"))?.into_parts().0;
+        let log = fs::File::create(state.join("logs/init.log"))?
+            .into_parts()
+            .0;
         let mut unshare = Command::new("unshare");
-        unshare.args(["--net", "--mount", "--pid", "--fork", "--mount-proc", "bash"]).arg(&script).arg(state);
-        unshare.arg(address).arg(if owned { "owned" } else { "kept" });
+        unshare
+            .args([
+                "--net",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--mount-proc",
+                "bash",
+            ])
+            .arg(&script)
+            .arg(state);
+        unshare
+            .arg(address)
+            .arg(if owned { "owned" } else { "kept" });
         unshare.stdin(if owned { Stdio::piped() } else { Stdio::null() });
-        unshare.stdout(log.try_clone()?).stderr(log).current_dir("/");
-        // Not a child of the terminal: ^C is for the test, which then takes everything down in order.
+        unshare
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .current_dir("/");
+        // Not a child of the terminal: ^C is for the test, which then takes everything down in
+        // order.
         unshare.process_group(0);
-        let mut child = unshare.spawn().context("cannot start unshare (util-linux)")?;
+        let mut child = unshare
+            .spawn()
+            .context("cannot start unshare (util-linux)")?;
         let ready = state.join("ready");
         let up = poll("namespaces", Duration::from_secs(10), || {
             if let Some(status) = child.try_wait()? {
                 let said = fs::read_to_string(state.join("logs/init.log"))?;
-                bail!("making the namespaces needs root: {status}: {}", said.trim());
+                bail!(
+                    "making the namespaces needs root: {status}: {}",
+                    said.trim()
+                );
             }
             Ok(ready.exists())
         });
@@ -70,17 +95,26 @@ impl Namespaces {
         up?;
         let init = Process::child_of(child.id())?;
         fs::write(state.join("init.json"), serde_json::to_vec(&init)?)?;
-        Ok(Self { state: state.to_owned(), init, owner: owned.then_some(child) })
+        Ok(Self {
+            state: state.to_owned(),
+            init,
+            owner: owned.then_some(child),
+        })
     }
 
-    /// Finds those that an earlier process made; `None` if there are none or their first process is gone.
+    /// Finds those that an earlier process made; `None` if there are none or their first process is
+    /// gone.
     pub fn find(state: &Path) -> Result<Option<Self>> {
         let file = state.join("init.json");
         if !file.exists() {
             return Ok(None);
         }
         let init: Process = serde_json::from_slice(&fs::read(file)?)?;
-        let found = Self { state: state.to_owned(), init, owner: None };
+        let found = Self {
+            state: state.to_owned(),
+            init,
+            owner: None,
+        };
         Ok(found.init.is_alive().then_some(found))
     }
 
@@ -89,7 +123,8 @@ impl Namespaces {
         &self.state
     }
 
-    /// Where a file inside is for us. The path must not lead through an absolute link (`/var/run` does).
+    /// Where a file inside is for us. The path must not lead through an absolute link (`/var/run`
+    /// does).
     pub fn path(&self, inside: impl AsRef<Path>) -> PathBuf {
         let inside = inside.as_ref();
         Path::new("/proc")
@@ -105,7 +140,9 @@ impl Namespaces {
         S: AsRef<OsStr>,
     {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--target={}", self.init.pid)).args(["--net", "--mount", "--pid"]);
+        command
+            .arg(format!("--target={}", self.init.pid))
+            .args(["--net", "--mount", "--pid"]);
         if let Ok(here) = std::env::current_dir() {
             command.arg(format!("--wdns={}", here.display()));
         }
@@ -116,12 +153,15 @@ impl Namespaces {
     /// A connection to a port of their loopback address.
     pub(crate) fn connect_to(&self, port: u16) -> Result<TcpStream> {
         let network = fs::File::open(format!("/proc/{}/ns/net", self.init.pid))?;
-        // On a thread of its own, which stays inside until it ends; a socket is of the network in which it was made.
+        // On a thread of its own, which stays inside until it ends; a socket is of the network in
+        // which it was made.
         let inside = std::thread::spawn(move || {
             move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
             TcpStream::connect(("127.0.0.1", port))
         });
-        let connected = inside.join().map_err(|_| anyhow!("the thread that connects has panicked"))?;
+        let connected = inside
+            .join()
+            .map_err(|_| anyhow!("the thread that connects has panicked"))?;
         connected.with_context(|| format!("nothing listens on port {port} of the loopback address"))
     }
 
@@ -129,8 +169,8 @@ impl Namespaces {
     pub(crate) fn connect(&self, other: &Self) -> Result<()> {
         let ends = [self, other].map(|side| side.init.pid.to_string());
         let wire = [
-            "link", "add", "wire", "netns", &ends[0], "type", "veth", "peer", "name", "wire", "netns",
-            &ends[1],
+            "link", "add", "wire", "netns", &ends[0], "type", "veth", "peer", "name", "wire",
+            "netns", &ends[1],
         ];
         output(Command::new("ip").args(wire))?;
         for side in [self, other] {
@@ -153,15 +193,19 @@ impl Namespaces {
     /// Asks the first process to start what `run/NAME.sh` says.
     pub(crate) fn ask(&self, name: &str) -> Result<()> {
         // One short write into a fifo is whole, also beside other writers.
-        let mut control = fs::OpenOptions::new().write(true).open(self.state.join("control"))?;
+        let mut control = fs::OpenOptions::new()
+            .write(true)
+            .open(self.state.join("control"))?;
         control.write_all(format!("{name}\n").as_bytes())?;
         Ok(())
     }
 
-    /// Whether a process, by its number inside, runs (one that has ended and was not reaped does not).
+    /// Whether a process, by its number inside, runs (one that has ended and was not reaped does
+    /// not).
     pub(crate) fn is_alive(&self, pid: u32) -> bool {
         let stat = fs::read_to_string(self.path(format!("/proc/{pid}/stat"))).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
     }
 
     /// Whether their first process lives.
@@ -172,29 +216,42 @@ impl Namespaces {
     /// Ends every process inside and waits until they are gone.
     pub fn end(&mut self) -> Result<()> {
         if self.init.is_alive() {
-            let pid = i32::try_from(self.init.pid).ok().and_then(rustix::process::Pid::from_raw);
-            rustix::process::kill_process(pid.context("no such process")?, rustix::process::Signal::KILL)?;
+            let pid = i32::try_from(self.init.pid)
+                .ok()
+                .and_then(rustix::process::Pid::from_raw);
+            rustix::process::kill_process(
+                pid.context("no such process")?,
+                rustix::process::Signal::KILL,
+            )?;
         }
         if let Some(mut child) = self.owner.take() {
             child.wait()?;
         }
-        poll("end of the namespaces", Duration::from_secs(20), || Ok(!self.init.is_alive()))
+        poll("end of the namespaces", Duration::from_secs(20), || {
+            Ok(!self.init.is_alive())
+        })
     }
 }
 
 impl Process {
     fn child_of(parent: u32) -> Result<Self> {
-        wait_for("first process of the namespaces", Duration::from_secs(5), || {
-            for entry in fs::read_dir("/proc")? {
-                let Ok(pid) = entry?.file_name().to_string_lossy().parse() else { continue };
-                if let Some((ppid, start_time)) = stat(pid)
-                    && ppid == parent
-                {
-                    return Ok(Some(Self { pid, start_time }));
+        wait_for(
+            "first process of the namespaces",
+            Duration::from_secs(5),
+            || {
+                for entry in fs::read_dir("/proc")? {
+                    let Ok(pid) = entry?.file_name().to_string_lossy().parse() else {
+                        continue;
+                    };
+                    if let Some((ppid, start_time)) = stat(pid)
+                        && ppid == parent
+                    {
+                        return Ok(Some(Self { pid, start_time }));
+                    }
                 }
-            }
-            Ok(None)
-        })
+                Ok(None)
+            },
+        )
     }
 
     fn is_alive(&self) -> bool {

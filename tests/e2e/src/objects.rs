@@ -25,22 +25,31 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// A pod without claims and containers; with no container added it gets one that uses all claims.
+    /// A pod without claims and containers; with no container added it gets one that uses all
+    /// claims.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), claims: Vec::new(), containers: Vec::new(), grace: 5, host_users: true }
+        Self {
+            name: name.to_owned(),
+            claims: Vec::new(),
+            containers: Vec::new(),
+            grace: 5,
+            host_users: true,
+        }
     }
 
     /// Uses an existing claim, under its own name.
     #[must_use]
     pub fn claim(mut self, claim: &str) -> Self {
-        self.claims.push(json!({"name": claim, "resourceClaimName": claim}));
+        self.claims
+            .push(json!({"name": claim, "resourceClaimName": claim}));
         self
     }
 
     /// Gets a claim from a template, under the template's name.
     #[must_use]
     pub fn template(mut self, template: &str) -> Self {
-        self.claims.push(json!({"name": template, "resourceClaimTemplateName": template}));
+        self.claims
+            .push(json!({"name": template, "resourceClaimTemplateName": template}));
         self
     }
 
@@ -79,7 +88,11 @@ impl Pod {
 
     /// The pod's spec.
     pub fn spec(&self) -> Value {
-        let names: Vec<&str> = self.claims.iter().filter_map(|claim| claim.get("name")?.as_str()).collect();
+        let names: Vec<&str> = self
+            .claims
+            .iter()
+            .filter_map(|claim| claim.get("name")?.as_str())
+            .collect();
         let containers = if self.containers.is_empty() {
             self.clone().container("main", &names).containers
         } else {
@@ -100,9 +113,10 @@ impl Pod {
 }
 
 fn used(claim: &str) -> Value {
-    claim
-        .split_once('/')
-        .map_or_else(|| json!({"name": claim}), |(name, request)| json!({"name": name, "request": request}))
+    claim.split_once('/').map_or_else(
+        || json!({"name": claim}),
+        |(name, request)| json!({"name": name, "request": request}),
+    )
 }
 
 /// A claim for one GPU that a CEL expression selects.
@@ -154,7 +168,10 @@ pub fn request(cel: &str, count: usize) -> Value {
 
 /// CEL that selects a product.
 pub fn product(name: &str) -> String {
-    format!("device.attributes['{}'].productName == '{name}'", names::DRIVER)
+    format!(
+        "device.attributes['{}'].productName == '{name}'",
+        names::DRIVER
+    )
 }
 
 /// The collection that objects of a kind are in.

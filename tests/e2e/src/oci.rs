@@ -1,7 +1,8 @@
-//! Container images without a container engine: one layer of given files, in an OCI layout, which may also have one image
-//! for each of several architectures, or something that is no image.
+//! Container images without a container engine: one layer of given files, in an OCI layout, which
+//! may also have one image for each of several architectures, or something that is no image.
 //!
-//! The same files give the same bytes (no times, sorted paths), so a digest says what is in an image.
+//! The same files give the same bytes (no times, sorted paths), so a digest says what is in an
+//! image.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,19 +43,34 @@ impl Image {
         let entrypoint = entrypoint.iter().map(|&word| word.to_owned()).collect();
         let architecture = Target::HOST.oci;
         let (entries, labels) = (BTreeMap::new(), BTreeMap::new());
-        Self { name: name.to_owned(), entries, entrypoint, labels, architecture }
+        Self {
+            name: name.to_owned(),
+            entries,
+            entrypoint,
+            labels,
+            architecture,
+        }
     }
 
     /// For another architecture, as OCI calls it.
     #[must_use]
     pub fn architecture(self, architecture: &'static str) -> Self {
-        Self { architecture, ..self }
+        Self {
+            architecture,
+            ..self
+        }
     }
 
     /// Adds a program.
     #[must_use]
     pub fn program(self, path: &str, source: &Path) -> Self {
-        self.entry(path, Entry::File { source: source.to_owned(), mode: 0o755 })
+        self.entry(
+            path,
+            Entry::File {
+                source: source.to_owned(),
+                mode: 0o755,
+            },
+        )
     }
 
     /// Adds a link.
@@ -80,7 +96,9 @@ impl Image {
         let path = path.trim_start_matches('/');
         // A runtime makes missing parents itself; stated ones have stated rights.
         for (end, _) in path.match_indices('/') {
-            self.entries.entry(path.chars().take(end).collect()).or_insert(Entry::Folder);
+            self.entries
+                .entry(path.chars().take(end).collect())
+                .or_insert(Entry::Folder);
         }
         self.entries.insert(path.to_owned(), entry);
         self
@@ -101,7 +119,10 @@ impl Image {
 
     /// Every path in the image that is not a folder.
     pub fn files(&self) -> Vec<&str> {
-        let files = self.entries.iter().filter(|(_, entry)| **entry != Entry::Folder);
+        let files = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| **entry != Entry::Folder);
         files.map(|(path, _)| path.as_str()).collect()
     }
 
@@ -111,7 +132,9 @@ impl Image {
         for (name, bytes) in self.layout()?.files {
             append(&mut archive, &name, &Content::File(&bytes, 0o644))?;
         }
-        archive.finish().with_context(|| format!("cannot write {}", path.display()))
+        archive
+            .finish()
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Writes the image as an OCI layout into a folder, which must not have another one.
@@ -119,8 +142,8 @@ impl Image {
         self.layout()?.write(path)
     }
 
-    /// Writes images of one name, each for an architecture of its own, as an OCI layout into a folder, for a registry: their
-    /// layers are compressed.
+    /// Writes images of one name, each for an architecture of its own, as an OCI layout into a
+    /// folder, for a registry: their layers are compressed.
     pub fn write_all(images: &[Self], path: &Path) -> Result<()> {
         let mut layout = Layout::default();
         let name = &images.first().context("no image")?.name;
@@ -150,7 +173,10 @@ impl Image {
         // Of what is in the layer, however it is compressed.
         let diff_id = digest(&tar);
         let layer = match compression {
-            Some(level) => layout.blob("application/vnd.oci.image.layer.v1.tar+gzip", gzip(&tar, level)?),
+            Some(level) => layout.blob(
+                "application/vnd.oci.image.layer.v1.tar+gzip",
+                gzip(&tar, level)?,
+            ),
             None => layout.blob("application/vnd.oci.image.layer.v1.tar", tar),
         };
         let config = json!({
@@ -159,7 +185,10 @@ impl Image {
             "config": {"Entrypoint": self.entrypoint, "Env": ["PATH=/usr/bin:/bin"], "Labels": self.labels},
             "rootfs": {"type": "layers", "diff_ids": [diff_id]},
         });
-        let config = layout.blob("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?);
+        let config = layout.blob(
+            "application/vnd.oci.image.config.v1+json",
+            serde_json::to_vec(&config)?,
+        );
         layout.manifest(&json!({"config": config, "layers": [layer]}))
     }
 
@@ -190,7 +219,8 @@ impl Layout {
     /// Adds a blob and returns its descriptor.
     pub fn blob(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let (digest, size) = (digest(&bytes), bytes.len());
-        self.files.insert(format!("blobs/{}", digest.replace(':', "/")), bytes);
+        self.files
+            .insert(format!("blobs/{}", digest.replace(':', "/")), bytes);
         json!({"mediaType": media_type, "digest": digest, "size": size})
     }
 
@@ -207,11 +237,16 @@ impl Layout {
     pub fn name(&mut self, mut descriptor: Value, name: &str) -> Result<()> {
         let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
         // The second is what containerd calls the image; without it the name would be the bare tag.
-        let names = json!({"org.opencontainers.image.ref.name": tag, "io.containerd.image.name": name});
+        let names =
+            json!({"org.opencontainers.image.ref.name": tag, "io.containerd.image.name": name});
         insert(&mut descriptor, "annotations", names);
         let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [descriptor]});
-        self.files.insert("index.json".to_owned(), serde_json::to_vec(&index)?);
-        self.files.insert("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec());
+        self.files
+            .insert("index.json".to_owned(), serde_json::to_vec(&index)?);
+        self.files.insert(
+            "oci-layout".to_owned(),
+            br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec(),
+        );
         Ok(())
     }
 
@@ -248,7 +283,11 @@ fn gzip(bytes: &[u8], level: Compression) -> Result<Vec<u8>> {
 pub fn tar_gz(files: &[(String, PathBuf, u32)]) -> Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     for (name, source, mode) in files {
-        append(&mut archive, name, &Content::File(&fs::read(source)?, *mode))?;
+        append(
+            &mut archive,
+            name,
+            &Content::File(&fs::read(source)?, *mode),
+        )?;
     }
     gzip(&archive.into_inner()?, Compression::best())
 }
@@ -260,7 +299,11 @@ enum Content<'a> {
 }
 
 /// Adds an entry of root's without a time.
-fn append<W: std::io::Write>(archive: &mut tar::Builder<W>, path: &str, content: &Content) -> Result<()> {
+fn append<W: std::io::Write>(
+    archive: &mut tar::Builder<W>,
+    path: &str,
+    content: &Content,
+) -> Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_mtime(0);
     header.set_uid(0);
@@ -317,11 +360,17 @@ mod tests {
 
         let files = image.layout().unwrap().files;
         let blob = |descriptor: &Value| {
-            let digest = descriptor["digest"].as_str().unwrap().replace("sha256:", "blobs/sha256/");
+            let digest = descriptor["digest"]
+                .as_str()
+                .unwrap()
+                .replace("sha256:", "blobs/sha256/");
             files[&digest].clone()
         };
         let index: Value = serde_json::from_slice(&files["index.json"]).unwrap();
-        assert_eq!(index["manifests"][0]["annotations"]["io.containerd.image.name"], "localhost/x:1");
+        assert_eq!(
+            index["manifests"][0]["annotations"]["io.containerd.image.name"],
+            "localhost/x:1"
+        );
         let manifest: Value = serde_json::from_slice(&blob(&index["manifests"][0])).unwrap();
         let layer = blob(&manifest["layers"][0]);
         let mut archive = tar::Archive::new(layer.as_slice());
@@ -331,21 +380,27 @@ mod tests {
             .map(|entry| entry.unwrap().path().unwrap().display().to_string())
             .collect();
         assert_eq!(paths, ["bin", "usr/", "usr/bin/", "usr/bin/x"]);
-        assert_eq!(image.layout().unwrap().files, files, "the same files give the same bytes");
+        assert_eq!(
+            image.layout().unwrap().files,
+            files,
+            "the same files give the same bytes"
+        );
     }
 
     #[test]
-    fn images_of_several_architectures_are_one_index_whose_layers_are_compressed() {
+    fn images_of_several_architectures_are_one_index_of_compressed_layers() {
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("program");
         let write = |name: &str| {
             fs_err::write(&source, "bytes").unwrap();
             let image = Image::new("localhost/x:1", &["/x"]).program("/x", &source);
-            let images = ["amd64", "arm64"].map(|architecture| image.clone().architecture(architecture));
+            let images =
+                ["amd64", "arm64"].map(|architecture| image.clone().architecture(architecture));
             Image::write_all(&images, &dir.path().join(name)).unwrap();
         };
         write("once");
-        let read = |folder: &str, file: &str| fs_err::read(dir.path().join(folder).join(file)).unwrap();
+        let read =
+            |folder: &str, file: &str| fs_err::read(dir.path().join(folder).join(file)).unwrap();
         let blob = |descriptor: &Value| {
             let digest = descriptor["digest"].as_str().unwrap();
             let bytes = read("once", &format!("blobs/{}", digest.replace(':', "/")));
@@ -354,18 +409,25 @@ mod tests {
         };
         let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
         let top = json(&read("once", "index.json"));
-        assert_eq!(top["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"], "1");
+        assert_eq!(
+            top["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"],
+            "1"
+        );
         let index = json(&blob(&top["manifests"][0]));
         let manifests = index["manifests"].as_array().unwrap();
-        let architectures: Vec<&Value> =
-            manifests.iter().map(|manifest| &manifest["platform"]["architecture"]).collect();
+        let architectures: Vec<&Value> = manifests
+            .iter()
+            .map(|manifest| &manifest["platform"]["architecture"])
+            .collect();
         assert_eq!(architectures, ["amd64", "arm64"]);
         for (manifest, architecture) in manifests.iter().zip(architectures) {
             let manifest = json(&blob(manifest));
             let config = json(&blob(&manifest["config"]));
             assert_eq!(config["architecture"], *architecture);
             let mut tar = Vec::new();
-            GzDecoder::new(blob(&manifest["layers"][0]).as_slice()).read_to_end(&mut tar).unwrap();
+            GzDecoder::new(blob(&manifest["layers"][0]).as_slice())
+                .read_to_end(&mut tar)
+                .unwrap();
             assert_eq!(config["rootfs"]["diff_ids"][0], super::digest(&tar));
         }
         // Written later: what is in an image decides its digest, and not when.

@@ -40,7 +40,9 @@ impl Gates {
     pub(crate) fn flag(self) -> Option<&'static str> {
         match self {
             Self::Default => None,
-            Self::Sharing => Some("--feature-gates=DRAPartitionableDevices=true,DRAConsumableCapacity=true"),
+            Self::Sharing => {
+                Some("--feature-gates=DRAPartitionableDevices=true,DRAConsumableCapacity=true")
+            }
         }
     }
 }
@@ -51,7 +53,8 @@ pub enum Extent {
     /// All of it, with a node that runs pods.
     #[default]
     Whole,
-    /// Another node of a cluster that is up: see [`Cluster::second_node`](crate::Cluster::second_node).
+    /// Another node of a cluster that is up: see
+    /// [`Cluster::second_node`](crate::Cluster::second_node).
     Node,
     /// API server and scheduler: nodes are objects without a kubelet, and no pod ever runs.
     Scheduling,
@@ -62,10 +65,17 @@ impl Extent {
     pub(crate) fn components(self) -> &'static [Component] {
         match self {
             Self::Whole => &Component::ALL,
-            Self::Node => &[Component::Containerd, Component::Kubelet, Component::KubeProxy],
-            Self::Scheduling => {
-                &[Component::Etcd, Component::ApiServer, Component::ApiProxy, Component::Scheduler]
-            }
+            Self::Node => &[
+                Component::Containerd,
+                Component::Kubelet,
+                Component::KubeProxy,
+            ],
+            Self::Scheduling => &[
+                Component::Etcd,
+                Component::ApiServer,
+                Component::ApiProxy,
+                Component::Scheduler,
+            ],
         }
     }
 }

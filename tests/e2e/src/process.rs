@@ -1,4 +1,5 @@
-//! Running programs: those that end (their output is the result) and those that a cluster keeps running.
+//! Running programs: those that end (their output is the result) and those that a cluster keeps
+//! running.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -19,20 +20,30 @@ pub(crate) fn say(text: &str) {
 
 /// A command for people: without the environment, which is long and always the same.
 fn shown(command: &Command) -> String {
-    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-    format!("{} {}", command.get_program().to_string_lossy(), words.join(" "))
+    let words: Vec<_> = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    format!(
+        "{} {}",
+        command.get_program().to_string_lossy(),
+        words.join(" ")
+    )
 }
 
 /// Runs a program to its end with our own output; anything but success is an error.
 pub fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot start {}", shown(command)))?;
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start {}", shown(command)))?;
     if !status.success() {
         bail!("{}: {status}", shown(command));
     }
     Ok(())
 }
 
-/// Runs a program to its end and returns its output; anything but success is an error with what it said.
+/// Runs a program to its end and returns its output; anything but success is an error with what it
+/// said.
 pub fn output(command: &mut Command) -> Result<String> {
     output_of(command, "")
 }
@@ -70,7 +81,8 @@ pub enum Signal {
     Continue,
 }
 
-/// A long-running program in a cluster's namespaces, by name: a component, or a host process of a test.
+/// A long-running program in a cluster's namespaces, by name: a component, or a host process of a
+/// test.
 ///
 /// The first process of the namespaces starts it (and is its parent), so it outlives its caller.
 #[derive(Debug)]
@@ -82,16 +94,27 @@ pub struct Daemon<'a> {
 impl<'a> Daemon<'a> {
     /// The program with this name, running or not.
     pub fn new(namespaces: &'a Namespaces, name: impl Into<String>) -> Self {
-        Self { namespaces, name: name.into() }
+        Self {
+            namespaces,
+            name: name.into(),
+        }
     }
 
     /// Says how the program is called: `start` from now on runs this.
     pub fn define(&self, args: &[String], env: &[(String, String)]) -> Result<()> {
-        let mut script: Vec<String> =
-            env.iter().map(|(key, value)| format!("export {key}={}\n", quote(value))).collect();
+        let mut script: Vec<String> = env
+            .iter()
+            .map(|(key, value)| format!("export {key}={}\n", quote(value)))
+            .collect();
         let quoted: Vec<String> = args.iter().map(|arg| quote(arg)).collect();
         script.push(format!("exec {}\n", quoted.join(" ")));
-        fs::write(self.namespaces.state().join("run").join(format!("{}.sh", self.name)), script.concat())?;
+        fs::write(
+            self.namespaces
+                .state()
+                .join("run")
+                .join(format!("{}.sh", self.name)),
+            script.concat(),
+        )?;
         Ok(())
     }
 
@@ -105,13 +128,21 @@ impl<'a> Daemon<'a> {
             fs::remove_file(&pid_file)?;
         }
         self.namespaces.ask(&self.name)?;
-        poll(&format!("start of {}", self.name), Duration::from_secs(5), || Ok(pid_file.exists()))
+        poll(
+            &format!("start of {}", self.name),
+            Duration::from_secs(5),
+            || Ok(pid_file.exists()),
+        )
     }
 
     /// Ends the program and waits until it is gone; with `Term` it is killed after 20 s.
     pub fn stop(&self, signal: Signal) -> Result<()> {
         let Some(pid) = self.pid() else { return Ok(()) };
-        let gone = |wait| poll(&format!("end of {}", self.name), wait, || Ok(!self.is_running()));
+        let gone = |wait| {
+            poll(&format!("end of {}", self.name), wait, || {
+                Ok(!self.is_running())
+            })
+        };
         if signal == Signal::Term
             && self.namespaces.send(pid, signal).is_ok()
             && gone(Duration::from_secs(20)).is_ok()
@@ -126,9 +157,14 @@ impl<'a> Daemon<'a> {
 
     /// Holds the program (`SIGSTOP`) until the answer is dropped.
     pub fn hold(&self) -> Result<Held<'a>> {
-        let pid = self.pid().with_context(|| format!("{} does not run", self.name))?;
+        let pid = self
+            .pid()
+            .with_context(|| format!("{} does not run", self.name))?;
         self.namespaces.send(pid, Signal::Stop)?;
-        Ok(Held { namespaces: self.namespaces, pid })
+        Ok(Held {
+            namespaces: self.namespaces,
+            pid,
+        })
     }
 
     /// Ends the program (`Term`) and starts it again.
@@ -139,7 +175,11 @@ impl<'a> Daemon<'a> {
 
     /// Its process id inside the namespaces, while it runs.
     pub fn pid(&self) -> Option<u32> {
-        let pid = fs::read_to_string(self.pid_file()).ok()?.trim().parse().ok()?;
+        let pid = fs::read_to_string(self.pid_file())
+            .ok()?
+            .trim()
+            .parse()
+            .ok()?;
         self.namespaces.is_alive(pid).then_some(pid)
     }
 
@@ -150,14 +190,20 @@ impl<'a> Daemon<'a> {
 
     /// The file that has everything it ever wrote.
     pub fn log(&self) -> PathBuf {
-        self.namespaces.state().join("logs").join(format!("{}.log", self.name))
+        self.namespaces
+            .state()
+            .join("logs")
+            .join(format!("{}.log", self.name))
     }
 
     /// The last lines of its log, for an error message.
     pub fn log_tail(&self) -> String {
         let text = fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
-        lines.get(lines.len().saturating_sub(15)..).unwrap_or_default().join("\n")
+        lines
+            .get(lines.len().saturating_sub(15)..)
+            .unwrap_or_default()
+            .join("\n")
     }
 
     fn pid_file(&self) -> PathBuf {

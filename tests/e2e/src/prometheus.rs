@@ -25,13 +25,18 @@ pub struct Prometheus<'a> {
 }
 
 impl<'a> Prometheus<'a> {
-    /// Starts one that scrapes `target` (an address and a port) every second, with these groups of rules.
+    /// Starts one that scrapes `target` (an address and a port) every second, with these groups of
+    /// rules.
     pub fn start(cluster: &'a Cluster, target: &str, groups: &Value) -> Result<Self> {
         let program = parts::prometheus()?;
-        let this = Self { cluster, folder: cluster.state().join("prometheus") };
+        let this = Self {
+            cluster,
+            folder: cluster.state().join("prometheus"),
+        };
         fs::create_dir_all(&this.folder)?;
         let file = |name: &str| this.folder.join(name).display().to_string();
-        // As the chart's PodMonitor has it: the labels of a series are kept, and the target has its node's name.
+        // As the chart's PodMonitor has it: the labels of a series are kept, and the target has its
+        // node's name.
         let job = json!({
             "job_name": "divvy", "honor_labels": true,
             "static_configs": [{"targets": [target], "labels": {"node": Layout::NODE}}],
@@ -53,7 +58,11 @@ impl<'a> Prometheus<'a> {
         this.daemon().define(&args, &[])?;
         this.daemon().start()?;
         poll("a ready Prometheus", PATIENCE, || {
-            ensure!(this.daemon().is_running(), "Prometheus has ended\n{}", this.daemon().log_tail());
+            ensure!(
+                this.daemon().is_running(),
+                "Prometheus has ended\n{}",
+                this.daemon().log_tail()
+            );
             cluster.api().text(&path("-/ready")).map(|_| true)
         })?;
         Ok(this)
@@ -61,8 +70,9 @@ impl<'a> Prometheus<'a> {
 
     /// The series that a query gives now.
     pub fn query(&self, query: &str) -> Result<Vec<Value>> {
-        let answer =
-            self.get(&format!("query?query={}", encoded(query))).with_context(|| query.to_owned())?;
+        let answer = self
+            .get(&format!("query?query={}", encoded(query)))
+            .with_context(|| query.to_owned())?;
         let series = at(&answer, "data.result").as_array().cloned();
         series.with_context(|| format!("{query}: no series, but {answer}"))
     }
@@ -71,7 +81,9 @@ impl<'a> Prometheus<'a> {
     pub fn number(&self, query: &str) -> Result<Option<f64>> {
         let series = self.query(query)?;
         ensure!(series.len() < 2, "{query}: {} series", series.len());
-        Ok(series.first().and_then(|series| at(series, "value.1").as_str()?.parse().ok()))
+        Ok(series
+            .first()
+            .and_then(|series| at(series, "value.1").as_str()?.parse().ok()))
     }
 
     /// What Prometheus' own API has at `alerts`, `rules`, …
@@ -87,7 +99,10 @@ impl<'a> Prometheus<'a> {
 
 impl Drop for Prometheus<'_> {
     fn drop(&mut self) {
-        let ended = self.daemon().stop(Signal::Term).and_then(|()| Ok(fs::remove_dir_all(&self.folder)?));
+        let ended = self
+            .daemon()
+            .stop(Signal::Term)
+            .and_then(|()| Ok(fs::remove_dir_all(&self.folder)?));
         if let Err(error) = ended {
             say(&format!("Prometheus is not entirely gone: {error:#}"));
         }
@@ -107,18 +122,32 @@ fn encoded(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// Title and expression of each query of a dashboard; those of its variables as what lists their values.
+/// Title and expression of each query of a dashboard; those of its variables as what lists their
+/// values.
 pub fn queries(dashboard: &Value) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     let list = |value: &Value, path: &str| at(value, path).as_array().cloned().unwrap_or_default();
     let text = |value: &Value, path: &str| -> Result<String> {
-        Ok(at(value, path).as_str().with_context(|| format!("no {path} in {value}"))?.to_owned())
+        Ok(at(value, path)
+            .as_str()
+            .with_context(|| format!("no {path} in {value}"))?
+            .to_owned())
     };
-    for variable in list(dashboard, "templating.list").iter().filter(|one| at(one, "type") == "query") {
+    for variable in list(dashboard, "templating.list")
+        .iter()
+        .filter(|one| at(one, "type") == "query")
+    {
         let query = text(variable, "query")?;
-        let inner = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')'));
-        let (series, label) = inner.and_then(|inner| inner.rsplit_once(", ")).context(query.clone())?;
-        found.push((text(variable, "label")?, format!("group by ({label}) ({series})")));
+        let inner = query
+            .strip_prefix("label_values(")
+            .and_then(|rest| rest.strip_suffix(')'));
+        let (series, label) = inner
+            .and_then(|inner| inner.rsplit_once(", "))
+            .context(query.clone())?;
+        found.push((
+            text(variable, "label")?,
+            format!("group by ({label}) ({series})"),
+        ));
     }
     for panel in list(dashboard, "panels") {
         for target in list(&panel, "targets") {
@@ -131,7 +160,8 @@ pub fn queries(dashboard: &Value) -> Result<Vec<(String, String)>> {
 /// The names in a text that metrics and recording rules of ours would have.
 pub fn names(text: &str) -> BTreeSet<&str> {
     let other = |c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':';
-    let ours = |word: &&str| word.starts_with("divvy_") || (word.contains(':') && word.contains("divvy"));
+    let ours =
+        |word: &&str| word.starts_with("divvy_") || (word.contains(':') && word.contains("divvy"));
     text.split(other).filter(ours).collect()
 }
 
@@ -142,14 +172,22 @@ mod tests {
     use super::*;
 
     fn read(path: &str) -> String {
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).expect(path)
+        fs::read_to_string(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../..")
+                .join(path),
+        )
+        .expect(path)
     }
 
     /// Every name that a query may have, from the list of metrics and the recording rules.
     fn known() -> BTreeSet<String> {
         let mut known = BTreeSet::new();
         for line in read("docs/metrics.md").lines() {
-            let Some((name, rest)) = line.strip_prefix("| `").and_then(|rest| rest.split_once("` | ")) else {
+            let Some((name, rest)) = line
+                .strip_prefix("| `")
+                .and_then(|rest| rest.split_once("` | "))
+            else {
                 continue;
             };
             if rest.starts_with("histogram") {
@@ -159,7 +197,9 @@ mod tests {
             }
         }
         let rules = read("deploy/chart/divvy/files/divvy.rules.yaml");
-        let recorded = rules.lines().filter_map(|line| line.trim().strip_prefix("- record: "));
+        let recorded = rules
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("- record: "));
         known.extend(recorded.map(str::to_owned));
         known
     }
@@ -169,14 +209,20 @@ mod tests {
         let folder = "deploy/chart/divvy/dashboards";
         let mut texts = vec![("rules".to_owned(), {
             let rules = read("deploy/chart/divvy/files/divvy.rules.yaml");
-            let lines = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
+            let lines = rules
+                .lines()
+                .filter(|line| !line.trim_start().starts_with('#'));
             lines.collect::<Vec<_>>().join("\n")
         })];
         for name in ["fleet", "namespace", "claim"] {
-            let dashboard: Value = serde_json::from_str(&read(&format!("{folder}/{name}.json"))).expect(name);
+            let dashboard: Value =
+                serde_json::from_str(&read(&format!("{folder}/{name}.json"))).expect(name);
             let all = queries(&dashboard).expect(name);
             assert!(all.len() > 5, "{name} has only {} queries", all.len());
-            texts.extend(all.into_iter().map(|(title, query)| (format!("{name}: {title}"), query)));
+            texts.extend(
+                all.into_iter()
+                    .map(|(title, query)| (format!("{name}: {title}"), query)),
+            );
             let own = at(&dashboard, "panels").as_array().expect(name).iter();
             let datasources = own.map(|panel| at(panel, "datasource.uid"));
             assert!(
@@ -187,24 +233,37 @@ mod tests {
         let known = known();
         for (place, text) in texts {
             let names = names(&text);
-            let wrong: Vec<_> = names.iter().filter(|name| !known.contains(**name)).collect();
-            assert!(!names.is_empty() && wrong.is_empty(), "{place}: unknown {wrong:?} in {text}");
+            let wrong: Vec<_> = names
+                .iter()
+                .filter(|name| !known.contains(**name))
+                .collect();
+            assert!(
+                !names.is_empty() && wrong.is_empty(),
+                "{place}: unknown {wrong:?} in {text}"
+            );
         }
     }
 
     #[test]
     fn the_values_of_a_variable_are_a_query_too() {
-        let variable = json!({"type": "query", "label": "Claim", "query": "label_values(a{b=\"c, d\"}, e)"});
+        let variable =
+            json!({"type": "query", "label": "Claim", "query": "label_values(a{b=\"c, d\"}, e)"});
         let found = queries(&json!({"templating": {"list": [variable]}})).expect("a query");
         let expected = "group by (e) (a{b=\"c, d\"})";
         assert_eq!(found, [("Claim".to_owned(), expected.to_owned())]);
-        assert!(queries(&json!({"templating": {"list": [{"type": "query", "query": "x"}]}})).is_err());
+        assert!(
+            queries(&json!({"templating": {"list": [{"type": "query", "query": "x"}]}})).is_err()
+        );
     }
 
     #[test]
     fn names_are_ours_and_whole() {
-        let text = "sum(rate(divvy_claim_seconds_bucket{result=\"ok\"}[1m])) / ns:divvy_x:ratio + up";
-        assert_eq!(names(text), BTreeSet::from(["divvy_claim_seconds_bucket", "ns:divvy_x:ratio"]));
+        let text =
+            "sum(rate(divvy_claim_seconds_bucket{result=\"ok\"}[1m])) / ns:divvy_x:ratio + up";
+        assert_eq!(
+            names(text),
+            BTreeSet::from(["divvy_claim_seconds_bucket", "ns:divvy_x:ratio"])
+        );
         assert_eq!(encoded("a{b=\"c\"}"), "a%7Bb%3D%22c%22%7D");
     }
 }

@@ -1,4 +1,5 @@
-//! Runs the cases on one cluster, in their order: neighbours that can at once, each of the others by itself.
+//! Runs the cases on one cluster, in their order: neighbours that can at once, each of the others
+//! by itself.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -58,7 +59,9 @@ fn at_once(cluster: &Cluster, driver: &Driver, cases: &[Case], plan: &Plan) -> O
             scope.spawn(work);
         }
     });
-    outcome.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    outcome
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Outcome {
@@ -74,16 +77,30 @@ impl Outcome {
 /// Runs one case in a namespace of its own; what is in that is deleted afterwards.
 fn one(cluster: &Cluster, driver: &Driver, case: Case, plan: &Plan) -> bool {
     let start = Instant::now();
-    let env = Env { cluster, driver, namespace: namespace_of(&case) };
+    let env = Env {
+        cluster,
+        driver,
+        namespace: namespace_of(&case),
+    };
     let result = create_namespace(&env).and_then(|()| (case.run)(&env));
     let took = start.elapsed();
     let folder = plan.failures.join(case.name);
     if let Err(error) = &result {
         // Before the namespace goes: its objects are what explains the failure.
         let collected = leave(&env, &folder, error);
-        report("FAILED", case, took, &format!("\n    {error:#}\n    see {}", folder.display()));
+        report(
+            "FAILED",
+            case,
+            took,
+            &format!("\n    {error:#}\n    see {}", folder.display()),
+        );
         if let Err(error) = collected {
-            report("", case, took, &format!("its folder is not complete: {error:#}"));
+            report(
+                "",
+                case,
+                took,
+                &format!("its folder is not complete: {error:#}"),
+            );
         }
     } else {
         report("ok", case, took, "");
@@ -95,29 +112,49 @@ fn one(cluster: &Cluster, driver: &Driver, case: Case, plan: &Plan) -> bool {
 }
 
 fn report(verdict: &str, case: Case, took: Duration, more: &str) {
-    // One write: lines of cases that end together do not mix. Output that cannot be written does not fail the run.
-    let line = format!("{verdict:<6} {:>6.1} s  {}{more}\n", took.as_secs_f32(), case.name);
+    // One write: lines of cases that end together do not mix. Output that cannot be written does
+    // not fail the run.
+    let line = format!(
+        "{verdict:<6} {:>6.1} s  {}{more}\n",
+        took.as_secs_f32(),
+        case.name
+    );
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }
 
 fn leave(env: &Env, folder: &Path, error: &anyhow::Error) -> Result<()> {
     fs_err::create_dir_all(folder)?;
-    fs_err::write(folder.join("error.txt"), format!("namespace {}\n{error:?}\n", env.namespace))?;
+    fs_err::write(
+        folder.join("error.txt"),
+        format!("namespace {}\n{error:?}\n", env.namespace),
+    )?;
     env.cluster.collect_logs(folder)
 }
 
 /// A namespace's name may have 63 characters and no `_`.
 fn namespace_of(case: &Case) -> String {
-    case.name.replace('_', "-").chars().take(60).collect::<String>().trim_end_matches('-').to_owned()
+    case.name
+        .replace('_', "-")
+        .chars()
+        .take(60)
+        .collect::<String>()
+        .trim_end_matches('-')
+        .to_owned()
 }
 
 fn create_namespace(env: &Env) -> Result<()> {
-    let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": env.namespace}});
+    let object =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": env.namespace}});
     env.api().create("/api/v1/namespaces", &object)?;
-    let account = format!("/api/v1/namespaces/{}/serviceaccounts/default", env.namespace);
-    crate::wait_for("default ServiceAccount of the namespace", crate::case::PATIENCE, || {
-        env.api().get(&account)
-    })
+    let account = format!(
+        "/api/v1/namespaces/{}/serviceaccounts/default",
+        env.namespace
+    );
+    crate::wait_for(
+        "default ServiceAccount of the namespace",
+        crate::case::PATIENCE,
+        || env.api().get(&account),
+    )
     .map(drop)
 }
 
@@ -127,7 +164,8 @@ fn delete_namespace(env: &Env, wait: bool) -> Result<()> {
     env.api().delete(&path, &json!({}))?;
     if wait {
         let gone = || Ok(env.api().get(&path)?.is_none());
-        crate::poll("end of the namespace", crate::case::PATIENCE, gone).context("its pods do not end")?;
+        crate::poll("end of the namespace", crate::case::PATIENCE, gone)
+            .context("its pods do not end")?;
     }
     Ok(())
 }

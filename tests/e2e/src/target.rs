@@ -1,5 +1,5 @@
-//! The architectures that divvy is shipped for: how programs are built for one on a machine of another, and which libraries
-//! those link.
+//! The architectures that divvy is shipped for: how programs are built for one on a machine of
+//! another, and which libraries those link.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,22 @@ pub struct Target {
 }
 
 impl Target {
-    pub const AMD64: Self = Self { name: "x86_64", oci: "amd64" };
-    pub const ARM64: Self = Self { name: "aarch64", oci: "arm64" };
+    pub const AMD64: Self = Self {
+        name: "x86_64",
+        oci: "amd64",
+    };
+    pub const ARM64: Self = Self {
+        name: "aarch64",
+        oci: "arm64",
+    };
     /// Those that divvy is shipped for.
     pub const ALL: [Self; 2] = [Self::AMD64, Self::ARM64];
     /// That of this machine.
-    pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::ARM64 } else { Self::AMD64 };
+    pub const HOST: Self = if cfg!(target_arch = "aarch64") {
+        Self::ARM64
+    } else {
+        Self::AMD64
+    };
 
     pub fn gnu(self) -> String {
         format!("{}-unknown-linux-gnu", self.name)
@@ -38,14 +48,22 @@ impl Target {
 
     /// GNU's compiler for it. It links with either libc: Rust brings musl along.
     fn gcc(self) -> String {
-        if self == Self::HOST { "gcc".to_owned() } else { format!("{}-linux-gnu-gcc", self.name) }
+        if self == Self::HOST {
+            "gcc".to_owned()
+        } else {
+            format!("{}-linux-gnu-gcc", self.name)
+        }
     }
 
     /// Runs `cargo build` with its compiler for what is in C, and for linking.
     pub(crate) fn build(self, args: &[&str]) -> Result<()> {
         let mut cargo = Command::new("cargo");
-        cargo.args(["build", "--locked"]).args(args).current_dir(workspace());
-        // `cargo run` sets it, and crates that look at it would be built again by each that builds without.
+        cargo
+            .args(["build", "--locked"])
+            .args(args)
+            .current_dir(workspace());
+        // `cargo run` sets it, and crates that look at it would be built again by each that builds
+        // without.
         cargo.env_remove("CARGO_MANIFEST_DIR");
         let musl = self.musl().replace('-', "_");
         cargo.env(format!("CC_{musl}"), self.gcc());
@@ -62,8 +80,8 @@ impl Target {
         run(&mut cargo)
     }
 
-    /// The libraries that the loader needs to start a program, itself included, by the path that it looks for them at; none
-    /// for a static program.
+    /// The libraries that the loader needs to start a program, itself included, by the path that it
+    /// looks for them at; none for a static program.
     pub(crate) fn libraries(self, program: &Path) -> Result<BTreeMap<String, PathBuf>> {
         let mut found = BTreeMap::new();
         let mut unread = vec![program.to_owned()];
@@ -74,7 +92,11 @@ impl Target {
                     continue;
                 }
                 let source = self.library(name)?;
-                let path = if needed == name { self.path_of(&source)? } else { needed.to_owned() };
+                let path = if needed == name {
+                    self.path_of(&source)?
+                } else {
+                    needed.to_owned()
+                };
                 found.insert(name.to_owned(), (path, source.clone()));
                 unread.push(source);
             }
@@ -90,13 +112,18 @@ impl Target {
         Ok(fs::canonicalize(path.parent().unwrap_or(path))?.join(name))
     }
 
-    /// Where the loader looks for a library: where it is here, unless the compiler is for other machines.
+    /// Where the loader looks for a library: where it is here, unless the compiler is for other
+    /// machines.
     pub(crate) fn path_of(self, library: &Path) -> Result<String> {
         if self == Self::HOST {
             return Ok(library.display().to_string());
         }
         let name = library.file_name().context("a library without a name")?;
-        Ok(format!("/usr/lib/{}-linux-gnu/{}", self.name, name.display()))
+        Ok(format!(
+            "/usr/lib/{}-linux-gnu/{}",
+            self.name,
+            name.display()
+        ))
     }
 }
 
@@ -104,7 +131,8 @@ impl Target {
 fn needed(text: &str) -> Vec<&str> {
     let value = |line| {
         let keys = ["program interpreter: ", "Shared library: ["];
-        keys.iter().find_map(|key| str::split_once(line, key)?.1.strip_suffix(']'))
+        keys.iter()
+            .find_map(|key| str::split_once(line, key)?.1.strip_suffix(']'))
     };
     text.lines().filter_map(value).collect()
 }
@@ -118,7 +146,14 @@ mod tests {
         let text = "  INTERP  0x1 R 0x1\n      [Requesting program interpreter: /lib64/ld-linux-x86-64.so.2]\n \
                     0x01 (NEEDED)             Shared library: [libgcc_s.so.1]\n \
                     0x01 (NEEDED)             Shared library: [ld-linux-x86-64.so.2]\n 0x0c (INIT) 0x1000\n";
-        assert_eq!(needed(text), ["/lib64/ld-linux-x86-64.so.2", "libgcc_s.so.1", "ld-linux-x86-64.so.2"]);
+        assert_eq!(
+            needed(text),
+            [
+                "/lib64/ld-linux-x86-64.so.2",
+                "libgcc_s.so.1",
+                "ld-linux-x86-64.so.2"
+            ]
+        );
         assert!(needed("There is no dynamic section in this file.\n").is_empty());
     }
 
@@ -127,9 +162,17 @@ mod tests {
         let this = std::env::current_exe().unwrap();
         let found = Target::HOST.libraries(&this).unwrap();
         let paths = |part: &str| found.keys().filter(|path| path.contains(part)).count();
-        assert_eq!((paths("/ld-linux"), paths("/libc.so.6")), (1, 1), "{found:?}");
+        assert_eq!(
+            (paths("/ld-linux"), paths("/libc.so.6")),
+            (1, 1),
+            "{found:?}"
+        );
         assert!(
-            Target::HOST.library("libnone.so.1").unwrap_err().to_string().contains("no library libnone.so.1")
+            Target::HOST
+                .library("libnone.so.1")
+                .unwrap_err()
+                .to_string()
+                .contains("no library libnone.so.1")
         );
     }
 }

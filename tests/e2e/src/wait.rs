@@ -8,9 +8,13 @@ use anyhow::{Result, anyhow};
 /// How often a state is looked at. Looking costs about a millisecond, on both sides.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks until `check` gives a value. An error of `check` is not final (servers come and go in these tests), but the
-/// last one is the cause of the error when `timeout` has passed.
-pub fn wait_for<T>(what: &str, timeout: Duration, mut check: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Looks until `check` gives a value. An error of `check` is not final (servers come and go in
+/// these tests), but the last one is the cause of the error when `timeout` has passed.
+pub fn wait_for<T>(
+    what: &str,
+    timeout: Duration,
+    mut check: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
     let start = Instant::now();
     loop {
         let last = match check() {
@@ -20,7 +24,10 @@ pub fn wait_for<T>(what: &str, timeout: Duration, mut check: impl FnMut() -> Res
         };
         if start.elapsed() >= timeout {
             let message = format!("{what}: not seen within {} s", timeout.as_secs_f32());
-            return Err(last.map_or_else(|| anyhow!(message.clone()), |error| error.context(message.clone())));
+            return Err(last.map_or_else(
+                || anyhow!(message.clone()),
+                |error| error.context(message.clone()),
+            ));
         }
         sleep(PAUSE);
     }

@@ -1,11 +1,12 @@
-//! A `libcuda.so.1` without a GPU, for the tests of `divvy-hardware`: it sees the GPUs whose nodes are in `/dev`, and
-//! says of them what is written behind the library in its own file (`tests/program.rs` writes it there), a line for each:
-//! minor, UUID, PCI address, name, multiprocessors, bytes, compute capability, multiprocessors of its smallest partition.
+//! A `libcuda.so.1` without a GPU, for the tests of `divvy-hardware`: it sees the GPUs whose nodes
+//! are in `/dev`, and says of them what is written behind the library in its own file
+//! (`tests/program.rs` writes it there), a line for each: minor, UUID, PCI address, name,
+//! multiprocessors, bytes, compute capability, multiprocessors of its smallest partition.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
-/// What follows the library in its file begins with this.
+/// Marker at the beginning of the data behind the library in its file.
 const MARK: &str = "\n--- GPUs ---\n";
 const OK: c_int = 0;
 const NO_DEVICE: c_int = 100;
@@ -13,13 +14,28 @@ const NO_DEVICE: c_int = 100;
 /// The lines of the GPUs that have a node.
 fn gpus() -> Vec<Vec<String>> {
     let maps = fs_err::read_to_string("/proc/self/maps").unwrap_or_default();
-    let path = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
-    let own = path.map(str::trim_end).find(|path| path.contains("/libcuda.so")).unwrap_or_default();
+    let path = maps
+        .lines()
+        .filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
+    let own = path
+        .map(str::trim_end)
+        .find(|path| path.contains("/libcuda.so"))
+        .unwrap_or_default();
     let bytes = fs_err::read(own).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let lines = text.rsplit_once(MARK).map(|(_, lines)| lines.to_owned()).unwrap_or_default();
-    let fields = lines.lines().map(|line| line.split('|').map(str::to_owned).collect::<Vec<_>>());
-    fields.filter(|of| of.first().is_some_and(|n| Path::new(&format!("/dev/nvidia{n}")).exists())).collect()
+    let lines = text
+        .rsplit_once(MARK)
+        .map(|(_, lines)| lines.to_owned())
+        .unwrap_or_default();
+    let fields = lines
+        .lines()
+        .map(|line| line.split('|').map(str::to_owned).collect::<Vec<_>>());
+    fields
+        .filter(|of| {
+            of.first()
+                .is_some_and(|n| Path::new(&format!("/dev/nvidia{n}")).exists())
+        })
+        .collect()
 }
 
 fn field(device: c_int, at: usize) -> Option<String> {
@@ -41,7 +57,9 @@ unsafe fn put<T>(to: *mut T, value: Option<T>) -> c_int {
 /// `to` has room for `room` bytes.
 unsafe fn put_text(to: *mut c_char, room: c_int, text: Option<String>) -> c_int {
     let text = text.and_then(|text| CString::new(text).ok());
-    let (Some(text), Ok(room)) = (text, usize::try_from(room)) else { return NO_DEVICE };
+    let (Some(text), Ok(room)) = (text, usize::try_from(room)) else {
+        return NO_DEVICE;
+    };
     let bytes = text.as_bytes_with_nul();
     if bytes.len() > room {
         return NO_DEVICE;
@@ -127,7 +145,11 @@ extern "C" fn cuModuleLoadData(_module: *mut *mut c_void, _image: *const c_void)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuModuleGetFunction(_f: *mut *mut c_void, _module: *mut c_void, _name: *const c_char) -> c_int {
+extern "C" fn cuModuleGetFunction(
+    _f: *mut *mut c_void,
+    _module: *mut c_void,
+    _name: *const c_char,
+) -> c_int {
     OK
 }
 
@@ -167,7 +189,8 @@ unsafe extern "C" fn cuLaunchKernel(
     parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the kernel's parameters are an address from cuMemAlloc_v2 and how many numbers are there.
+    // SAFETY: the kernel's parameters are an address from cuMemAlloc_v2 and how many numbers are
+    // there.
     let numbers = unsafe {
         let memory = (*parameters).cast::<u64>().read();
         let count = (*parameters.add(1)).cast::<u32>().read();

@@ -1,6 +1,6 @@
-//! Applies a claim's CDI edits to this program started anew: in a root of its own that has nothing of the driver but what
-//! the claim gives, its hooks run as a container runtime runs them; or, where that is not allowed, as a plain process
-//! that gets the environment only.
+//! Applies a claim's CDI edits to this program started anew: in a root of its own that has nothing
+//! of the driver but what the claim gives, its hooks run as a container runtime runs them; or,
+//! where that is not allowed, as a plain process that gets the environment only.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -26,7 +26,7 @@ struct Hook {
     env: Vec<String>,
 }
 
-/// What the container gets, as far as a CUDA program needs it.
+/// Contents of the container, as far as a CUDA program needs them.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Container {
     env: Vec<String>,
@@ -44,14 +44,26 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// What a CDI document of one device says.
+    /// Returns the edits of a CDI document of one device.
     pub(crate) fn of(cdi: &Value, prefix: &Path, others: Vec<u32>) -> Result<Self> {
-        let mut all = Self { prefix: prefix.to_owned(), others, ..Self::default() };
+        let mut all = Self {
+            prefix: prefix.to_owned(),
+            others,
+            ..Self::default()
+        };
         let device = cdi.pointer("/devices/0/containerEdits");
         for edits in [cdi.get("containerEdits"), device].into_iter().flatten() {
-            let list = |name: &str| edits.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
-            let text = |v: &Value, name: &str| v.get(name).and_then(Value::as_str).map(PathBuf::from);
-            let number = |v: &Value, name: &str| v.get(name).and_then(Value::as_u64)?.try_into().ok();
+            let list = |name: &str| {
+                edits
+                    .get(name)
+                    .and_then(Value::as_array)
+                    .cloned()
+                    .unwrap_or_default()
+            };
+            let text =
+                |v: &Value, name: &str| v.get(name).and_then(Value::as_str).map(PathBuf::from);
+            let number =
+                |v: &Value, name: &str| v.get(name).and_then(Value::as_u64)?.try_into().ok();
             let texts = |v: Option<&Value>| -> Vec<String> {
                 let list = v.and_then(Value::as_array).into_iter().flatten();
                 list.filter_map(Value::as_str).map(str::to_owned).collect()
@@ -60,7 +72,8 @@ impl Container {
             for node in list("deviceNodes") {
                 let path = text(&node, "path").context("a device node without path")?;
                 let numbers = number(&node, "major").zip(number(&node, "minor"));
-                let (major, minor) = numbers.with_context(|| format!("{} has no numbers", path.display()))?;
+                let (major, minor) =
+                    numbers.with_context(|| format!("{} has no numbers", path.display()))?;
                 all.nodes.push((path, major, minor));
             }
             for mount in list("mounts") {
@@ -68,20 +81,35 @@ impl Container {
                 all.mounts.push(ends.context("a mount without ends")?);
             }
             for hook in list("hooks") {
-                let stage = hook.get("hookName").and_then(Value::as_str).unwrap_or_default();
-                ensure!(stage == "createContainer", "this program does not run hooks of the stage {stage:?}");
+                let stage = hook
+                    .get("hookName")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default();
+                ensure!(
+                    stage == "createContainer",
+                    "this program does not run hooks of the stage {stage:?}"
+                );
                 let path = text(&hook, "path").context("a hook without path")?;
-                all.hooks.push(Hook { path, args: texts(hook.get("args")), env: texts(hook.get("env")) });
+                all.hooks.push(Hook {
+                    path,
+                    args: texts(hook.get("args")),
+                    env: texts(hook.get("env")),
+                });
             }
         }
-        ensure!(!all.nodes.is_empty() && !all.mounts.is_empty(), "the CDI file gives no nodes or no files");
+        ensure!(
+            !all.nodes.is_empty() && !all.mounts.is_empty(),
+            "the CDI file gives no nodes or no files"
+        );
         Ok(all)
     }
 
     /// Folders of the container into which the claim puts a libcuda.
     pub(crate) fn library_folders(&self) -> BTreeSet<PathBuf> {
-        let is_it =
-            |path: &Path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("libcuda.so"));
+        let is_it = |path: &Path| {
+            path.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with("libcuda.so"))
+        };
         self.mounts
             .iter()
             .filter(|(_, to)| is_it(to))
@@ -98,21 +126,30 @@ impl Container {
     fn environment(&self) -> Vec<(String, String)> {
         const LIBRARIES: &str = "LD_LIBRARY_PATH";
         let pairs = self.env.iter().filter_map(|pair| pair.split_once('='));
-        let mut all: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let mut all: Vec<_> = pairs
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
         if self.root.is_none() {
             let is_library = |file: &Path| file.to_string_lossy().contains(".so");
-            let folders =
-                self.mounts.iter().filter(|(host, _)| is_library(host)).filter_map(|(h, _)| h.parent());
-            let folders: BTreeSet<_> =
-                folders.map(|folder| see(&self.prefix, folder).display().to_string()).collect();
+            let folders = self
+                .mounts
+                .iter()
+                .filter(|(host, _)| is_library(host))
+                .filter_map(|(h, _)| h.parent());
+            let folders: BTreeSet<_> = folders
+                .map(|folder| see(&self.prefix, folder).display().to_string())
+                .collect();
             all.retain(|(name, _)| name != LIBRARIES);
-            all.push((LIBRARIES.to_owned(), folders.into_iter().collect::<Vec<_>>().join(":")));
+            all.push((
+                LIBRARIES.to_owned(),
+                folders.into_iter().collect::<Vec<_>>().join(":"),
+            ));
         }
         all
     }
 }
 
-/// What the program in the container answers.
+/// Answer of the program in the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) seen: Seen,
@@ -120,12 +157,12 @@ pub(crate) struct Answer {
     pub(crate) reached: Vec<PathBuf>,
 }
 
-/// How far the program in the container came.
+/// Progress of the program in the container.
 #[derive(Debug, Default)]
 pub(crate) struct Ran {
-    /// Whether it had a root of its own; `None`: that root could not be made, or a hook failed.
+    /// True if it had a root of its own; `None`: that root could not be made, or a hook failed.
     pub(crate) apart: Option<bool>,
-    /// What it answered, or why not.
+    /// Its answer, or the reason why there is none.
     pub(crate) answer: Option<Answer>,
     pub(crate) error: String,
 }
@@ -133,17 +170,27 @@ pub(crate) struct Ran {
 /// The line that the program prints once it is in its root.
 const ENTERED: &str = "entered";
 
-/// Runs the CUDA program as the claim's container would. `held` is called with its process id while its context is on the
-/// GPU.
+/// Runs the CUDA program as the claim's container would. `held` is called with its process id while
+/// its context is on the GPU.
 pub(crate) fn run(container: &Container, held: &mut dyn FnMut(u32)) -> Result<Ran> {
     let folder = tempfile::tempdir()?;
     let root = folder.path().join("root");
     fs_err::create_dir(&root)?;
-    let apart = Container { root: Some(root), ..container.clone() };
+    let apart = Container {
+        root: Some(root),
+        ..container.clone()
+    };
     match start(&apart, folder.path(), held)? {
         Some(ran) => Ok(ran),
-        None => start(&Container { others: Vec::new(), ..container.clone() }, folder.path(), held)?
-            .context("the program in the container did not run"),
+        None => start(
+            &Container {
+                others: Vec::new(),
+                ..container.clone()
+            },
+            folder.path(),
+            held,
+        )?
+        .context("the program in the container did not run"),
     }
 }
 
@@ -161,7 +208,10 @@ fn start(container: &Container, folder: &Path, held: &mut dyn FnMut(u32)) -> Res
         .spawn()
         .context("starting the program in the container")?;
     let mut said = BufReader::new(child.stdout.take().context("no stdout")?);
-    let mut ran = Ran { apart: container.root.is_none().then_some(false), ..Ran::default() };
+    let mut ran = Ran {
+        apart: container.root.is_none().then_some(false),
+        ..Ran::default()
+    };
     let mut line = next_line(&mut said)?;
     if line == ENTERED {
         ran.apart = Some(true);
@@ -196,20 +246,36 @@ fn next_line(from: &mut BufReader<ChildStdout>) -> Result<String> {
 pub(crate) fn inside(file: &Path) -> Result<u8> {
     let container: Container = serde_json::from_slice(&fs_err::read(file)?)?;
     if let Some(root) = &container.root {
-        let Some(alone) = Alone::new()? else { return Ok(NOT_ALLOWED) };
+        let Some(alone) = Alone::new()? else {
+            return Ok(NOT_ALLOWED);
+        };
         enter(&container, &alone, root).context("making the container's root")?;
         say(ENTERED)?;
-        let entered = Container { root: None, ..container };
+        let entered = Container {
+            root: None,
+            ..container
+        };
         fs_err::write(Path::new(FILE), serde_json::to_vec(&entered)?)?;
         // Started anew: the loader has looked for its cache where there was none.
-        return Err(Command::new(PROGRAM).arg("--inside").arg(FILE).exec().into());
+        return Err(Command::new(PROGRAM)
+            .arg("--inside")
+            .arg(FILE)
+            .exec()
+            .into());
     }
-    let reached =
-        container.others.iter().map(|minor| (PathBuf::from(format!("/dev/divvy-other{minor}")), *minor));
-    let reached: Vec<_> =
-        reached.filter(|(path, minor)| node(path, NVIDIA, *minor).is_ok()).map(|(p, _)| p).collect();
+    let reached = container
+        .others
+        .iter()
+        .map(|minor| (PathBuf::from(format!("/dev/divvy-other{minor}")), *minor));
+    let reached: Vec<_> = reached
+        .filter(|(path, minor)| node(path, NVIDIA, *minor).is_ok())
+        .map(|(p, _)| p)
+        .collect();
     cuda::check(|seen| {
-        say(&serde_json::to_string(&Answer { seen: seen.clone(), reached })?)?;
+        say(&serde_json::to_string(&Answer {
+            seen: seen.clone(),
+            reached,
+        })?)?;
         // Until the parent has looked at the GPU.
         std::io::stdin().read_to_end(&mut Vec::new())?;
         Ok(())
@@ -228,7 +294,13 @@ const NVIDIA: u32 = 195;
 
 fn node(path: &Path, major: u32, minor: u32) -> Result<()> {
     fs_err::create_dir_all(path.parent().unwrap_or(path))?;
-    Ok(mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor))?)
+    Ok(mknodat(
+        CWD,
+        path,
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(0o666),
+        makedev(major, minor),
+    )?)
 }
 
 /// Makes a root with the claim's files and nodes, runs its hooks on it, and enters it.
@@ -249,13 +321,17 @@ fn enter(container: &Container, alone: &Alone, at: &Path) -> Result<()> {
     }
     let bundle = tempfile::tempdir()?;
     let config = serde_json::json!({ "root": { "path": at } });
-    fs_err::write(bundle.path().join("config.json"), serde_json::to_vec(&config)?)?;
+    fs_err::write(
+        bundle.path().join("config.json"),
+        serde_json::to_vec(&config)?,
+    )?;
     let state = serde_json::json!({ "ociVersion": "1.2.0", "id": "divvy-hardware", "bundle": bundle.path() });
     for hook in &container.hooks {
         run_hook(hook, &container.prefix, &state)?;
     }
     root::enter(at)?;
-    // As the device cgroup of a container: what the claim does not give cannot be made. Gone with the next exec.
+    // As the device cgroup of a container: what the claim does not give cannot be made. Gone with
+    // the next exec.
     remove_capability_from_bounding_set(CapabilitySet::MKNOD)?;
     Ok(())
 }
@@ -268,13 +344,25 @@ fn run_hook(hook: &Hook, prefix: &Path, state: &Value) -> Result<()> {
     }
     let env = hook.env.iter().filter_map(|pair| pair.split_once('='));
     command.args(hook.args.iter().skip(1)).env_clear().envs(env);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("starting the hook {}", hook.path.display()))?;
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("starting the hook {}", hook.path.display()))?;
     // One that reads nothing and ends says why.
-    let _written = child.stdin.take().map(|mut stdin| stdin.write_all(state.to_string().as_bytes()));
+    let _written = child
+        .stdin
+        .take()
+        .map(|mut stdin| stdin.write_all(state.to_string().as_bytes()));
     let out = child.wait_with_output()?;
     if !out.status.success() {
-        bail!("the hook {called:?}: {} ({})", String::from_utf8_lossy(&out.stderr).trim(), out.status);
+        bail!(
+            "the hook {called:?}: {} ({})",
+            String::from_utf8_lossy(&out.stderr).trim(),
+            out.status
+        );
     }
     Ok(())
 }
@@ -295,9 +383,18 @@ mod tests {
             "devices": [{ "name": "a", "containerEdits": { "deviceNodes": [{ "path": "/dev/nvidia0", "major": 195, "minor": 0 }] } }],
         });
         let expected = Container {
-            env: vec!["NVIDIA_VISIBLE_DEVICES=void".into(), "LD_LIBRARY_PATH=/usr/local/nvidia/lib64".into()],
-            nodes: vec![("/dev/nvidiactl".into(), 195, 255), ("/dev/nvidia0".into(), 195, 0)],
-            mounts: vec![("/usr/lib/libcuda.so.1".into(), "/usr/local/nvidia/lib64/libcuda.so.1".into())],
+            env: vec![
+                "NVIDIA_VISIBLE_DEVICES=void".into(),
+                "LD_LIBRARY_PATH=/usr/local/nvidia/lib64".into(),
+            ],
+            nodes: vec![
+                ("/dev/nvidiactl".into(), 195, 255),
+                ("/dev/nvidia0".into(), 195, 0),
+            ],
+            mounts: vec![(
+                "/usr/lib/libcuda.so.1".into(),
+                "/usr/local/nvidia/lib64/libcuda.so.1".into(),
+            )],
             hooks: vec![Hook {
                 path: "/h".into(),
                 args: vec!["h".into(), "update-ldcache".into()],
@@ -310,16 +407,36 @@ mod tests {
         let of = |cdi: &Value| Container::of(cdi, Path::new("/none"), vec![1]);
         let container = of(&cdi).unwrap();
         assert_eq!(container, expected);
-        assert_eq!(container.library_folders(), BTreeSet::from(["/usr/local/nvidia/lib64".into()]));
+        assert_eq!(
+            container.library_folders(),
+            BTreeSet::from(["/usr/local/nvidia/lib64".into()])
+        );
         let path = |container: &Container| container.environment().pop().unwrap();
-        assert_eq!(path(&container), ("LD_LIBRARY_PATH".into(), "/usr/lib".into()), "as the host has them");
-        let apart = Container { root: Some("/r".into()), ..container };
-        assert_eq!(path(&apart), ("LD_LIBRARY_PATH".into(), "/usr/local/nvidia/lib64".into()));
+        assert_eq!(
+            path(&container),
+            ("LD_LIBRARY_PATH".into(), "/usr/lib".into()),
+            "as the host has them"
+        );
+        let apart = Container {
+            root: Some("/r".into()),
+            ..container
+        };
+        assert_eq!(
+            path(&apart),
+            ("LD_LIBRARY_PATH".into(), "/usr/local/nvidia/lib64".into())
+        );
         let no_numbers = serde_json::json!({ "devices": [{ "containerEdits": { "deviceNodes": [{ "path": "/dev/nvidia0" }] } }] });
-        assert_eq!(of(&no_numbers).unwrap_err().to_string(), "/dev/nvidia0 has no numbers");
-        let other_stage =
-            serde_json::json!({ "containerEdits": { "hooks": [{ "hookName": "poststop", "path": "/h" }] } });
-        assert!(of(&other_stage).unwrap_err().to_string().contains("poststop"));
+        assert_eq!(
+            of(&no_numbers).unwrap_err().to_string(),
+            "/dev/nvidia0 has no numbers"
+        );
+        let other_stage = serde_json::json!({ "containerEdits": { "hooks": [{ "hookName": "poststop", "path": "/h" }] } });
+        assert!(
+            of(&other_stage)
+                .unwrap_err()
+                .to_string()
+                .contains("poststop")
+        );
         assert!(of(&serde_json::json!({})).is_err());
     }
 }

@@ -1,5 +1,5 @@
-//! One claim, prepared by the node plugin itself: its real sockets, records and CDI file, in a folder of this program,
-//! against a fake API server and a fake kubelet.
+//! A claim, prepared by the node plugin itself: its real sockets, records and CDI file, in a
+//! folder of this program, against a fake API server and a fake kubelet.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) struct Prepared {
     runtime: Runtime,
 }
 
-/// What is to be claimed.
+/// Device that is to be claimed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Want<'a> {
     /// The whole GPU.
@@ -51,16 +51,27 @@ pub(crate) enum Want<'a> {
 
 /// Prepares a claim of one device.
 pub(crate) fn prepared(args: &crate::Args, library: &Path, want: Want<'_>) -> Result<Prepared> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let folder = tempfile::Builder::new().prefix("divvy-hardware-").tempdir()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let folder = tempfile::Builder::new()
+        .prefix("divvy-hardware-")
+        .tempdir()?;
     let guard = runtime.enter();
     let api = FakeApi::new();
     api.put(&mk_node(NODE))?;
-    let kubelet = FakeKubelet::start(KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone()))?;
+    let kubelet = FakeKubelet::start(KubeletConfig::new(
+        folder.path().join("kubelet"),
+        NODE,
+        api.clone(),
+    ))?;
     let config = config(args, want, &kubelet, folder.path())?;
     let stop = CancellationToken::new();
     let library = library.to_owned();
-    let session = Session::new(SessionConfig::default(), move || NvmlDriver::open(Some(&library)));
+    let session = Session::new(SessionConfig::default(), move || {
+        NvmlDriver::open(Some(&library))
+    });
     let deps = Deps {
         client: api.client(),
         kube: None,
@@ -70,30 +81,61 @@ pub(crate) fn prepared(args: &crate::Args, library: &Path, want: Want<'_>) -> Re
     };
     let plugin = runtime.spawn(divvy_kubelet_plugin::run(config, deps, stop.clone()));
     let published = runtime.block_on(async {
-        kubelet.wait_registered(DRIVER, PATIENCE).await.context("the plugin did not register")?;
+        kubelet
+            .wait_registered(DRIVER, PATIENCE)
+            .await
+            .context("the plugin did not register")?;
         let device = api.wait_for(|seen| device_of(&seen.list(), want), PATIENCE);
         device.await.context("the GPU was not published")
     })?;
     let (pool, device) = published;
-    let published = device.capacity.as_ref().and_then(|all| all.get("multiprocessors"));
+    let published = device
+        .capacity
+        .as_ref()
+        .and_then(|all| all.get("multiprocessors"));
     let multiprocessors = published.and_then(|capacity| capacity.value.0.parse().ok());
     let results = vec![mk_result("gpu", DRIVER, &pool, &device.name)];
     let claim = allocated(mk_claim("default", "one", DRIVER, 1), results);
-    let stored = api.put(&reserved(claim, "pod", "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab"))?;
-    let claim = ClaimRef::new("default", "one", &stored.metadata.uid.context("a claim without UID")?);
+    let stored = api.put(&reserved(
+        claim,
+        "pod",
+        "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab",
+    ))?;
+    let claim = ClaimRef::new(
+        "default",
+        "one",
+        &stored.metadata.uid.context("a claim without UID")?,
+    );
     let mut answers = runtime.block_on(kubelet.prepare(DRIVER, std::slice::from_ref(&claim)))?;
     match answers.remove(&claim.uid) {
         Some(Ok(devices)) => ensure!(devices.len() == 1, "not one device but {}", devices.len()),
         Some(Err(error)) => bail!("the claim was refused: {error}"),
         None => bail!("the claim was not answered"),
     }
-    let file = folder.path().join("cdi").join(format!("{DRIVER}-claim_{}.json", claim.uid));
+    let file = folder
+        .path()
+        .join("cdi")
+        .join(format!("{DRIVER}-claim_{}.json", claim.uid));
     let cdi = serde_json::from_slice(&fs_err::read(file)?)?;
     drop(guard);
-    Ok(Prepared { cdi, multiprocessors, claim, kubelet, plugin, stop, folder, runtime })
+    Ok(Prepared {
+        cdi,
+        multiprocessors,
+        claim,
+        kubelet,
+        plugin,
+        stop,
+        folder,
+        runtime,
+    })
 }
 
-fn config(args: &crate::Args, want: Want<'_>, kubelet: &FakeKubelet, folder: &Path) -> Result<Config> {
+fn config(
+    args: &crate::Args,
+    want: Want<'_>,
+    kubelet: &FakeKubelet,
+    folder: &Path,
+) -> Result<Config> {
     let kubelet = kubelet.config();
     let mut flags = vec!["plugin".to_owned(), "--http".to_owned(), String::new()];
     for (flag, value) in [
@@ -105,13 +147,17 @@ fn config(args: &crate::Args, want: Want<'_>, kubelet: &FakeKubelet, folder: &Pa
     ] {
         flags.extend([flag.to_owned(), value.display().to_string()]);
     }
-    let mut flag = |name: &str, value: &Path| flags.extend([name.to_owned(), value.display().to_string()]);
+    let mut flag =
+        |name: &str, value: &Path| flags.extend([name.to_owned(), value.display().to_string()]);
     flag("--host-root", &args.host_root);
     if let Some(root) = &args.driver_root {
         flag("--driver-root", &see(&args.prefix, root));
         flag("--host-driver-root", root);
     }
-    for (name, value) in [("--device-nodes", &args.device_nodes), ("--hook-path", &args.hook)] {
+    for (name, value) in [
+        ("--device-nodes", &args.device_nodes),
+        ("--hook-path", &args.hook),
+    ] {
         if let Some(value) = value {
             flag(name, value);
         }
@@ -119,7 +165,9 @@ fn config(args: &crate::Args, want: Want<'_>, kubelet: &FakeKubelet, folder: &Pa
     if let Want::Partition(_) = want {
         flags.extend(["--offer", "everything", "--mode-lock", "on"].map(str::to_owned));
     }
-    Ok(Config::try_from(divvy_kubelet_plugin::Args::try_parse_from(flags)?)?)
+    Ok(Config::try_from(
+        divvy_kubelet_plugin::Args::try_parse_from(flags)?,
+    )?)
 }
 
 /// The device and its pool.
@@ -142,17 +190,33 @@ fn device_of(slices: &[ResourceSlice], want: Want<'_>) -> Option<(String, Device
 impl Prepared {
     /// Unprepares it, stops the plugin, and checks that nothing is left.
     pub(crate) fn let_go(self) -> Result<()> {
-        let Self { claim, kubelet, plugin, stop, folder, runtime, .. } = self;
-        let mut answers = runtime.block_on(kubelet.unprepare(DRIVER, std::slice::from_ref(&claim)))?;
+        let Self {
+            claim,
+            kubelet,
+            plugin,
+            stop,
+            folder,
+            runtime,
+            ..
+        } = self;
+        let mut answers =
+            runtime.block_on(kubelet.unprepare(DRIVER, std::slice::from_ref(&claim)))?;
         match answers.remove(&claim.uid) {
             Some(Ok(())) => {}
             Some(Err(error)) => bail!("the claim was not let go: {error}"),
             None => bail!("the claim was not answered"),
         }
         stop.cancel();
-        runtime.block_on(plugin)?.context("the plugin did not stop cleanly")?;
-        for left in [folder.path().join("cdi"), kubelet.config().plugin_dir(DRIVER).join("claims")] {
-            let mut files = fs_err::read_dir(&left)?.filter_map(Result::ok).map(|entry| entry.path());
+        runtime
+            .block_on(plugin)?
+            .context("the plugin did not stop cleanly")?;
+        for left in [
+            folder.path().join("cdi"),
+            kubelet.config().plugin_dir(DRIVER).join("claims"),
+        ] {
+            let mut files = fs_err::read_dir(&left)?
+                .filter_map(Result::ok)
+                .map(|entry| entry.path());
             if let Some(file) = files.find(|path| path.extension().is_some_and(|e| e == "json")) {
                 bail!("{} was left behind", file.display());
             }

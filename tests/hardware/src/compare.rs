@@ -1,5 +1,5 @@
-//! What sysfs, /proc and CUDA say of a GPU against what divvy read of it, and divvy's names of MIG profiles against the
-//! driver's.
+//! Compares facts of a GPU from sysfs, /proc and CUDA with those that divvy read, and divvy's names
+//! of MIG profiles with the driver's.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,9 @@ pub(crate) fn with_files(host: &HostRoot, inventory: &Inventory) -> Vec<String> 
     for (uuid, gpu) in &inventory.gpus {
         let facts = &gpu.facts;
         let pci = facts.pci_address.to_string();
-        let read = |path: PathBuf| fs_err::read_to_string(host.see(&path)).map_err(|error| error.to_string());
+        let read = |path: PathBuf| {
+            fs_err::read_to_string(host.see(&path)).map_err(|error| error.to_string())
+        };
         let device = Path::new("/sys/bus/pci/devices").join(&pci);
         let number = |name: &str| {
             let text = read(device.join(name))?;
@@ -23,19 +25,31 @@ pub(crate) fn with_files(host: &HostRoot, inventory: &Inventory) -> Vec<String> 
             u32::from_str_radix(digits, 16).map_err(|error| format!("{name} is {text:?}: {error}"))
         };
         let id = number("vendor").and_then(|vendor| Ok(number("device")? << 16 | vendor));
-        let information = read(Path::new("/proc/driver/nvidia/gpus").join(&pci).join("information"));
+        let information = read(
+            Path::new("/proc/driver/nvidia/gpus")
+                .join(&pci)
+                .join("information"),
+        );
         let said = |name: &str| {
             let text = information.as_ref().map_err(Clone::clone)?;
             let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-            let value = lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned());
+            let value = lines
+                .find(|(key, _)| key.trim() == name)
+                .map(|(_, value)| value.trim().to_owned());
             value.ok_or_else(|| format!("/proc/driver/nvidia/gpus/{pci}/information has no {name}"))
         };
         let mut compare = |what: &str, ours: String, theirs: Result<String, String>| match theirs {
             Ok(theirs) if theirs == ours => {}
-            Ok(theirs) => all.push(format!("{uuid}, {what}: divvy reads {ours}, the kernel says {theirs}")),
+            Ok(theirs) => all.push(format!(
+                "{uuid}, {what}: divvy reads {ours}, the kernel says {theirs}"
+            )),
             Err(why) => all.push(format!("{uuid}, {what}: {why}")),
         };
-        compare("PCI id", format!("{:#010x}", facts.pci_device_id), id.map(|id| format!("{id:#010x}")));
+        compare(
+            "PCI id",
+            format!("{:#010x}", facts.pci_device_id),
+            id.map(|id| format!("{id:#010x}")),
+        );
         compare("UUID", uuid.to_string(), said("GPU UUID"));
         if let Some(minor) = facts.minor {
             compare("minor", minor.to_string(), said("Device Minor"));
@@ -56,39 +70,70 @@ pub(crate) fn with_cuda(seen: &Seen, facts: &GpuFacts) -> Vec<String> {
         }
     };
     compare("UUID", facts.uuid.to_string(), seen.uuid.clone());
-    compare("PCI address", facts.pci_address.to_string(), seen.bus_id.to_lowercase());
+    compare(
+        "PCI address",
+        facts.pci_address.to_string(),
+        seen.bus_id.to_lowercase(),
+    );
     compare("name", facts.product_name.clone(), seen.name.clone());
     let (major, minor) = seen.capability;
-    compare("compute capability", facts.compute_capability.to_string(), format!("{major}.{minor}"));
+    compare(
+        "compute capability",
+        facts.compute_capability.to_string(),
+        format!("{major}.{minor}"),
+    );
     if let Some(ours) = facts.multiprocessors {
-        compare("multiprocessors", ours.to_string(), seen.multiprocessors.to_string());
+        compare(
+            "multiprocessors",
+            ours.to_string(),
+            seen.multiprocessors.to_string(),
+        );
     }
-    // CUDA leaves out what the driver keeps for itself: it was less than a tenth on every board that we know of.
+    // CUDA leaves out what the driver keeps for itself: it was less than a tenth on every board
+    // that we know of.
     if let Some(ours) = facts.memory_bytes
         && !(ours / 10 * 9..=ours).contains(&seen.memory_bytes)
     {
-        all.push(format!("memory: divvy reads {ours} bytes, CUDA says {}", seen.memory_bytes));
+        all.push(format!(
+            "memory: divvy reads {ours} bytes, CUDA says {}",
+            seen.memory_bytes
+        ));
     }
     all
 }
 
-/// Where the driver calls a MIG profile something else than divvy does; `None` if it calls them nothing.
+/// Where the driver calls a MIG profile something else than divvy does; `None` if it calls them
+/// nothing.
 pub(crate) fn names(capabilities: &MigCapabilities) -> Option<Vec<String>> {
-    let named: Vec<_> =
-        capabilities.profiles().iter().filter_map(|p| Some((p, p.driver_name.as_deref()?))).collect();
+    let named: Vec<_> = capabilities
+        .profiles()
+        .iter()
+        .filter_map(|p| Some((p, p.driver_name.as_deref()?)))
+        .collect();
     let differs = |(profile, theirs): &(&divvy_model::mig::GpuInstanceProfile, &str)| {
         let theirs = theirs.strip_prefix("MIG ").unwrap_or(theirs);
-        let ours = capabilities.name(profile).map_or_else(|| "nothing".to_owned(), |name| name.to_string());
-        (ours != theirs).then(|| format!("profile {}: divvy says {ours}, the driver {theirs}", profile.id))
+        let ours = capabilities
+            .name(profile)
+            .map_or_else(|| "nothing".to_owned(), |name| name.to_string());
+        (ours != theirs).then(|| {
+            format!(
+                "profile {}: divvy says {ours}, the driver {theirs}",
+                profile.id
+            )
+        })
     };
     (!named.is_empty()).then(|| named.iter().filter_map(differs).collect())
 }
 
 /// The libcuda that a process has loaded, from its `/proc/self/maps`.
 pub(crate) fn libcuda(maps: &str) -> Option<PathBuf> {
-    let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
     let is_it = |path: &&str| {
-        Path::new(path).file_name().is_some_and(|name| name.to_string_lossy().starts_with("libcuda.so"))
+        Path::new(path)
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("libcuda.so"))
     };
     paths.map(str::trim_end).find(is_it).map(PathBuf::from)
 }
@@ -118,7 +163,10 @@ mod tests {
             found[0].ends_with("PCI id: divvy reads 0x233110de, the kernel says 0x233010de"),
             "{found:?}"
         );
-        assert!(found[1].ends_with("minor: divvy reads 5, the kernel says 0"), "{found:?}");
+        assert!(
+            found[1].ends_with("minor: divvy reads 5, the kernel says 0"),
+            "{found:?}"
+        );
     }
 
     #[test]
@@ -168,7 +216,13 @@ mod tests {
         let maps = "7f00-7f01 r--p 00000000 00:2a 1 /usr/lib/libc.so.6\n\
                     7f02-7f03 r-xp 00001000 00:2b 2                  /usr/local/nvidia/lib64/libcuda.so.580.95.05\n\
                     7f04-7f05 rw-p 00000000 00:00 0 [heap]\n";
-        assert_eq!(libcuda(maps), Some("/usr/local/nvidia/lib64/libcuda.so.580.95.05".into()));
-        assert_eq!(libcuda("7f00-7f01 r--p 0 00:2a 1 /usr/lib/libcudart.so.12\n"), None);
+        assert_eq!(
+            libcuda(maps),
+            Some("/usr/local/nvidia/lib64/libcuda.so.580.95.05".into())
+        );
+        assert_eq!(
+            libcuda("7f00-7f01 r--p 0 00:2a 1 /usr/lib/libcudart.so.12\n"),
+            None
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The smallest CUDA program: loads `libcuda.so.1` by itself (no toolkit), counts GPUs, allocates memory and runs a kernel.
+//! The smallest CUDA program: loads `libcuda.so.1` by itself (no toolkit), counts GPUs, allocates
+//! memory and runs a kernel.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -40,13 +41,13 @@ done:
 const THREADS: u32 = 256;
 const NUMBERS: u32 = 1 << 20;
 
-/// What CUDA says of the first GPU that it sees, and of how many there are.
+/// CUDA's view of the first GPU that it sees, and of their number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// How many GPUs CUDA counts.
+    /// Number of GPUs that CUDA counts.
     pub(crate) count: i32,
     pub(crate) name: String,
-    /// As NVML writes it.
+    /// UUID in NVML's form.
     pub(crate) uuid: String,
     pub(crate) bus_id: String,
     pub(crate) multiprocessors: u32,
@@ -59,7 +60,11 @@ pub(crate) struct Seen {
 
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a kernel from PTX added one to {NUMBERS} numbers in the memory of {}", self.name)
+        write!(
+            f,
+            "a kernel from PTX added one to {NUMBERS} numbers in the memory of {}",
+            self.name
+        )
     }
 }
 
@@ -69,19 +74,21 @@ const CAPABILITY: [c_int; 2] = [75, 76];
 
 type Code = c_int;
 
-/// Calls a function of the driver API by name, with the types of its C declaration, and checks its code.
+/// Calls a function of the driver API by name, with the types of its C declaration, and checks its
+/// code.
 macro_rules! call {
     ($library:expr, $name:literal, ($($type:ty),*), ($($argument:expr),*)) => {{
         // SAFETY: the types are those of the function's declaration in cuda.h.
         let function = unsafe { $library.get::<unsafe extern "C" fn($($type),*) -> Code>($name) }
             .with_context(|| format!("{} is not in libcuda", String::from_utf8_lossy($name)))?;
-        // SAFETY: pointers are to locals that live and are large enough, or were given by the driver.
+        // SAFETY: pointers are to locals that live and are large enough, or were given by the
+        // driver.
         let code = unsafe { function($($argument),*) };
         ensure!(code == 0, "{} failed with code {code}", String::from_utf8_lossy($name));
     }};
 }
 
-/// Whether the loader finds libcuda by itself.
+/// Returns true if the loader finds libcuda by itself.
 pub(crate) fn can_be_loaded() -> bool {
     // SAFETY: as in [`check`].
     unsafe { Library::new("libcuda.so.1") }.is_ok()
@@ -93,10 +100,20 @@ pub(crate) fn check(held: impl FnOnce(&Seen) -> Result<()>) -> Result<()> {
     let cuda = unsafe { Library::new("libcuda.so.1") }.context("libcuda.so.1 cannot be loaded")?;
     let mut device = 0;
     call!(cuda, b"cuInit", (c_uint), (0));
-    call!(cuda, b"cuDeviceGet", (*mut c_int, c_int), (&raw mut device, 0));
+    call!(
+        cuda,
+        b"cuDeviceGet",
+        (*mut c_int, c_int),
+        (&raw mut device, 0)
+    );
     let seen = look(&cuda, device)?;
     let mut context = ptr::null_mut();
-    call!(cuda, b"cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), (&raw mut context, device));
+    call!(
+        cuda,
+        b"cuDevicePrimaryCtxRetain",
+        (*mut *mut c_void, c_int),
+        (&raw mut context, device)
+    );
     call!(cuda, b"cuCtxSetCurrent", (*mut c_void), (context));
     run_kernel(&cuda)?;
     held(&seen)?;
@@ -109,14 +126,39 @@ fn look(cuda: &Library, device: c_int) -> Result<Seen> {
     let (mut name, mut bus_id) = ([0 as c_char; 256], [0 as c_char; 32]);
     call!(cuda, b"cuDeviceGetCount", (*mut c_int), (&raw mut count));
     let room = c_int::try_from(name.len())?;
-    call!(cuda, b"cuDeviceGetName", (*mut c_char, c_int, c_int), (name.as_mut_ptr(), room, device));
-    call!(cuda, b"cuDeviceGetUuid", (*mut [u8; 16], c_int), (&raw mut uuid, device));
+    call!(
+        cuda,
+        b"cuDeviceGetName",
+        (*mut c_char, c_int, c_int),
+        (name.as_mut_ptr(), room, device)
+    );
+    call!(
+        cuda,
+        b"cuDeviceGetUuid",
+        (*mut [u8; 16], c_int),
+        (&raw mut uuid, device)
+    );
     let room = c_int::try_from(bus_id.len())?;
-    call!(cuda, b"cuDeviceGetPCIBusId", (*mut c_char, c_int, c_int), (bus_id.as_mut_ptr(), room, device));
-    call!(cuda, b"cuDeviceTotalMem_v2", (*mut usize, c_int), (&raw mut memory, device));
+    call!(
+        cuda,
+        b"cuDeviceGetPCIBusId",
+        (*mut c_char, c_int, c_int),
+        (bus_id.as_mut_ptr(), room, device)
+    );
+    call!(
+        cuda,
+        b"cuDeviceTotalMem_v2",
+        (*mut usize, c_int),
+        (&raw mut memory, device)
+    );
     let attribute = |which: c_int| -> Result<u32> {
         let mut value = 0;
-        call!(cuda, b"cuDeviceGetAttribute", (*mut c_int, c_int, c_int), (&raw mut value, which, device));
+        call!(
+            cuda,
+            b"cuDeviceGetAttribute",
+            (*mut c_int, c_int, c_int),
+            (&raw mut value, which, device)
+        );
         Ok(u32::try_from(value)?)
     };
     let [major, minor] = CAPABILITY;
@@ -135,7 +177,9 @@ fn look(cuda: &Library, device: c_int) -> Result<Seen> {
 
 fn text(chars: &[c_char]) -> Result<String> {
     let bytes: Vec<u8> = chars.iter().flat_map(|c| c.to_ne_bytes()).collect();
-    Ok(CStr::from_bytes_until_nul(&bytes)?.to_string_lossy().into_owned())
+    Ok(CStr::from_bytes_until_nul(&bytes)?
+        .to_string_lossy()
+        .into_owned())
 }
 
 /// `GPU-` and the bytes in groups.
@@ -150,7 +194,12 @@ fn uuid_text(bytes: &[u8; 16]) -> String {
 fn run_kernel(cuda: &Library) -> Result<()> {
     let (mut module, mut kernel) = (ptr::null_mut(), ptr::null_mut());
     let text = PTX.as_ptr().cast::<c_void>();
-    call!(cuda, b"cuModuleLoadData", (*mut *mut c_void, *const c_void), (&raw mut module, text));
+    call!(
+        cuda,
+        b"cuModuleLoadData",
+        (*mut *mut c_void, *const c_void),
+        (&raw mut module, text)
+    );
     call!(
         cuda,
         b"cuModuleGetFunction",
@@ -159,10 +208,23 @@ fn run_kernel(cuda: &Library) -> Result<()> {
     );
     let mut numbers: Vec<u32> = (0..NUMBERS).collect();
     let (mut memory, size) = (0_u64, size_of_val(&*numbers));
-    call!(cuda, b"cuMemAlloc_v2", (*mut u64, usize), (&raw mut memory, size));
-    call!(cuda, b"cuMemcpyHtoD_v2", (u64, *const c_void, usize), (memory, numbers.as_ptr().cast(), size));
+    call!(
+        cuda,
+        b"cuMemAlloc_v2",
+        (*mut u64, usize),
+        (&raw mut memory, size)
+    );
+    call!(
+        cuda,
+        b"cuMemcpyHtoD_v2",
+        (u64, *const c_void, usize),
+        (memory, numbers.as_ptr().cast(), size)
+    );
     let mut length = NUMBERS;
-    let mut parameters = [(&raw mut memory).cast::<c_void>(), (&raw mut length).cast::<c_void>()];
+    let mut parameters = [
+        (&raw mut memory).cast::<c_void>(),
+        (&raw mut length).cast::<c_void>(),
+    ];
     let blocks = NUMBERS.div_ceil(THREADS);
     call!(
         cuda,
@@ -180,12 +242,32 @@ fn run_kernel(cuda: &Library) -> Result<()> {
             *mut *mut c_void,
             *mut *mut c_void
         ),
-        (kernel, blocks, 1, 1, THREADS, 1, 1, 0, ptr::null_mut(), parameters.as_mut_ptr(), ptr::null_mut())
+        (
+            kernel,
+            blocks,
+            1,
+            1,
+            THREADS,
+            1,
+            1,
+            0,
+            ptr::null_mut(),
+            parameters.as_mut_ptr(),
+            ptr::null_mut()
+        )
     );
     call!(cuda, b"cuCtxSynchronize", (), ());
-    call!(cuda, b"cuMemcpyDtoH_v2", (*mut c_void, u64, usize), (numbers.as_mut_ptr().cast(), memory, size));
+    call!(
+        cuda,
+        b"cuMemcpyDtoH_v2",
+        (*mut c_void, u64, usize),
+        (numbers.as_mut_ptr().cast(), memory, size)
+    );
     call!(cuda, b"cuMemFree_v2", (u64), (memory));
-    ensure!(numbers.iter().copied().eq(1..=NUMBERS), "the kernel did not do its work");
+    ensure!(
+        numbers.iter().copied().eq(1..=NUMBERS),
+        "the kernel did not do its work"
+    );
     Ok(())
 }
 
@@ -193,7 +275,12 @@ fn run_kernel(cuda: &Library) -> Result<()> {
 mod tests {
     #[test]
     fn a_uuid_is_written_as_nvml_writes_it() {
-        let bytes = [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0, 1, 2, 3, 4, 5, 6, 7, 8];
-        assert_eq!(super::uuid_text(&bytes), "GPU-12345678-9abc-def0-0102-030405060708");
+        let bytes = [
+            0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0, 1, 2, 3, 4, 5, 6, 7, 8,
+        ];
+        assert_eq!(
+            super::uuid_text(&bytes),
+            "GPU-12345678-9abc-def0-0102-030405060708"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! This program started anew as the plugin runs: in a root like that of its image, with the host's below a prefix. What is
-//! true of a developer's machine only, such as a loader that finds libcuda by itself, is not true there.
+//! This program started anew as the plugin runs: in a root like that of its image, with the host's
+//! below a prefix. Facts of a developer's machine only, such as a loader that finds libcuda
+//! by itself, do not hold there.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -34,9 +35,16 @@ pub(crate) fn run() -> Result<Option<u8>> {
 pub(crate) fn become_it(image: &Path, args: &Args) -> Result<u8> {
     // Before: it is not where it was in a root of another kind.
     let hook = std::env::current_exe()?.with_file_name("divvy-cdi-hook");
-    let Some(alone) = Alone::new()? else { return Ok(NOT_ALLOWED) };
+    let Some(alone) = Alone::new()? else {
+        return Ok(NOT_ALLOWED);
+    };
     alone.make(image)?;
-    for (host, here) in [("/", PREFIX), ("/proc", "/proc"), ("/sys", "/sys"), ("/dev", "/dev")] {
+    for (host, here) in [
+        ("/", PREFIX),
+        ("/proc", "/proc"),
+        ("/sys", "/sys"),
+        ("/dev", "/dev"),
+    ] {
         root::bind(Path::new(host), &below(image, Path::new(here)))?;
     }
     let flags = flags(args, hook);
@@ -44,16 +52,20 @@ pub(crate) fn become_it(image: &Path, args: &Args) -> Result<u8> {
     Err(Command::new(PROGRAM).args(flags).exec().into())
 }
 
-/// The same flags, paths of the host as they are seen in the image. The hook is the one beside this program, if no other
-/// is named.
+/// The same flags, paths of the host as they are seen in the image. The hook is the one beside this
+/// program, if no other is named.
 fn flags(args: &Args, hook: PathBuf) -> Vec<OsString> {
     // In the image there is no working folder.
     let here = |path: &Path| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         below(Path::new(PREFIX), &path).into_os_string()
     };
-    let mut all: Vec<OsString> =
-        vec!["--prefix".into(), PREFIX.into(), "--host-root".into(), here(&args.host_root)];
+    let mut all: Vec<OsString> = vec![
+        "--prefix".into(),
+        PREFIX.into(),
+        "--host-root".into(),
+        here(&args.host_root),
+    ];
     // As the host names it.
     if let Some(root) = &args.driver_root {
         all.extend(["--driver-root".into(), root.clone().into_os_string()]);
@@ -67,9 +79,11 @@ fn flags(args: &Args, hook: PathBuf) -> Vec<OsString> {
     ] {
         all.extend(path.iter().flat_map(|path| [flag.into(), here(path)]));
     }
-    for (flag, given) in
-        [("--json", args.json), ("--read-only", args.read_only), ("--allow-changes", args.allow_changes)]
-    {
+    for (flag, given) in [
+        ("--json", args.json),
+        ("--read-only", args.read_only),
+        ("--allow-changes", args.allow_changes),
+    ] {
         all.extend(given.then(|| flag.into()));
     }
     all
@@ -95,12 +109,28 @@ mod tests {
         let path = |path: &str| Some(PathBuf::from(path));
         assert_eq!(inside.prefix, Path::new("/host"));
         assert_eq!(inside.host_root, Path::new("/host/tmp/host"));
-        assert_eq!(inside.driver_root, path("/run/nvidia/driver"), "as the host names it");
-        assert_eq!((inside.nvml_library, inside.capture), (path("/host/opt/nvml.so"), path("/host/tmp/out")));
-        assert_eq!((inside.hook, inside.device_nodes), (path("/host/opt/hook"), path("/host/tmp/nodes")));
+        assert_eq!(
+            inside.driver_root,
+            path("/run/nvidia/driver"),
+            "as the host names it"
+        );
+        assert_eq!(
+            (inside.nvml_library, inside.capture),
+            (path("/host/opt/nvml.so"), path("/host/tmp/out"))
+        );
+        assert_eq!(
+            (inside.hook, inside.device_nodes),
+            (path("/host/opt/hook"), path("/host/tmp/nodes"))
+        );
         let relative = Args::parse_from(["divvy-hardware", "--capture", "out"]);
-        let out = below(Path::new(PREFIX), &std::env::current_dir().unwrap().join("out"));
+        let out = below(
+            Path::new(PREFIX),
+            &std::env::current_dir().unwrap().join("out"),
+        );
         assert!(flags(&relative, "/none".into()).contains(&out.into_os_string()));
-        assert_eq!((inside.json, inside.read_only, inside.allow_changes), (true, false, true));
+        assert_eq!(
+            (inside.json, inside.read_only, inside.allow_changes),
+            (true, false, true)
+        );
     }
 }

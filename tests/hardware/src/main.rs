@@ -1,7 +1,8 @@
-//! `divvy-hardware`: one program for a machine with a real NVIDIA GPU and no network. It reads what divvy reads, as the
-//! plugin's image would, and compares it with what `nvidia-smi`, the kernel and CUDA say; it prepares a claim with the real
-//! node plugin in this process against a fake API server, and runs a small CUDA program with nothing but what the claim's
-//! CDI file gives. It changes nothing on the GPU unless it is allowed to. Run by people; what it tries, and the exit
+//! `divvy-hardware`: one program for a machine with a real NVIDIA GPU and no network. It reads what
+//! divvy reads, as the plugin's image would, and compares it with what `nvidia-smi`, the kernel and
+//! CUDA say; it prepares a claim with the real node plugin in this process against a fake API
+//! server, and runs a small CUDA program with nothing but what the claim's CDI file gives. It
+//! changes nothing on the GPU unless it is allowed to. Run by people; what it tries, and the exit
 //! status, are in [`report`].
 
 mod apply;
@@ -24,8 +25,8 @@ use clap::Parser;
 
 use crate::report::{Check, Outcome, Report};
 
-/// Looks at a real NVIDIA GPU as divvy does. Exit status: 0 all was tried and is well, 1 something is not, 3 no GPU, 4 all
-/// that was tried is well, but not all was.
+/// Looks at a real NVIDIA GPU as divvy does. Exit status: 0 all was tried and is well, 1 something
+/// is not, 3 no GPU, 4 all that was tried is well, but not all was.
 #[derive(Debug, Parser)]
 #[command(name = "divvy-hardware", version)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
@@ -36,7 +37,8 @@ struct Args {
     /// The NVML library; by default the one in the driver root
     #[arg(long, value_name = "FILE")]
     nvml_library: Option<PathBuf>,
-    /// The hook program that the claim's CDI file calls [default: divvy-cdi-hook beside this program]
+    /// The hook program that the claim's CDI file calls [default: divvy-cdi-hook beside this
+    /// program]
     #[arg(long, value_name = "FILE")]
     hook: Option<PathBuf>,
     /// Write what was read into this folder, to be used as fixtures
@@ -48,7 +50,8 @@ struct Args {
     /// Stop after what only reads: no claim, no CUDA program
     #[arg(long)]
     read_only: bool,
-    /// Change one idle GPU and change it back: MIG mode, partitions, time slices. The GPU must be yours alone
+    /// Change one idle GPU and change it back: MIG mode, partitions, time slices. The GPU must be
+    /// yours alone
     #[arg(long, conflicts_with = "read_only")]
     allow_changes: bool,
     /// Run as a program of the host, not as in the plugin's image
@@ -96,24 +99,31 @@ fn run(mut args: Args) -> u8 {
     if in_image {
         report.note(Check::AsTheImage, stages::as_the_image());
     } else if args.as_host {
-        report.not_tried(&[Check::AsTheImage], "asked to run as a program of the host (--as-host)");
+        report.not_tried(
+            &[Check::AsTheImage],
+            "asked to run as a program of the host (--as-host)",
+        );
     } else {
         match image::run() {
             Ok(Some(code)) => return code,
-            Ok(None) => report.not_tried(&[Check::AsTheImage], "mount namespaces are not allowed here"),
+            Ok(None) => report.not_tried(
+                &[Check::AsTheImage],
+                "mount namespaces are not allowed here",
+            ),
             Err(error) => report.note(Check::AsTheImage, Outcome::Failed(format!("{error:#}"))),
         }
     }
     if args.hook.is_none() {
-        let beside = std::env::current_exe().map(|program| program.with_file_name("divvy-cdi-hook"));
+        let beside =
+            std::env::current_exe().map(|program| program.with_file_name("divvy-cdi-hook"));
         args.hook = beside.ok().filter(|hook| hook.exists());
     }
     let ended = stages::all(&args, &mut report);
     match ended {
         Ok(()) => report.finish(),
-        Err(why) => {
-            report.no_gpu(&format!("there is no NVIDIA GPU that can be used on this machine: {why:#}"))
-        }
+        Err(why) => report.no_gpu(&format!(
+            "there is no NVIDIA GPU that can be used on this machine: {why:#}"
+        )),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is tried, what came of each, and the exit status that says so.
+//! The checks, their results, and the exit status that follows from them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,7 +22,7 @@ pub(crate) enum Check {
     NvidiaSmi,
     /// sysfs and /proc/driver/nvidia say the same.
     Sysfs,
-    /// What `nvidia-smi compute-policy --list` says is understood.
+    /// The output of `nvidia-smi compute-policy --list` is understood.
     TimeSliceIsRead,
     /// The node plugin prepares a claim of a whole GPU.
     Claim,
@@ -42,7 +42,7 @@ pub(crate) enum Check {
     LetGo,
     /// MIG mode is switched on, and off again.
     MigMode,
-    /// One partition of each profile is made and destroyed.
+    /// A partition of each profile is made and destroyed.
     Partitions,
     /// The node plugin prepares a claim of a partition, and a kernel runs in it.
     PartitionClaim,
@@ -54,17 +54,23 @@ pub(crate) enum Check {
 const NO_GPU: u8 = 3;
 
 /// Checks that change the GPU.
-pub(crate) const CHANGES: [Check; 4] =
-    [Check::MigMode, Check::Partitions, Check::PartitionClaim, Check::TimeSlice];
+pub(crate) const CHANGES: [Check; 4] = [
+    Check::MigMode,
+    Check::Partitions,
+    Check::PartitionClaim,
+    Check::TimeSlice,
+];
 
 impl Check {
-    /// As it is in JSON.
+    /// Returns its name in JSON.
     fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
     }
 }
 
-/// What came of a check.
+/// Result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "detail")]
 pub(crate) enum Outcome {
@@ -79,7 +85,11 @@ pub(crate) enum Outcome {
 impl Outcome {
     /// Fine if nothing is wrong.
     pub(crate) fn of(problems: &[String], fine: impl Into<String>) -> Self {
-        if problems.is_empty() { Self::Ok(fine.into()) } else { Self::Failed(problems.join("; ")) }
+        if problems.is_empty() {
+            Self::Ok(fine.into())
+        } else {
+            Self::Failed(problems.join("; "))
+        }
     }
 }
 
@@ -89,7 +99,7 @@ impl From<anyhow::Result<Outcome>> for Outcome {
     }
 }
 
-/// One line of the list.
+/// A line of the list.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     check: Check,
@@ -97,7 +107,7 @@ struct Line<'a> {
     outcome: &'a Outcome,
 }
 
-/// What came of the checks so far. Each is printed when it is known.
+/// Results of the checks so far. Each is printed when it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     outcomes: BTreeMap<Check, Outcome>,
@@ -105,9 +115,12 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// As text, or as a JSON object per check.
+    /// Form of the output: text, or a JSON object per check.
     pub(crate) fn new(json: bool) -> Self {
-        Self { outcomes: BTreeMap::new(), json }
+        Self {
+            outcomes: BTreeMap::new(),
+            json,
+        }
     }
 
     /// Notes what came of a check. A failure stays.
@@ -132,9 +145,12 @@ impl Report {
         let _written = writeln!(std::io::stdout(), "{line}");
     }
 
-    /// Whether nothing has failed so far.
+    /// Returns true if nothing has failed so far.
     pub(crate) fn is_well(&self) -> bool {
-        !self.outcomes.values().any(|outcome| matches!(outcome, Outcome::Failed(_)))
+        !self
+            .outcomes
+            .values()
+            .any(|outcome| matches!(outcome, Outcome::Failed(_)))
     }
 
     /// Notes for `checks` that they were not tried, where nothing else is known.
@@ -161,7 +177,10 @@ impl Report {
     }
 
     fn exit_status(&self) -> u8 {
-        let all_tried = !self.outcomes.values().any(|outcome| matches!(outcome, Outcome::NotTried(_)));
+        let all_tried = !self
+            .outcomes
+            .values()
+            .any(|outcome| matches!(outcome, Outcome::NotTried(_)));
         match (self.is_well(), all_tried) {
             (false, _) => 1,
             (true, false) => 4,
@@ -185,25 +204,37 @@ mod tests {
     #[test]
     fn the_exit_status_says_whether_all_was_tried_and_well() {
         let fine = || Outcome::Ok("seen".to_owned());
-        let mut all: Vec<_> = Check::value_variants().iter().map(|check| (*check, fine())).collect();
+        let mut all: Vec<_> = Check::value_variants()
+            .iter()
+            .map(|check| (*check, fine()))
+            .collect();
         assert_eq!(status(&all), 0);
         assert_eq!(status(&all[1..]), 4, "one was not come to");
         all[18].1 = Outcome::NotTried("no rights".to_owned());
         assert_eq!(status(&all), 4);
         all[3].1 = Outcome::Failed("a name".to_owned());
         assert_eq!(status(&all), 1, "a failure counts for more");
-        let twice = [(Check::Cuda, Outcome::Failed("no".to_owned())), (Check::Cuda, fine())];
+        let twice = [
+            (Check::Cuda, Outcome::Failed("no".to_owned())),
+            (Check::Cuda, fine()),
+        ];
         assert_eq!(status(&twice), 1, "a failure stays");
     }
 
     #[test]
     fn each_check_is_in_the_list_once_under_a_name_of_its_own() {
-        let mut names: Vec<_> = Check::value_variants().iter().map(|check| check.name()).collect();
+        let mut names: Vec<_> = Check::value_variants()
+            .iter()
+            .map(|check| check.name())
+            .collect();
         assert_eq!(names[0], "as-the-image");
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Check::value_variants().len());
-        let line = Line { check: Check::Cuda, outcome: &Outcome::NotTried("busy".to_owned()) };
+        let line = Line {
+            check: Check::Cuda,
+            outcome: &Outcome::NotTried("busy".to_owned()),
+        };
         let json = r#"{"check":"cuda","outcome":"not-tried","detail":"busy"}"#;
         assert_eq!(serde_json::to_string(&line).unwrap(), json);
     }

@@ -1,4 +1,5 @@
-//! A root that has no file of the host but this program and what its loader needs: what an image has.
+//! A root that has no file of the host but this program and what its loader needs: what an image
+//! has.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -30,9 +31,12 @@ impl Alone {
     /// `None` if it is not allowed here.
     pub(crate) fn new() -> Result<Option<Self>> {
         // Before: afterwards the paths of what is mapped are those of the namespace that is left.
-        let libraries = libraries(&fs_err::read_to_string("/proc/self/maps")?, &|path| path.exists());
+        let libraries = libraries(&fs_err::read_to_string("/proc/self/maps")?, &|path| {
+            path.exists()
+        });
         let program = std::env::current_exe()?;
-        // SAFETY: no thread has been started in this process; only the mount namespace is left, not the file table.
+        // SAFETY: no thread has been started in this process; only the mount namespace is left, not
+        // the file table.
         let left = unsafe { unshare_unsafe(UnshareFlags::NEWNS) };
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         let alone = left.is_ok() && mount_change("/", private).is_ok();
@@ -54,14 +58,24 @@ impl Alone {
 
 /// The libraries of a process that has loaded none by itself, and those beside its libc.
 fn libraries(maps: &str, exists: &dyn Fn(&Path) -> bool) -> BTreeSet<PathBuf> {
-    let paths =
-        maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)).map(PathBuf::from));
-    let is_library =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains(".so"));
+    let paths = maps.lines().filter_map(|line| {
+        line.find('/')
+            .and_then(|at| line.get(at..))
+            .map(PathBuf::from)
+    });
+    let is_library = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().contains(".so"))
+    };
     let mut all: BTreeSet<_> = paths.filter(is_library).collect();
     let beside = all.iter().find(|path| path.ends_with("libc.so.6")).cloned();
-    let beside = beside.iter().flat_map(|libc| NEEDED.map(|name| libc.with_file_name(name)));
-    let more: Vec<_> = beside.chain(LOADERS.map(PathBuf::from)).filter(|path| exists(path)).collect();
+    let beside = beside
+        .iter()
+        .flat_map(|libc| NEEDED.map(|name| libc.with_file_name(name)));
+    let more: Vec<_> = beside
+        .chain(LOADERS.map(PathBuf::from))
+        .filter(|path| exists(path))
+        .collect();
     all.extend(more);
     all
 }
@@ -102,7 +116,10 @@ mod tests {
                     7f-80 rw-p 0 00:00 0      [stack]\n";
         let exists = |path: &Path| !path.ends_with("librt.so.1") && !path.starts_with("/lib");
         let found = libraries(maps, &|path| path.starts_with("/lib64") || exists(path));
-        let names: Vec<_> = found.iter().map(|path| path.display().to_string()).collect();
+        let names: Vec<_> = found
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
         assert_eq!(
             names,
             [

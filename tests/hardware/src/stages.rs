@@ -17,7 +17,7 @@ use crate::report::{CHANGES, Check, Outcome, Report};
 use crate::smi::see;
 use crate::{Args, changes, compare, cuda, smi};
 
-/// How long the driver may take to list a process.
+/// Time limit of the driver to list a process.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 /// Checks that need a claim of a whole GPU.
 const OF_A_CLAIM: [Check; 8] = [
@@ -40,7 +40,7 @@ pub(crate) fn as_the_image() -> Outcome {
     }
 }
 
-/// What is looked at.
+/// Objects that are looked at.
 struct Machine<'a> {
     args: &'a Args,
     host: HostRoot,
@@ -55,7 +55,9 @@ pub(crate) fn all(args: &Args, report: &mut Report) -> Result<()> {
     let host = HostRoot::under(&args.host_root);
     let driver = match &args.driver_root {
         None => divvy_host::find_driver(&host, None),
-        Some(root) => divvy_host::find_driver_at(&host, DriverRoot::new(see(&args.prefix, root), root)),
+        Some(root) => {
+            divvy_host::find_driver_at(&host, DriverRoot::new(see(&args.prefix, root), root))
+        }
     };
     let library = match (&args.nvml_library, &driver) {
         (Some(path), _) => path.clone(),
@@ -67,13 +69,26 @@ pub(crate) fn all(args: &Args, report: &mut Report) -> Result<()> {
     let inventory = match divvy_nvml::read_inventory(&nvml, &topology) {
         Ok(inventory) => inventory,
         Err(error) => {
-            report.note(Check::Inventory, Outcome::Failed(format!("{:#}", anyhow::Error::from(error))));
+            report.note(
+                Check::Inventory,
+                Outcome::Failed(format!("{:#}", anyhow::Error::from(error))),
+            );
             return Ok(());
         }
     };
-    ensure!(!(inventory.gpus.is_empty() && inventory.problems.is_empty()), "the driver lists none");
+    ensure!(
+        !(inventory.gpus.is_empty() && inventory.problems.is_empty()),
+        "the driver lists none"
+    );
     let driver = driver.map_err(Into::into);
-    let machine = Machine { args, host, driver, library, nvml, inventory };
+    let machine = Machine {
+        args,
+        host,
+        driver,
+        library,
+        nvml,
+        inventory,
+    };
     machine.read(report);
     if args.read_only {
         report.not_tried(&OF_A_CLAIM, "asked to read only (--read-only)");
@@ -97,44 +112,78 @@ pub(crate) fn all(args: &Args, report: &mut Report) -> Result<()> {
 }
 
 impl Machine<'_> {
-    /// What changes nothing.
+    /// Runs the checks that change nothing.
     fn read(&self, report: &mut Report) {
         let inventory = &self.inventory;
-        let gpus: BTreeMap<_, _> = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.to_string(), gpu)).collect();
+        let gpus: BTreeMap<_, _> = inventory
+            .gpus
+            .iter()
+            .map(|(uuid, gpu)| (uuid.to_string(), gpu))
+            .collect();
         let read = serde_json::json!({ "system": inventory.system, "gpus": gpus });
         let captured = self.capture("inventory", &read);
-        let names: Vec<_> =
-            inventory.gpus.iter().map(|(uuid, gpu)| format!("{uuid} {}", gpu.facts.product_name)).collect();
-        let mut problems: Vec<_> =
-            inventory.problems.iter().map(|problem| problem.error.to_string()).collect();
+        let names: Vec<_> = inventory
+            .gpus
+            .iter()
+            .map(|(uuid, gpu)| format!("{uuid} {}", gpu.facts.product_name))
+            .collect();
+        let mut problems: Vec<_> = inventory
+            .problems
+            .iter()
+            .map(|problem| problem.error.to_string())
+            .collect();
         problems.extend(captured.err().map(|error| format!("--capture: {error:#}")));
-        let fine = format!("driver {}: {}", inventory.system.driver_version, names.join(", "));
+        let fine = format!(
+            "driver {}: {}",
+            inventory.system.driver_version,
+            names.join(", ")
+        );
         report.note(Check::Inventory, Outcome::of(&problems, fine));
 
-        let broken: Vec<_> = conformance(&self.nvml, &Expect::default()).into_iter().map(|v| v.0).collect();
-        report
-            .note(Check::Conformance, Outcome::of(&broken, "the driver keeps the contract of the simulator"));
+        let broken: Vec<_> = conformance(&self.nvml, &Expect::default())
+            .into_iter()
+            .map(|v| v.0)
+            .collect();
+        report.note(
+            Check::Conformance,
+            Outcome::of(&broken, "the driver keeps the contract of the simulator"),
+        );
         report.note(Check::ProfileNames, self.profile_names());
         report.note(Check::NvidiaSmi, Outcome::from(self.nvidia_smi()));
         let differs = compare::with_files(&self.host, inventory);
-        report.note(Check::Sysfs, Outcome::of(&differs, "ids, minors and UUIDs are the kernel's"));
+        report.note(
+            Check::Sysfs,
+            Outcome::of(&differs, "ids, minors and UUIDs are the kernel's"),
+        );
         report.note(Check::TimeSliceIsRead, Outcome::from(self.time_slice()));
     }
 
     fn profile_names(&self) -> Outcome {
-        let cut = self.inventory.gpus.values().filter_map(|gpu| gpu.mig.as_ref());
-        let named: Vec<_> = cut.filter_map(|mig| compare::names(&mig.capabilities)).collect();
+        let cut = self
+            .inventory
+            .gpus
+            .values()
+            .filter_map(|gpu| gpu.mig.as_ref());
+        let named: Vec<_> = cut
+            .filter_map(|mig| compare::names(&mig.capabilities))
+            .collect();
         if named.is_empty() {
             return Outcome::NotTried("no driver's name of a MIG profile is known here".to_owned());
         }
-        Outcome::of(&named.concat(), "divvy's names of MIG profiles are the driver's")
+        Outcome::of(
+            &named.concat(),
+            "divvy's names of MIG profiles are the driver's",
+        )
     }
 
     fn nvidia_smi(&self) -> Result<Outcome> {
         let xml = smi::ask(self.driver()?, &self.args.prefix)?;
         self.capture_text("nvidia-smi.xml", &xml)?;
         let differs = smi::differences(&xml, &self.inventory)?;
-        Ok(Outcome::of(&differs, "nvidia-smi -q -x says the same of every GPU"))
+        Ok(Outcome::of(
+            &differs,
+            "nvidia-smi -q -x says the same of every GPU",
+        ))
     }
 
     fn time_slice(&self) -> Result<Outcome> {
@@ -143,28 +192,45 @@ impl Machine<'_> {
     }
 
     fn driver(&self) -> Result<&Driver> {
-        self.driver.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
+        self.driver
+            .as_ref()
+            .map_err(|error| anyhow::anyhow!("{error:#}"))
     }
 
     /// A GPU that is not in use and is available whole without a change.
     fn idle(&self) -> Option<GpuUuid> {
-        let free = |uuid: &GpuUuid| self.nvml.processes(uuid).is_ok_and(|found| found.is_empty());
-        let whole = self.inventory.gpus.iter().filter(|(_, gpu)| !gpu.facts.mig_mode.is_on());
+        let free = |uuid: &GpuUuid| {
+            self.nvml
+                .processes(uuid)
+                .is_ok_and(|found| found.is_empty())
+        };
+        let whole = self
+            .inventory
+            .gpus
+            .iter()
+            .filter(|(_, gpu)| !gpu.facts.mig_mode.is_on());
         whole.map(|(uuid, _)| uuid).find(|uuid| free(uuid)).cloned()
     }
 
     /// A claim of a whole GPU, and a program in its container.
     fn whole(&self, report: &mut Report, uuid: &GpuUuid) {
-        let Some(gpu) = self.inventory.gpus.get(uuid) else { return };
+        let Some(gpu) = self.inventory.gpus.get(uuid) else {
+            return;
+        };
         let prepared = match self.prepared(Want::Whole(uuid)) {
             Ok(prepared) => prepared,
             Err(error) => return report.note(Check::Claim, Outcome::Failed(format!("{error:#}"))),
         };
-        report.note(Check::Claim, Outcome::Ok("prepared by the node plugin".to_owned()));
+        report.note(
+            Check::Claim,
+            Outcome::Ok("prepared by the node plugin".to_owned()),
+        );
         let used = self.used(&prepared, uuid, &mut |pid| {
             report.note(Check::Processes, Outcome::from(self.listed(uuid, pid)));
         });
-        let gone = prepared.let_go().map(|()| Outcome::Ok("no record and no CDI file is left".to_owned()));
+        let gone = prepared
+            .let_go()
+            .map(|()| Outcome::Ok("no record and no CDI file is left".to_owned()));
         match used {
             Ok((container, ran)) => self.judge(report, &container, &ran, &gpu.facts),
             Err(error) => report.note(Check::Cuda, Outcome::Failed(format!("{error:#}"))),
@@ -206,14 +272,21 @@ impl Machine<'_> {
         Ok((container, ran))
     }
 
-    /// What the program in the container has shown.
+    /// Reports the results of the program in the container.
     fn judge(&self, report: &mut Report, container: &Container, ran: &Ran, facts: &GpuFacts) {
         let no_root = "mount namespaces are not allowed here";
         match (ran.apart, container.hooks()) {
-            (Some(false), _) => report.not_tried(&[Check::Hook, Check::Libcuda, Check::Isolation], no_root),
-            (_, 0) => report.note(Check::Hook, Outcome::Failed("the CDI file calls none".to_owned())),
+            (Some(false), _) => {
+                report.not_tried(&[Check::Hook, Check::Libcuda, Check::Isolation], no_root);
+            }
+            (_, 0) => report.note(
+                Check::Hook,
+                Outcome::Failed("the CDI file calls none".to_owned()),
+            ),
             (None, _) => report.note(Check::Hook, Outcome::Failed(ran.error.clone())),
-            (Some(true), hooks) => report.note(Check::Hook, Outcome::Ok(format!("{hooks} hooks ran"))),
+            (Some(true), hooks) => {
+                report.note(Check::Hook, Outcome::Ok(format!("{hooks} hooks ran")));
+            }
         }
         let Some(answer) = &ran.answer else {
             report.note(Check::Cuda, Outcome::Failed(ran.error.clone()));
@@ -227,16 +300,26 @@ impl Machine<'_> {
             Check::CudaAgrees,
             Outcome::of(&differs, "UUID, address, name, multiprocessors and memory"),
         );
-        report.note(Check::Isolation, isolation(answer, self.inventory.gpus.len()));
+        report.note(
+            Check::Isolation,
+            isolation(answer, self.inventory.gpus.len()),
+        );
     }
 
-    /// Whether NVML lists the process, with the id that it has here.
+    /// Checks that NVML lists the process, with the id that it has here.
     fn listed(&self, uuid: &GpuUuid, pid: u32) -> Result<Outcome> {
         let until = Instant::now() + LISTED_WITHIN;
         loop {
-            let found: Vec<u32> = self.nvml.processes(uuid)?.iter().map(|process| process.pid).collect();
+            let found: Vec<u32> = self
+                .nvml
+                .processes(uuid)?
+                .iter()
+                .map(|process| process.pid)
+                .collect();
             if found.contains(&pid) {
-                return Ok(Outcome::Ok(format!("process {pid} is listed while it computes")));
+                return Ok(Outcome::Ok(format!(
+                    "process {pid} is listed while it computes"
+                )));
             }
             if Instant::now() > until {
                 return Ok(Outcome::Failed(format!(
@@ -248,67 +331,99 @@ impl Machine<'_> {
         }
     }
 
-    /// What changes the GPU, and changes it back.
+    /// Runs the checks that change the GPU and change it back.
     fn change(&self, report: &mut Report, uuid: &GpuUuid) {
-        let Some(gpu) = self.inventory.gpus.get(uuid) else { return };
+        let Some(gpu) = self.inventory.gpus.get(uuid) else {
+            return;
+        };
         if let Some(why) = changes::why_no_mig(&gpu.facts) {
-            report.not_tried(&[Check::MigMode, Check::Partitions, Check::PartitionClaim], &why);
+            report.not_tried(
+                &[Check::MigMode, Check::Partitions, Check::PartitionClaim],
+                &why,
+            );
         } else {
             changes::mig(report, &self.nvml, uuid);
             report.note(Check::PartitionClaim, Outcome::from(self.partition(uuid)));
         }
-        let slices = self.driver().and_then(|driver| changes::time_slices(&Smi::new(), driver, uuid));
+        let slices = self
+            .driver()
+            .and_then(|driver| changes::time_slices(&Smi::new(), driver, uuid));
         report.note(Check::TimeSlice, Outcome::from(slices));
     }
 
     fn capture(&self, name: &str, what: &impl Serialize) -> Result<()> {
-        self.capture_text(&format!("{name}.json"), &serde_json::to_string_pretty(what)?)
+        self.capture_text(
+            &format!("{name}.json"),
+            &serde_json::to_string_pretty(what)?,
+        )
     }
 
     fn capture_text(&self, name: &str, text: &str) -> Result<()> {
-        let Some(folder) = &self.args.capture else { return Ok(()) };
+        let Some(folder) = &self.args.capture else {
+            return Ok(());
+        };
         fs_err::create_dir_all(folder)?;
         Ok(fs_err::write(folder.join(name), text)?)
     }
 }
 
-/// Whether libcuda came from where the claim put it.
+/// Checks that libcuda came from where the claim put it.
 fn libcuda(loaded: Option<&Path>, container: &Container) -> Outcome {
-    let Some(path) = loaded else { return Outcome::Failed("no libcuda is among the maps".to_owned()) };
+    let Some(path) = loaded else {
+        return Outcome::Failed("no libcuda is among the maps".to_owned());
+    };
     let folders = container.library_folders();
     if path.parent().is_some_and(|folder| folders.contains(folder)) {
         Outcome::Ok(format!("{}, in a root without any other", path.display()))
     } else {
-        Outcome::Failed(format!("{} was loaded; the claim's is in {folders:?}", path.display()))
+        Outcome::Failed(format!(
+            "{} was loaded; the claim's is in {folders:?}",
+            path.display()
+        ))
     }
 }
 
-/// Whether the container reached a GPU that is not its own.
+/// Checks that the container reached no GPU but its own.
 fn isolation(answer: &apply::Answer, gpus: usize) -> Outcome {
     let count = answer.seen.count;
     if count != 1 {
         return Outcome::Failed(format!("the claim has one GPU, and CUDA sees {count}"));
     }
     if !answer.reached.is_empty() {
-        return Outcome::Failed(format!("nodes of other GPUs can be made: {:?}", answer.reached));
+        return Outcome::Failed(format!(
+            "nodes of other GPUs can be made: {:?}",
+            answer.reached
+        ));
     }
     match gpus {
         0 | 1 => Outcome::NotTried("there is one GPU only".to_owned()),
-        _ => Outcome::Ok(format!("CUDA sees one of {gpus} GPUs, and no node of another can be made")),
+        _ => Outcome::Ok(format!(
+            "CUDA sees one of {gpus} GPUs, and no node of another can be made"
+        )),
     }
 }
 
 fn in_a_partition(ran: &Ran, published: Option<u32>) -> Outcome {
-    let Some(answer) = &ran.answer else { return Outcome::Failed(ran.error.clone()) };
+    let Some(answer) = &ran.answer else {
+        return Outcome::Failed(ran.error.clone());
+    };
     let (count, multiprocessors) = (answer.seen.count, answer.seen.multiprocessors);
     let mut problems = Vec::new();
     if count != 1 {
         problems.push(format!("one partition was claimed, and CUDA sees {count}"));
     }
     if published != Some(multiprocessors) {
-        problems.push(format!("{published:?} multiprocessors are published, CUDA says {multiprocessors}"));
+        problems.push(format!(
+            "{published:?} multiprocessors are published, CUDA says {multiprocessors}"
+        ));
     }
-    Outcome::of(&problems, format!("in a partition of {multiprocessors} multiprocessors, {}", answer.seen))
+    Outcome::of(
+        &problems,
+        format!(
+            "in a partition of {multiprocessors} multiprocessors, {}",
+            answer.seen
+        ),
+    )
 }
 
 #[cfg(test)]
@@ -328,25 +443,43 @@ mod tests {
             capability: (9, 0),
             library: None,
         };
-        Answer { seen, reached: reached.iter().map(PathBuf::from).collect() }
+        Answer {
+            seen,
+            reached: reached.iter().map(PathBuf::from).collect(),
+        }
     }
 
     #[test]
     fn one_gpu_alone_shows_nothing_of_isolation() {
-        assert!(matches!(isolation(&answer(1, &[]), 1), Outcome::NotTried(_)));
+        assert!(matches!(
+            isolation(&answer(1, &[]), 1),
+            Outcome::NotTried(_)
+        ));
         assert!(matches!(isolation(&answer(1, &[]), 2), Outcome::Ok(_)));
         assert!(matches!(isolation(&answer(2, &[]), 2), Outcome::Failed(_)));
-        assert!(matches!(isolation(&answer(1, &["/dev/other"]), 2), Outcome::Failed(_)));
+        assert!(matches!(
+            isolation(&answer(1, &["/dev/other"]), 2),
+            Outcome::Failed(_)
+        ));
     }
 
     #[test]
     fn a_partition_has_the_multiprocessors_that_are_published() {
-        let ran = |count| Ran { answer: Some(answer(count, &[])), ..Ran::default() };
+        let ran = |count| Ran {
+            answer: Some(answer(count, &[])),
+            ..Ran::default()
+        };
         assert!(matches!(in_a_partition(&ran(1), Some(1)), Outcome::Ok(_)));
-        for (ran, published) in
-            [(ran(2), Some(1)), (ran(1), Some(14)), (ran(1), None), (Ran::default(), Some(1))]
-        {
-            assert!(matches!(in_a_partition(&ran, published), Outcome::Failed(_)));
+        for (ran, published) in [
+            (ran(2), Some(1)),
+            (ran(1), Some(14)),
+            (ran(1), None),
+            (Ran::default(), Some(1)),
+        ] {
+            assert!(matches!(
+                in_a_partition(&ran, published),
+                Outcome::Failed(_)
+            ));
         }
     }
 
@@ -358,8 +491,14 @@ mod tests {
         } });
         let container = Container::of(&cdi, Path::new("/"), Vec::new()).unwrap();
         let of = |path: &str| libcuda(Some(Path::new(path)), &container);
-        assert!(matches!(of("/usr/local/nvidia/lib64/libcuda.so.580"), Outcome::Ok(_)));
-        assert!(matches!(of("/usr/lib/x86_64-linux-gnu/libcuda.so.580"), Outcome::Failed(_)));
+        assert!(matches!(
+            of("/usr/local/nvidia/lib64/libcuda.so.580"),
+            Outcome::Ok(_)
+        ));
+        assert!(matches!(
+            of("/usr/lib/x86_64-linux-gnu/libcuda.so.580"),
+            Outcome::Failed(_)
+        ));
         assert!(matches!(libcuda(None, &container), Outcome::Failed(_)));
     }
 }

@@ -1,15 +1,16 @@
-//! What a machine would say of simulated GPUs, for tests.
+//! A machine's outputs about simulated GPUs, for tests.
 use std::path::Path;
 
 use divvy_gpu_sim::SimNode;
 use divvy_model::{Gpu, Inventory, MigMode};
 
-/// What divvy reads of them.
+/// Returns divvy's readings of them.
 pub(crate) fn inventory(spec: &str) -> Inventory {
     SimNode::parse(spec).unwrap().inventory()
 }
 
-/// What `nvidia-smi -q -x` would say of them (the elements, their order and their forms are those of R580).
+/// Returns the output of `nvidia-smi -q -x` about them (the elements, their order and their forms
+/// are those of R580).
 pub(crate) fn xml(inventory: &Inventory) -> String {
     let known = |value: Option<String>| value.unwrap_or_else(|| "N/A".to_owned());
     let on = |on: bool| if on { "Enabled" } else { "Disabled" }.to_owned();
@@ -34,7 +35,11 @@ pub(crate) fn xml(inventory: &Inventory) -> String {
             known(facts.c2c.map(on)),
             facts.pci_address.bus,
             facts.pci_device_id,
-            known(facts.memory_bytes.map(|bytes| format!("{} MiB", bytes >> 20))),
+            known(
+                facts
+                    .memory_bytes
+                    .map(|bytes| format!("{} MiB", bytes >> 20))
+            ),
         )
     };
     let gpus: String = inventory.gpus.values().map(gpu).collect();
@@ -48,14 +53,22 @@ pub(crate) fn xml(inventory: &Inventory) -> String {
     )
 }
 
-/// What the kernel and its module would write about them.
+/// Writes the files that the kernel and its module would have about them.
 pub(crate) fn kernel_files(host: &Path, inventory: &Inventory) {
     for (uuid, gpu) in &inventory.gpus {
         let (facts, pci) = (&gpu.facts, gpu.facts.pci_address.to_string());
         let device = host.join("sys/bus/pci/devices").join(&pci);
         fs_err::create_dir_all(&device).unwrap();
-        fs_err::write(device.join("vendor"), format!("{:#06x}\n", facts.pci_device_id & 0xffff)).unwrap();
-        fs_err::write(device.join("device"), format!("{:#06x}\n", facts.pci_device_id >> 16)).unwrap();
+        fs_err::write(
+            device.join("vendor"),
+            format!("{:#06x}\n", facts.pci_device_id & 0xffff),
+        )
+        .unwrap();
+        fs_err::write(
+            device.join("device"),
+            format!("{:#06x}\n", facts.pci_device_id >> 16),
+        )
+        .unwrap();
         let folder = host.join("proc/driver/nvidia/gpus").join(&pci);
         fs_err::create_dir_all(&folder).unwrap();
         let minor = facts.minor.unwrap();

@@ -1,5 +1,5 @@
-//! The program as it is called: on a machine without a GPU, and with simulated GPUs, their libraries and programs in the
-//! place of real ones.
+//! The program as it is called: on a machine without a GPU, and with simulated GPUs, their
+//! libraries and programs in the place of real ones.
 
 #![expect(
     clippy::unwrap_used,
@@ -23,30 +23,45 @@ use nvidia_ml::MockState;
 
 fn hardware(args: &[&str], env: &[(&str, &str)]) -> Output {
     let program = env!("CARGO_BIN_EXE_divvy-hardware");
-    Command::new(program).args(args).env_clear().envs(env.iter().copied()).output().unwrap()
+    Command::new(program)
+        .args(args)
+        .env_clear()
+        .envs(env.iter().copied())
+        .output()
+        .unwrap()
 }
 
 /// The mock library, which cargo puts beside this test.
 fn library() -> PathBuf {
-    std::env::current_exe().unwrap().with_file_name("libnvidia_ml.so")
+    std::env::current_exe()
+        .unwrap()
+        .with_file_name("libnvidia_ml.so")
 }
 
-/// The hook program. Cargo puts it beside the program, but does not build it for this test, or an old one is there.
+/// The hook program. Cargo puts it beside the program, but does not build it for this test, or an
+/// old one is there.
 fn hook() -> &'static Path {
     static HOOK: LazyLock<PathBuf> = LazyLock::new(|| {
         let program = Path::new(env!("CARGO_BIN_EXE_divvy-hardware"));
-        let release = program.parent().is_some_and(|folder| folder.ends_with("release"));
+        let release = program
+            .parent()
+            .is_some_and(|folder| folder.ends_with("release"));
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "divvy-cdi-hook"]).args(release.then_some("--release"));
+        cargo
+            .args(["build", "--quiet", "--package", "divvy-cdi-hook"])
+            .args(release.then_some("--release"));
         assert!(cargo.status().unwrap().success());
         program.with_file_name("divvy-cdi-hook")
     });
     &HOOK
 }
 
-/// Whether processes may have a mount namespace of their own, as the program needs it.
+/// Returns true if processes may have a mount namespace of their own, as the program needs it.
 fn may_have_namespaces() -> bool {
-    Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success())
+    Command::new("unshare")
+        .args(["--mount", "true"])
+        .status()
+        .is_ok_and(|status| status.success())
 }
 
 #[test]
@@ -55,7 +70,8 @@ fn without_a_gpu_it_says_so_and_exits_with_3() {
     let out = hardware(&["--driver-root", empty.path().to_str().unwrap()], &[]);
     let said = String::from_utf8(out.stdout).unwrap();
     assert_eq!(out.status.code(), Some(3), "{said}");
-    let end = "there is no NVIDIA GPU that can be used on this machine: no usable NVIDIA driver found";
+    let end =
+        "there is no NVIDIA GPU that can be used on this machine: no usable NVIDIA driver found";
     assert!(said.lines().last().unwrap().starts_with(end), "{said}");
 }
 
@@ -81,8 +97,14 @@ impl Machine {
         let made = Fixture::new(gpus.collect()).build(&host).unwrap();
         testing::kernel_files(&host, &inventory);
         let state =
-            MockState::open_or_create(folder.path().join("gpus.json"), &spec.parse().unwrap()).unwrap();
-        Self { nodes: made.node_table, folder, inventory, state }
+            MockState::open_or_create(folder.path().join("gpus.json"), &spec.parse().unwrap())
+                .unwrap();
+        Self {
+            nodes: made.node_table,
+            folder,
+            inventory,
+            state,
+        }
     }
 
     fn host(&self) -> PathBuf {
@@ -96,23 +118,49 @@ impl Machine {
     /// A libcuda that counts the nodes it sees and knows these GPUs.
     fn with_cuda(self) -> Self {
         let built = std::env::current_exe().unwrap();
-        let built = built.parent().unwrap().with_file_name("examples").join("libfake_cuda.so");
-        assert!(built.exists(), "cargo build -p divvy-hardware --examples makes it");
+        let built = built
+            .parent()
+            .unwrap()
+            .with_file_name("examples")
+            .join("libfake_cuda.so");
+        assert!(
+            built.exists(),
+            "cargo build -p divvy-hardware --examples makes it"
+        );
         let mut bytes = fs_err::read(built).unwrap();
         let mut lines = "\n--- GPUs ---\n".to_owned();
         for (uuid, gpu) in &self.inventory.gpus {
             let facts = &gpu.facts;
-            let (minor, sm, memory) =
-                (facts.minor.unwrap(), facts.multiprocessors.unwrap(), facts.memory_bytes.unwrap());
-            let (major, rest) = (facts.compute_capability.major, facts.compute_capability.minor);
+            let (minor, sm, memory) = (
+                facts.minor.unwrap(),
+                facts.multiprocessors.unwrap(),
+                facts.memory_bytes.unwrap(),
+            );
+            let (major, rest) = (
+                facts.compute_capability.major,
+                facts.compute_capability.minor,
+            );
             let (pci, name) = (facts.pci_address, &facts.product_name);
-            let smallest =
-                gpu.mig.iter().flat_map(|mig| mig.capabilities.profiles()).map(|p| p.multiprocessors).min();
+            let smallest = gpu
+                .mig
+                .iter()
+                .flat_map(|mig| mig.capabilities.profiles())
+                .map(|p| p.multiprocessors)
+                .min();
             let (memory, smallest) = (memory / 100 * 99, smallest.unwrap_or(0));
-            writeln!(lines, "{minor}|{uuid}|{pci}|{name}|{sm}|{memory}|{major}|{rest}|{smallest}").unwrap();
+            writeln!(
+                lines,
+                "{minor}|{uuid}|{pci}|{name}|{sm}|{memory}|{major}|{rest}|{smallest}"
+            )
+            .unwrap();
         }
         bytes.extend(lines.into_bytes());
-        fs_err::write(self.host().join("usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"), bytes).unwrap();
+        fs_err::write(
+            self.host()
+                .join("usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"),
+            bytes,
+        )
+        .unwrap();
         self
     }
 
@@ -135,7 +183,9 @@ impl Machine {
         fs_err::write(host.join("run/slice"), "Medium\n").unwrap();
         // The shell, its loader and its libc.
         let maps = fs_err::read_to_string("/proc/self/maps").unwrap();
-        let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| line[at..].to_owned()));
+        let mapped = maps
+            .lines()
+            .filter_map(|line| line.find('/').map(|at| line[at..].to_owned()));
         let libraries = mapped.filter(|path| path.ends_with("/libc.so.6")).take(1);
         for file in libraries.chain(["/bin/sh".into(), "/lib64/ld-linux-x86-64.so.2".into()]) {
             let to = host.join(file.strip_prefix('/').unwrap());
@@ -147,7 +197,11 @@ impl Machine {
 
     /// Runs the program; exit status and what came of each check, as "name outcome".
     fn run(&self, flags: &[&str], prefix: &str) -> (Option<i32>, Vec<String>, String) {
-        self.run_by(Command::new(env!("CARGO_BIN_EXE_divvy-hardware")), flags, prefix)
+        self.run_by(
+            Command::new(env!("CARGO_BIN_EXE_divvy-hardware")),
+            flags,
+            prefix,
+        )
     }
 
     /// By way of another program.
@@ -159,16 +213,41 @@ impl Machine {
     ) -> (Option<i32>, Vec<String>, String) {
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         let (library, host, nodes) = (text(&library()), text(&self.host()), text(&self.nodes));
-        let args = ["--json", "--nvml-library", &library, "--driver-root", &host, "--host-root", &host];
+        let args = [
+            "--json",
+            "--nvml-library",
+            &library,
+            "--driver-root",
+            &host,
+            "--host-root",
+            &host,
+        ];
         let hook = text(hook());
-        let args = [&args[..], &["--device-nodes", &nodes, "--hook", &hook], flags].concat();
+        let args = [
+            &args[..],
+            &["--device-nodes", &nodes, "--hook", &hook],
+            flags,
+        ]
+        .concat();
         // The mock library takes the path as it is.
         let state = format!("{prefix}{}", text(&self.state()));
-        let out = command.args(&args).env_clear().env("DIVVY_MOCK_STATE", &state).output().unwrap();
+        let out = command
+            .args(&args)
+            .env_clear()
+            .env("DIVVY_MOCK_STATE", &state)
+            .output()
+            .unwrap();
         let said = String::from_utf8(out.stdout).unwrap() + &String::from_utf8(out.stderr).unwrap();
-        let lines = said.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let lines = said
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let of = |line: serde_json::Value| {
-            let field = |name: &str| line.get(name).and_then(|value| value.as_str()).unwrap().to_owned();
+            let field = |name: &str| {
+                line.get(name)
+                    .and_then(|value| value.as_str())
+                    .unwrap()
+                    .to_owned()
+            };
             format!("{} {}", field("check"), field("outcome"))
         };
         (out.status.code(), lines.map(of).collect(), said)
@@ -183,7 +262,9 @@ impl Machine {
                 None => {
                     listed = in_a_container(&self.state());
                     let process = listed.map(|pid| GpuProcess::new(pid, None));
-                    self.state.edit(|e| e.gpu_at(0).unwrap().processes.extend(process)).unwrap();
+                    self.state
+                        .edit(|e| e.gpu_at(0).unwrap().processes.extend(process))
+                        .unwrap();
                 }
                 Some(pid) if !Path::new(&format!("/proc/{pid}")).exists() => {
                     return self.state.edit(|engine| engine.end_process(pid)).unwrap();
@@ -199,8 +280,10 @@ fn in_a_container(state: &Path) -> Option<u32> {
     let processes = fs_err::read_dir("/proc").unwrap().filter_map(Result::ok);
     let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.find(|pid| {
-        let of = |pid: &str, file: &str| fs_err::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let is_it = of(&pid.to_string(), "cmdline").starts_with(b"/usr/bin/divvy-hardware\0--inside\0/tmp/");
+        let of =
+            |pid: &str, file: &str| fs_err::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let is_it = of(&pid.to_string(), "cmdline")
+            .starts_with(b"/usr/bin/divvy-hardware\0--inside\0/tmp/");
         let stat = String::from_utf8_lossy(&of(&pid.to_string(), "stat")).into_owned();
         let parent = stat.split_whitespace().nth(3).unwrap_or_default();
         is_it && String::from_utf8_lossy(&of(parent, "environ")).contains(state.to_str().unwrap())
@@ -211,14 +294,28 @@ fn in_a_container(state: &Path) -> Option<u32> {
 fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
     let machine = Machine::new("h100x2").with_smi();
     let captured = machine.folder.path().join("captured");
-    let flags = ["--as-host", "--read-only", "--capture", captured.to_str().unwrap()];
+    let flags = [
+        "--as-host",
+        "--read-only",
+        "--capture",
+        captured.to_str().unwrap(),
+    ];
     let (status, checks, said) = machine.run(&flags, "");
     assert_eq!(status, Some(4), "{said}");
-    for check in ["inventory", "conformance", "nvidia-smi", "sysfs", "time-slice-is-read"] {
+    for check in [
+        "inventory",
+        "conformance",
+        "nvidia-smi",
+        "sysfs",
+        "time-slice-is-read",
+    ] {
         assert!(checks.contains(&format!("{check} ok")), "{check}: {said}");
     }
     for check in ["as-the-image", "claim", "cuda", "mig-mode"] {
-        assert!(checks.contains(&format!("{check} not-tried")), "{check}: {said}");
+        assert!(
+            checks.contains(&format!("{check} not-tried")),
+            "{check}: {said}"
+        );
     }
     assert_eq!(checks.len(), 19, "{said}");
     let read = |name: &str| fs_err::read_to_string(captured.join(name)).unwrap();
@@ -226,11 +323,15 @@ fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
     assert_eq!(inventory["gpus"].as_object().unwrap().len(), 2);
     assert!(read("nvidia-smi.xml").contains("<product_name>NVIDIA H100 80GB HBM3<"));
 
-    machine.state.edit(|e| e.gpu_at(1).unwrap().facts.minor = Some(7)).unwrap();
+    machine
+        .state
+        .edit(|e| e.gpu_at(1).unwrap().facts.minor = Some(7))
+        .unwrap();
     let (status, checks, said) = machine.run(&["--as-host", "--read-only"], "");
     assert_eq!(status, Some(1), "{said}");
     assert!(
-        checks.contains(&"nvidia-smi failed".to_owned()) && checks.contains(&"sysfs failed".to_owned()),
+        checks.contains(&"nvidia-smi failed".to_owned())
+            && checks.contains(&"sysfs failed".to_owned()),
         "{said}"
     );
 }
@@ -241,10 +342,16 @@ fn a_libcuda_without_functions_fails_one_check_and_the_claim_is_let_go() {
     let machine = Machine::new("l4x1").with_smi();
     let (status, checks, said) = machine.run(&["--as-host"], "");
     assert_eq!(status, Some(1), "{said}");
-    assert!(checks.contains(&"claim ok".to_owned()) && checks.contains(&"let-go ok".to_owned()), "{said}");
+    assert!(
+        checks.contains(&"claim ok".to_owned()) && checks.contains(&"let-go ok".to_owned()),
+        "{said}"
+    );
     assert!(said.contains("cuInit is not in libcuda"), "{said}");
     assert_eq!(
-        checks.iter().filter(|check| check.ends_with("failed")).collect::<Vec<_>>(),
+        checks
+            .iter()
+            .filter(|check| check.ends_with("failed"))
+            .collect::<Vec<_>>(),
         ["cuda failed"],
         "{said}"
     );
@@ -265,29 +372,48 @@ fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
         driver.join().unwrap();
         ran
     });
-    let other: Vec<&str> =
-        checks.iter().map(String::as_str).filter(|check| !check.ends_with(" ok")).collect();
+    let other: Vec<&str> = checks
+        .iter()
+        .map(String::as_str)
+        .filter(|check| !check.ends_with(" ok"))
+        .collect();
     assert_eq!(other, [""; 0], "{said}");
     assert_eq!((status, checks.len()), (Some(0), 19), "{said}");
     let engine = machine.state.read().unwrap();
     let gpu = &engine.gpus()[0];
-    assert_eq!(gpu.facts.mig_mode, MigMode::Supported { current: false, pending: false });
+    assert_eq!(
+        gpu.facts.mig_mode,
+        MigMode::Supported {
+            current: false,
+            pending: false
+        }
+    );
     assert!(gpu.instances.is_empty() && gpu.processes.is_empty());
-    assert_eq!(fs_err::read_to_string(machine.host().join("run/slice")).unwrap(), "Medium\n");
+    assert_eq!(
+        fs_err::read_to_string(machine.host().join("run/slice")).unwrap(),
+        "Medium\n"
+    );
 }
 
 #[test]
-fn without_the_right_to_namespaces_the_rest_is_tried_and_what_is_not_is_named() {
+fn without_the_right_to_namespaces_the_untried_rest_is_named() {
     let machine = Machine::new("h100x2").with_smi().with_cuda();
     let mut command = Command::new("setpriv");
-    command.args(["--bounding-set", "-sys_admin", env!("CARGO_BIN_EXE_divvy-hardware")]);
+    command.args([
+        "--bounding-set",
+        "-sys_admin",
+        env!("CARGO_BIN_EXE_divvy-hardware"),
+    ]);
     let (status, checks, said) = machine.run_by(command, &[], "");
     if said.contains("setpriv: ") {
         // Not as root.
         return;
     }
     for check in ["as-the-image", "hook", "libcuda", "isolation", "mig-mode"] {
-        assert!(checks.contains(&format!("{check} not-tried")), "{check}: {said}");
+        assert!(
+            checks.contains(&format!("{check} not-tried")),
+            "{check}: {said}"
+        );
     }
     // The plain process looks for GPUs on this machine itself.
     assert!(said.contains("cuInit failed with code 100"), "{said}");

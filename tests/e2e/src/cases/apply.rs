@@ -1,4 +1,5 @@
-//! Claims that cannot be meant are refused when they are applied, by the policy that the chart installs.
+//! Claims that cannot be meant are refused when they are applied, by the policy that the chart
+//! installs.
 
 use anyhow::{Result, bail, ensure};
 use divvy_api::names;
@@ -21,10 +22,19 @@ fn wrong() -> Vec<(Value, &'static str)> {
         {"name": "b", "deviceClassName": names::CLASS_SHARE, "capacity": {"requests": {"memory": "2048"}}},
     ]);
     vec![
-        (gpu(json!({"kind": "GpuConfig", "sharring": {}})), "has unknown fields: GpuConfig has sharring"),
-        (gpu(json!({"kind": "MigConfig", "timeSlicing": {"interval": "Long"}})), "MigConfig has timeSlicing"),
         (
-            own(names::CLASS_SHARE, json!({"kind": "ShareConfig", "timeSlicing": {"interval": "Long"}})),
+            gpu(json!({"kind": "GpuConfig", "sharring": {}})),
+            "has unknown fields: GpuConfig has sharring",
+        ),
+        (
+            gpu(json!({"kind": "MigConfig", "timeSlicing": {"interval": "Long"}})),
+            "MigConfig has timeSlicing",
+        ),
+        (
+            own(
+                names::CLASS_SHARE,
+                json!({"kind": "ShareConfig", "timeSlicing": {"interval": "Long"}}),
+            ),
             "the time slice of shares is that of the GpuPolicy",
         ),
         (
@@ -43,7 +53,18 @@ fn wrong() -> Vec<(Value, &'static str)> {
             gpu(json!({"kind": "GpuConfig", "timeSlicing": {}})),
             "interval, which is Default, Short, Medium or Long",
         ),
-        (gpu(json!({"kind": "GpuConfig", "extraNodes": ["gdrdrv"]})), "lists paths below /dev"),
+        (
+            gpu(json!({"kind": "GpuConfig", "extraNodes": ["gdrdrv"]})),
+            "lists paths below /dev",
+        ),
+        (
+            gpu(json!({"kind": "GpuConfig", "extraNodes": ["/dev/../etc/shadow"]})),
+            "without `..`",
+        ),
+        (
+            gpu(json!({"kind": "GpuConfig", "extraNodes": ["/dev/gdrdrv", "/dev/nvidia0"]})),
+            "without the nodes of GPUs",
+        ),
         (
             own(names::CLASS_SHARE, json!({"kind": "GpuConfig"})),
             "request gpu of class share.divvy.dev takes a ShareConfig",
@@ -54,12 +75,30 @@ fn wrong() -> Vec<(Value, &'static str)> {
             ]}}),
             "cannot be an alternative",
         ),
-        (of(names::CLASS_ADMIN), "is for requests with adminAccess: true only"),
-        (request(names::CLASS_SHARE, json!({"adminAccess": true})), "use class admin.divvy.dev with it"),
-        (asks(names::CLASS_SHARE, "memory", "2048"), "write 2048Mi instead of 2048"),
-        (asks(names::CLASS_SHARE, "memory", "-1Gi"), "write 2048Mi instead of 2048"),
-        (asks(names::CLASS_SHARE, "gpu.divvy.dev/memory", "2048"), "write 2048Mi instead of 2048"),
-        (asks(names::CLASS_SHARE, "cores", "-10"), "cannot be negative"),
+        (
+            of(names::CLASS_ADMIN),
+            "is for requests with adminAccess: true only",
+        ),
+        (
+            request(names::CLASS_SHARE, json!({"adminAccess": true})),
+            "use class admin.divvy.dev with it",
+        ),
+        (
+            asks(names::CLASS_SHARE, "memory", "2048"),
+            "write 2048Mi instead of 2048",
+        ),
+        (
+            asks(names::CLASS_SHARE, "memory", "-1Gi"),
+            "write 2048Mi instead of 2048",
+        ),
+        (
+            asks(names::CLASS_SHARE, "gpu.divvy.dev/memory", "2048"),
+            "write 2048Mi instead of 2048",
+        ),
+        (
+            asks(names::CLASS_SHARE, "cores", "-10"),
+            "cannot be negative",
+        ),
         (
             json!({"devices": {"requests": [{"name": "gpu", "firstAvailable": alternatives}]}}),
             "write 2048Mi instead of 2048",
@@ -73,7 +112,10 @@ fn right() -> Vec<Value> {
     let share = json!({"capacity": {"requests": {"memory": "2Gi", "cores": "10"}}});
     let nodes = json!({"kind": "ShareConfig", "extraNodes": ["/dev/gdrdrv"]});
     let theirs = json!([{"opaque": {"driver": "gpu.example.com", "parameters": {"any": "thing"}}}]);
-    let mut other = request("gpu.example.com", json!({"capacity": {"requests": {"memory": "1"}}}));
+    let mut other = request(
+        "gpu.example.com",
+        json!({"capacity": {"requests": {"memory": "1"}}}),
+    );
     insert(&mut other, theirs);
     vec![
         of(names::CLASS_GPU),
@@ -92,7 +134,9 @@ pub(super) fn wrong_claims(env: &Env) -> Result<()> {
     let labels = json!({"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}});
     api.patch(&format!("/api/v1/namespaces/{}", env.namespace), &labels)?;
     let apply = |kind: &str, spec: Value| -> Result<Value> {
-        let Some(path) = collection(kind, &env.namespace) else { bail!("no kind {kind}") };
+        let Some(path) = collection(kind, &env.namespace) else {
+            bail!("no kind {kind}")
+        };
         let object = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": "c"}, "spec": spec,
         });
@@ -101,7 +145,9 @@ pub(super) fn wrong_claims(env: &Env) -> Result<()> {
     let claim = |spec: &Value| apply("ResourceClaim", spec.clone());
     let template = |spec: &Value| apply("ResourceClaimTemplate", json!({"spec": spec}));
     poll("the policy in force", PATIENCE, || {
-        Ok(wrong().first().is_some_and(|(spec, _)| claim(spec).is_err()))
+        Ok(wrong()
+            .first()
+            .is_some_and(|(spec, _)| claim(spec).is_err()))
     })?;
     for (spec, words) in wrong() {
         for refused in [claim(&spec), template(&spec)] {
@@ -109,7 +155,10 @@ pub(super) fn wrong_claims(env: &Env) -> Result<()> {
                 // Releases without shares drop the amount before any policy sees it.
                 Ok(taken) if asks_for_amount(&spec) && !asks_for_amount(&taken) => {}
                 Ok(_) => bail!("accepted, expected {words:?}: {spec}"),
-                Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}, expected {words:?}"),
+                Err(error) => ensure!(
+                    format!("{error:#}").contains(words),
+                    "{error:#}, expected {words:?}"
+                ),
             }
         }
     }
@@ -123,7 +172,8 @@ pub(super) fn wrong_claims(env: &Env) -> Result<()> {
             "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "team.example.com"},
             "spec": {"config": [{"opaque": {"driver": names::DRIVER, "parameters": parameters}}]},
         });
-        api.create("/apis/resource.k8s.io/v1/deviceclasses?dryRun=All", &object).map(drop)
+        api.create("/apis/resource.k8s.io/v1/deviceclasses?dryRun=All", &object)
+            .map(drop)
     };
     class(json!({"kind": "GpuConfig", "timeSlicing": {"interval": "Short"}}))?;
     ensure!(
@@ -159,7 +209,9 @@ fn insert(spec: &mut Value, config: Value) {
 
 fn with_version(mut fields: Value) -> Value {
     if let Some(fields) = fields.as_object_mut() {
-        fields.entry("apiVersion").or_insert_with(|| json!(names::API_VERSION));
+        fields
+            .entry("apiVersion")
+            .or_insert_with(|| json!(names::API_VERSION));
     }
     fields
 }

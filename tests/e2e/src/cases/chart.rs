@@ -1,4 +1,5 @@
-//! The chart on an API server. What it makes of which values is checked without one, by `cargo xtask chart`.
+//! The chart on an API server. What it makes of which values is checked without one, by `cargo
+//! xtask chart`.
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;
@@ -9,18 +10,22 @@ use super::policy::refused;
 use super::shares::Policy;
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
-use crate::driver::{chart, helm};
+use crate::driver::{WITHOUT_RESOURCES, chart, helm};
 use crate::objects::{Pod, claim_for};
 use crate::process::output_of;
 use crate::wait::{poll, wait_for};
 
-/// Values under which every object must be taken; PodMonitors and SecurityContextConstraints are other projects' kinds.
+/// Values under which every object must be taken; PodMonitors and SecurityContextConstraints are
+/// other projects' kinds.
 const TAKEN: &[&str] = &[
     "{}",
     r#"{"driverName": "gpu.taken.example", "fullnameOverride": "taken", "nodeSelection": "discovered",
         "networkPolicy": {"enabled": true, "from": [{"namespaceSelector": {}}]}, "service": {"enabled": true},
         "resourceQuota": {"enabled": true}, "adminAccess": {"namespaces": ["a", "b"]},
         "clusterController": {"enabled": true, "dryRun": false, "replicas": 2, "nodeSelector": {"a": "b"}}}"#,
+    r#"{"claimTemplates": {"namespaces": ["default"], "templates": {"tenth": {"memory": "8Gi", "cores": 10}, "one": {"slots": 1}}},
+        "migClasses": ["1g.10gb", "1g.10gb+me", "1g.10gb+me.all", "1g.24gb-me", "1g.24gb+gfx"], "commonLabels": {"team": "a"},
+        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "taken", "namespace": "{{ .Release.Namespace }}"}}]}"#,
     r#"{"nvidiaDeviceClasses": {"enabled": true, "bothDrivers": true}, "extraDeviceClasses": [
         {"name": "big", "mode": "gpu", "selectors": ["device.capacity['gpu.divvy.dev'].memory.compareTo(quantity('40Gi')) >= 0"],
          "config": {"timeSlicing": {"interval": "Long"}}, "extendedResourceName": "example.com/big"},
@@ -30,20 +35,46 @@ const TAKEN: &[&str] = &[
         "priorityClassName": "", "libraryDelivery": "mounts", "driverRoot": "/opt/driver", "updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}"#,
 ];
 
-/// Dry runs of server-side apply: with the server's schema, its validation, and its compiler of CEL.
+/// Dry runs of server-side apply: with the server's schema, its validation, and its compiler of
+/// CEL.
 pub(super) fn taken(env: &Env) -> Result<()> {
     let file = env.cluster.state().join("taken.json");
-    let apply = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"];
+    let apply = [
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--dry-run=server",
+        "--validate=strict",
+    ];
     for values in TAKEN {
         fs_err::write(&file, values)?;
         let (chart, file) = (chart(), file.display().to_string());
-        let args = ["template", "divvy", &chart, "--namespace", &env.namespace, "--values", &file];
+        let args = [
+            "template",
+            "divvy",
+            &chart,
+            "--namespace",
+            &env.namespace,
+            "--values",
+            &file,
+        ];
         let yaml = helm(env.cluster, &args)?;
-        let mut command = env.cluster.command("kubectl", &[&apply[..], &["--filename", "-"]].concat());
+        let mut command = env
+            .cluster
+            .command("kubectl", &[&apply[..], &["--filename", "-"]].concat());
         let said = output_of(&mut command, &yaml).with_context(|| format!("values {values}"))?;
-        let taken = said.lines().filter(|line| line.ends_with("serverside-applied (server dry run)")).count();
-        let made = yaml.lines().filter(|line| line.starts_with("kind: ")).count();
-        ensure!(taken == made, "values {values}: {made} objects made, {taken} taken: {said}");
+        let taken = said
+            .lines()
+            .filter(|line| line.ends_with("serverside-applied (server dry run)"))
+            .count();
+        let made = yaml
+            .lines()
+            .filter(|line| line.starts_with("kind: "))
+            .count();
+        ensure!(
+            taken == made,
+            "values {values}: {made} objects made, {taken} taken: {said}"
+        );
     }
     Ok(())
 }
@@ -51,13 +82,24 @@ pub(super) fn taken(env: &Env) -> Result<()> {
 /// Where the chart lists namespaces, Kubernetes' label is not enough.
 pub(super) fn admin_access(env: &Env) -> Result<()> {
     let label = json!({"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}});
-    env.api().patch(&format!("/api/v1/namespaces/{}", env.namespace), &label)?;
+    env.api()
+        .patch(&format!("/api/v1/namespaces/{}", env.namespace), &label)?;
     let asked = json!({"devices": {"requests": [{"name": "gpu", "exactly": {
         "deviceClassName": names::CLASS_ADMIN, "adminAccess": true, "allocationMode": "All",
     }}]}});
-    let claims = format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims?dryRun=All", env.namespace);
-    let tried = || env.api().create(&claims, &claim_for("monitor", &asked)).map(drop);
-    let allow = |namespaces: &str| env.driver.change(&[&format!("adminAccess.namespaces={{{namespaces}}}")]);
+    let claims = format!(
+        "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims?dryRun=All",
+        env.namespace
+    );
+    let tried = || {
+        env.api()
+            .create(&claims, &claim_for("monitor", &asked))
+            .map(drop)
+    };
+    let allow = |namespaces: &str| {
+        env.driver
+            .change(&[&format!("adminAccess.namespaces={{{namespaces}}}")])
+    };
     tried().context("the label alone is not enough without the chart's list")?;
 
     allow("elsewhere")?;
@@ -84,20 +126,37 @@ pub(super) fn admin_access(env: &Env) -> Result<()> {
 const RELEASE: &str = "divvy-gone";
 const DRIVER: &str = "gpu.gone.example";
 
-/// `helm uninstall` takes every object of the release, the kubelet the slices; the plugin's folder stays.
+/// `helm uninstall` takes every object of the release, the kubelet the slices; the plugin's folder
+/// stays.
 pub(super) fn uninstalled(env: &Env) -> Result<()> {
-    let slices = format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={DRIVER}");
+    let slices =
+        format!("/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={DRIVER}");
     env.driver.install_second(RELEASE, DRIVER)?;
-    let published =
-        poll("devices of the second driver", PATIENCE, || Ok(!env.api().list(&slices)?.is_empty()));
+    let published = poll("devices of the second driver", PATIENCE, || {
+        Ok(!env.api().list(&slices)?.is_empty())
+    });
     let kinds = "daemonsets,pods,serviceaccounts,clusterroles,clusterrolebindings,deviceclasses,\
         validatingadmissionpolicies,validatingadmissionpolicybindings,crds,services,resourcequotas,networkpolicies";
     let of_release = format!("--selector=app.kubernetes.io/instance={RELEASE}");
-    let left = || env.cluster.kubectl(&["get", kinds, "--all-namespaces", &of_release, "--output=name"]);
+    let left = || {
+        env.cluster.kubectl(&[
+            "get",
+            kinds,
+            "--all-namespaces",
+            &of_release,
+            "--output=name",
+        ])
+    };
     let before = left();
-    helm(env.cluster, &["uninstall", RELEASE, "--namespace", RELEASE, "--wait"])?;
+    helm(
+        env.cluster,
+        &["uninstall", RELEASE, "--namespace", RELEASE, "--wait"],
+    )?;
     published?;
-    ensure!(before?.lines().count() > 10, "the release's objects are not found by their label");
+    ensure!(
+        before?.lines().count() > 10,
+        "the release's objects are not found by their label"
+    );
 
     // Its pod ends by itself.
     let mut still = String::new();
@@ -106,33 +165,54 @@ pub(super) fn uninstalled(env: &Env) -> Result<()> {
         Ok(still.trim().is_empty())
     })
     .with_context(|| format!("there are still: {still}"))?;
-    poll("end of the published slices", PATIENCE * 2, || Ok(env.api().list(&slices)?.is_empty()))?;
-    let folder = env.cluster.node_path(format!("/var/lib/kubelet/plugins/{DRIVER}"));
+    poll("end of the published slices", PATIENCE * 2, || {
+        Ok(env.api().list(&slices)?.is_empty())
+    })?;
+    let folder = env
+        .cluster
+        .node_path(format!("/var/lib/kubelet/plugins/{DRIVER}"));
     ensure!(
         folder.join("node/ordinals.json").exists(),
         "the numbers of the GPUs are gone from {}",
         folder.display()
     );
     let nodes = env.api().list("/apis/divvy.dev/v1beta1/gpunodes")?;
-    ensure!(nodes.iter().any(|node| !at(node, "metadata.name").is_null()), "the GpuNodes are gone");
+    ensure!(
+        nodes
+            .iter()
+            .any(|node| !at(node, "metadata.name").is_null()),
+        "the GpuNodes are gone"
+    );
 
     // Definitions that stay carry the marks of the release that made them.
     let chart = chart();
     let own = format!("driverName={DRIVER}");
-    let again = ["install", RELEASE, &chart, "--namespace", RELEASE, "--set", &own, "--dry-run=server"];
-    refused(helm(env.cluster, &again).map(drop), "invalid ownership metadata")?;
+    let again = [
+        "install",
+        RELEASE,
+        &chart,
+        "--namespace",
+        RELEASE,
+        "--set",
+        &own,
+        "--dry-run=server",
+    ];
+    // The first release's class has the name.
+    refused(
+        helm(env.cluster, &again).map(drop),
+        "DeviceClass gpu.divvy.dev of this cluster stands for nvidia.com/gpu already",
+    )?;
+    let again = [&again[..], &WITHOUT_RESOURCES].concat();
+    refused(
+        helm(env.cluster, &again).map(drop),
+        "invalid ownership metadata",
+    )?;
     helm(env.cluster, &[&again[..], &["--take-ownership"]].concat()).map(drop)
 }
 
-/// The values of docs/migrate/device-plugin.md: whole GPUs, a resource for each MIG profile, shares.
-const RESOURCES: &[&str] = &[
-    "deviceClass.extendedResourceNames.gpu=nvidia.com/gpu",
-    "deviceClass.extendedResourceNames.share=nvidia.com/gpu.shared",
-    "extraDeviceClasses[0].name=mig-1g-10gb",
-    "extraDeviceClasses[0].mode=mig",
-    r#"extraDeviceClasses[0].selectors[0]=device.attributes["gpu.divvy.dev"].profile == "1g.10gb""#,
-    "extraDeviceClasses[0].extendedResourceName=nvidia.com/mig-1g.10gb",
-];
+/// The value of docs/migrate/device-plugin.md for shares; whole GPUs and MIG profiles have their
+/// resources by default.
+const RESOURCES: &[&str] = &["deviceClass.extendedResourceNames.share=nvidia.com/gpu.shared"];
 
 /// Pods that were written for the device plugin get devices of each mode.
 pub(super) fn extended_resources(env: &Env) -> Result<()> {
@@ -145,9 +225,13 @@ pub(super) fn extended_resources(env: &Env) -> Result<()> {
     ]});
     let _policy = Policy::create(env, &env.namespace, &spec)?;
     env.driver.change(RESOURCES)?;
-    let ran = [("whole", "gpu"), ("cut", "mig-1g.10gb"), ("shared", "gpu.shared")]
-        .into_iter()
-        .try_for_each(|(name, resource)| runs_with(env, name, &format!("nvidia.com/{resource}")));
+    let ran = [
+        ("whole", "gpu"),
+        ("cut", "mig-1g.10gb"),
+        ("shared", "gpu.shared"),
+    ]
+    .into_iter()
+    .try_for_each(|(name, resource)| runs_with(env, name, &format!("nvidia.com/{resource}")));
     env.driver.change(&[])?;
     ran
 }
@@ -161,11 +245,15 @@ fn runs_with(env: &Env, name: &str, resource: &str) -> Result<()> {
     let ran = env.wait_until_running(name)?;
     let claim = at(&ran, "status.extendedResourceClaimStatus.resourceClaimName").as_str();
     let claim = env.claim(claim.context("the pod has no claim for its extended resource")?)?;
-    let device = at(&claim, "status.allocation.devices.results.0.device").as_str().unwrap_or_default();
+    let device = at(&claim, "status.allocation.devices.results.0.device")
+        .as_str()
+        .unwrap_or_default();
     let expected = match name {
         "cut" => device.contains("-mig-1g10gb-"),
         "shared" => device.ends_with("-ts"),
-        _ => device.strip_prefix("gpu-").is_some_and(|number| number.parse::<u32>().is_ok()),
+        _ => device
+            .strip_prefix("gpu-")
+            .is_some_and(|number| number.parse::<u32>().is_ok()),
     };
     ensure!(expected, "pod {name} with {resource} has {device}");
     env.end(name, &Env::uid(&claim)?)

@@ -1,4 +1,5 @@
-//! The publisher's corpus, which its own tests run against the fake API server, against the real one.
+//! The publisher's corpus, which its own tests run against the fake API server, against the real
+//! one.
 
 use std::process::Command;
 use std::time::Duration;
@@ -13,7 +14,11 @@ use crate::programs::workspace;
 use crate::wait::poll;
 
 /// What the publisher's cases ask whether it is on.
-const GATES: [&str; 3] = ["DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity"];
+const GATES: [&str; 3] = [
+    "DRADeviceTaints",
+    "DRAPartitionableDevices",
+    "DRAConsumableCapacity",
+];
 /// Where the cases find the API server, inside the cluster's network.
 const ADDRESS: &str = "127.0.0.1:8001";
 
@@ -21,9 +26,16 @@ pub(super) fn all(env: &Env) -> Result<()> {
     let program = built()?;
     let proxy = env.cluster.daemon("corpus-proxy");
     let kubectl = env.cluster.parts().bin("kubectl")?.display().to_string();
-    let (_, port) = ADDRESS.rsplit_once(':').context("an address without a port")?;
+    let (_, port) = ADDRESS
+        .rsplit_once(':')
+        .context("an address without a port")?;
     let kubeconfig = format!("--kubeconfig={}", env.cluster.layout().kubeconfig("admin"));
-    let args = [kubectl, "proxy".to_owned(), format!("--port={port}"), kubeconfig];
+    let args = [
+        kubectl,
+        "proxy".to_owned(),
+        format!("--port={port}"),
+        kubeconfig,
+    ];
     proxy.define(&args, &[("HOME".to_owned(), "/root".to_owned())])?;
     proxy.start()?;
     let result = run(env, &program);
@@ -37,35 +49,61 @@ fn run(env: &Env, program: &str) -> Result<()> {
         Ok(output(&mut env.cluster.command("busybox", &readyz))? == "ok")
     })?;
     let metrics = env.api().text("/metrics")?;
-    let off: Vec<_> = GATES.into_iter().filter(|gate| !is_on(&metrics, gate)).collect();
+    let off: Vec<_> = GATES
+        .into_iter()
+        .filter(|gate| !is_on(&metrics, gate))
+        .collect();
     let args = ["--ignored", "--nocapture", "against_a_real_api_server"];
     let mut command = env.cluster.command(program, &args);
-    command.env("DIVVY_CORPUS_API", format!("http://{ADDRESS}")).env("DIVVY_CORPUS_OFF", off.join(","));
+    command
+        .env("DIVVY_CORPUS_API", format!("http://{ADDRESS}"))
+        .env("DIVVY_CORPUS_OFF", off.join(","));
     let said = output(&mut command)?;
-    let summary = said.lines().find(|line| line.contains(" passed, skipped: "));
-    say(&format!("     corpus: {}", summary.context("the corpus does not say how many cases passed")?));
-    ensure!(said.contains("test result: ok. 1 passed"), "the corpus did not run: {said}");
+    let summary = said
+        .lines()
+        .find(|line| line.contains(" passed, skipped: "));
+    say(&format!(
+        "     corpus: {}",
+        summary.context("the corpus does not say how many cases passed")?
+    ));
+    ensure!(
+        said.contains("test result: ok. 1 passed"),
+        "the corpus did not run: {said}"
+    );
     Ok(())
 }
 
 /// Whether the API server says that a feature is on.
 fn is_on(metrics: &str, gate: &str) -> bool {
     let line = format!("kubernetes_feature_enabled{{name=\"{gate}\"");
-    metrics.lines().any(|found| found.starts_with(&line) && found.ends_with(" 1"))
+    metrics
+        .lines()
+        .any(|found| found.starts_with(&line) && found.ends_with(" 1"))
 }
 
-/// Builds the corpus' test program and returns its path. Of the whole workspace, so that nothing is built again in
-/// another way after `cargo test --workspace`.
+/// Builds the corpus' test program and returns its path. Of the whole workspace, so that nothing is
+/// built again in another way after `cargo test --workspace`.
 fn built() -> Result<String> {
     let mut cargo = Command::new("cargo");
-    cargo.args(["test", "--locked", "--workspace", "--test", "corpus", "--no-run", "--message-format=json"]);
+    cargo.args([
+        "test",
+        "--locked",
+        "--workspace",
+        "--test",
+        "corpus",
+        "--no-run",
+        "--message-format=json",
+    ]);
     let messages = output(cargo.current_dir(workspace()))?;
     let executable = |line: &str| {
         let message: Value = serde_json::from_str(line).ok()?;
         (at(&message, "target.name") == "corpus").then_some(())?;
         at(&message, "executable").as_str().map(str::to_owned)
     };
-    messages.lines().find_map(executable).context("cargo did not say where the corpus' program is")
+    messages
+        .lines()
+        .find_map(executable)
+        .context("cargo did not say where the corpus' program is")
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Components that are killed, stopped and started under running pods. Each has the cluster to itself.
+//! Components that are killed, stopped and started under running pods. Each has the cluster to
+//! itself.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -39,12 +40,16 @@ pub(super) fn plugin_killed(env: &Env) -> Result<()> {
     env.driver.kill()?;
     undisturbed(env, "before")?;
     let after = pod_with_gpu(env, "after")?;
-    ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
+    ensure!(
+        env.minors("before")? != env.minors("after")?,
+        "one GPU was given out twice"
+    );
     env.end("before", &uid)?;
     env.end("after", &after)
 }
 
-/// A process that hangs is killed at once when the kubelet has found out: it gets no minute to finish what it does.
+/// A process that hangs is killed at once when the kubelet has found out: it gets no minute to
+/// finish what it does.
 pub(super) fn plugin_hangs(env: &Env) -> Result<()> {
     let before = pod_with_gpu(env, "before")?;
     env.driver.hang()?;
@@ -59,10 +64,17 @@ pub(super) fn kubelet_restarted(env: &Env) -> Result<()> {
     let old = uids(&env.driver.wait_for_slices()?)?;
     env.cluster.component(Component::Kubelet).restart()?;
     // A kubelet that starts removes all slices of its node.
-    wait_for("new ResourceSlices in the place of those that the kubelet removed", PATIENCE, || {
-        let slices = env.driver.wait_for_slices()?;
-        Ok(uids(&slices)?.iter().all(|uid| !old.contains(uid)).then_some(()))
-    })?;
+    wait_for(
+        "new ResourceSlices in the place of those that the kubelet removed",
+        PATIENCE,
+        || {
+            let slices = env.driver.wait_for_slices()?;
+            Ok(uids(&slices)?
+                .iter()
+                .all(|uid| !old.contains(uid))
+                .then_some(()))
+        },
+    )?;
     undisturbed(env, "before")?;
     let after = pod_with_gpu(env, "after")?;
     env.end("before", &uid)?;
@@ -78,9 +90,11 @@ pub(super) fn api_server_stopped(env: &Env) -> Result<()> {
     let api_server = env.cluster.component(Component::ApiServer);
     let old = uids(&env.driver.slices()?)?;
     api_server.stop(Signal::Kill)?;
-    poll("refused connection to the API server", Duration::from_secs(10), || {
-        Ok(env.api().text("/readyz").is_err())
-    })?;
+    poll(
+        "refused connection to the API server",
+        Duration::from_secs(10),
+        || Ok(env.api().text("/readyz").is_err()),
+    )?;
     api_server.start()?;
     env.cluster.wait_for_api()?;
     undisturbed(env, "before")?;
@@ -110,15 +124,23 @@ pub(super) fn updated(env: &Env) -> Result<()> {
         "the driver found is not in {}",
         Gpus::DRIVER_ROOT
     );
-    let reported = format!("{}{}", env.driver.gpus().root().display(), Gpus::DRIVER_ROOT);
-    env.driver.upgrade(&[&format!("driverRoot={}", Gpus::DRIVER_ROOT)])?;
+    let reported = format!(
+        "{}{}",
+        env.driver.gpus().root().display(),
+        Gpus::DRIVER_ROOT
+    );
+    env.driver
+        .upgrade(&[&format!("driverRoot={}", Gpus::DRIVER_ROOT)])?;
     undisturbed(env, "before")?;
     let after = pod_with_gpu(env, "after")?;
     ensure!(
         mounts_from(env, &after, &reported)?,
         "the driver is not taken from the root that was set, {reported}"
     );
-    ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
+    ensure!(
+        env.minors("before")? != env.minors("after")?,
+        "one GPU was given out twice"
+    );
     env.driver.upgrade(&[])?;
     undisturbed(env, "after")?;
     env.end("before", &before)?;
@@ -144,13 +166,21 @@ pub(super) fn host_process(env: &Env) -> Result<()> {
 fn served_by_host(env: &Env, before: &str) -> Result<()> {
     // It wants what it publishes to be there: nothing else shows that it may write.
     let slices = env.driver.slices()?;
-    let first = slices.first().map(|slice| at(slice, "metadata.name").clone());
-    let first = first.as_ref().and_then(Value::as_str).context("nothing is published")?;
+    let first = slices
+        .first()
+        .map(|slice| at(slice, "metadata.name").clone());
+    let first = first
+        .as_ref()
+        .and_then(Value::as_str)
+        .context("nothing is published")?;
     env.cluster.kubectl(&["delete", "resourceslice", first])?;
     env.driver.wait_for_slices()?;
     undisturbed(env, "before")?;
     let after = pod_with_gpu(env, "after")?;
-    ensure!(env.minors("before")? != env.minors("after")?, "one GPU was given out twice");
+    ensure!(
+        env.minors("before")? != env.minors("after")?,
+        "one GPU was given out twice"
+    );
     env.end("before", before)?;
     env.end("after", &after)
 }
@@ -162,13 +192,19 @@ pub(super) fn claim_deleted_meanwhile(env: &Env) -> Result<()> {
     env.force_delete("a")?;
     env.delete("ResourceClaim", "a")?;
     env.wait_until_gone("ResourceClaim", "a")?;
-    ensure!(env.driver.record(&uid).exists(), "the record went although no plugin ran");
+    ensure!(
+        env.driver.record(&uid).exists(),
+        "the record went although no plugin ran"
+    );
     env.driver.start()?;
     env.driver.wait_until_unprepared(&uid)?;
     // The GPU can be had again.
     let gpu = minors.first().copied().unwrap_or_default();
     let card = env.driver.uuid_of(&format!("gpu-{gpu}"))?;
-    let this = format!("device.attributes['{}'].uuid == '{card}'", divvy_api::names::DRIVER);
+    let this = format!(
+        "device.attributes['{}'].uuid == '{card}'",
+        divvy_api::names::DRIVER
+    );
     env.create(&claim("again", &this))?;
     env.create(&Pod::new("b").claim("again").build())?;
     env.check("b", "main", &["again"]).map(drop)
@@ -181,7 +217,9 @@ pub(super) fn updated_badly(env: &Env) -> Result<()> {
     env.driver.change(&["driverRoot=/nope"])?;
     let outcome = poll("a new plugin that is not ready", PATIENCE, || {
         let pods = env.driver.pods()?;
-        let events = env.api().list(&format!("/api/v1/namespaces/{NAMESPACE}/events"))?;
+        let events = env
+            .api()
+            .list(&format!("/api/v1/namespaces/{NAMESPACE}/events"))?;
         // Asked a few times: it has had the time to register.
         let failed = |pod: &Value| {
             events.iter().any(|event| {
@@ -190,7 +228,10 @@ pub(super) fn updated_badly(env: &Env) -> Result<()> {
                     && at(event, "count").as_u64() >= Some(3)
             })
         };
-        Ok(pods.len() == 2 && pods.iter().any(|pod| !has_condition(pod, "Ready") && failed(pod)))
+        Ok(pods.len() == 2
+            && pods
+                .iter()
+                .any(|pod| !has_condition(pod, "Ready") && failed(pod)))
     })
     .and_then(|()| served_by_the_healthy(env));
     env.driver.change(&[])?;
@@ -204,11 +245,25 @@ fn served_by_the_healthy(env: &Env) -> Result<()> {
     env.driver.wait_for_slices()?;
     // A case before may have left devices that are still withdrawn.
     let devices = env.driver.devices()?;
-    let tainted = |device: &&Value| at(device, "taints").as_array().is_some_and(|taints| !taints.is_empty());
-    let tainted: Vec<_> = devices.iter().filter(tainted).filter(|device| !is_withdrawn(device)).collect();
-    ensure!(tainted.is_empty(), "devices are tainted by the new instance: {tainted:?}");
+    let tainted = |device: &&Value| {
+        at(device, "taints")
+            .as_array()
+            .is_some_and(|taints| !taints.is_empty())
+    };
+    let tainted: Vec<_> = devices
+        .iter()
+        .filter(tainted)
+        .filter(|device| !is_withdrawn(device))
+        .collect();
+    ensure!(
+        tainted.is_empty(),
+        "devices are tainted by the new instance: {tainted:?}"
+    );
     let uid = pod_with_gpu(env, "meanwhile")?;
-    let refused = env.messages("meanwhile").into_iter().find(|m| m.contains("prepare dynamic resources"));
+    let refused = env
+        .messages("meanwhile")
+        .into_iter()
+        .find(|m| m.contains("prepare dynamic resources"));
     ensure!(refused.is_none(), "a pod was refused: {refused:?}");
     env.end("meanwhile", &uid)
 }
@@ -226,16 +281,21 @@ pub(super) fn etcd_held(env: &Env) -> Result<()> {
     }
     env.delete("Pod", "ending")?;
     let held = env.cluster.component(Component::Etcd).hold()?;
-    poll("an API server without its store", Duration::from_secs(20), || {
-        Ok(env.api().text("/readyz").is_err())
-    })?;
+    poll(
+        "an API server without its store",
+        Duration::from_secs(20),
+        || Ok(env.api().text("/readyz").is_err()),
+    )?;
     drop(held);
     env.cluster.wait_for_api()?;
     for name in names {
         env.nudge(name)?;
         minors.append(&mut env.check(name, "main", &[name])?);
     }
-    ensure!(minors.len() == names.len(), "one GPU was given out twice: {minors:?}");
+    ensure!(
+        minors.len() == names.len(),
+        "one GPU was given out twice: {minors:?}"
+    );
     env.wait_until_gone("Pod", "ending")?;
     env.driver.wait_until_unprepared(&ending)?;
     for name in names {

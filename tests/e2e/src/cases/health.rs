@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names::{self, taints};
-use divvy_model::health::{GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
+use divvy_model::health::{FabricState, GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
 use serde_json::{Value, json};
 
 use super::SHARED;
 use super::shares::Policy;
 use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
-use crate::objects::{Pod, claim, product};
+use crate::objects::{Pod, claim, claim_for, product, request};
 use crate::process::say;
 use crate::wait::poll;
 
@@ -22,8 +22,15 @@ pub(super) const WELL: Duration = Duration::from_mins(3);
 
 /// What a pod's status says of the health of its first device, and the message.
 pub(super) fn reported(env: &Env, pod: &str) -> Result<(String, String)> {
-    let pod = env.api().get(&env.path("Pod", pod)?)?.context("the pod is gone")?;
-    let first = at(&pod, "status.containerStatuses.0.allocatedResourcesStatus.0.resources.0").clone();
+    let pod = env
+        .api()
+        .get(&env.path("Pod", pod)?)?
+        .context("the pod is gone")?;
+    let first = at(
+        &pod,
+        "status.containerStatuses.0.allocatedResourcesStatus.0.resources.0",
+    )
+    .clone();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Ok((text(at(&first, "health")), text(at(&first, "message"))))
 }
@@ -38,10 +45,18 @@ pub(super) fn wait_reported(env: &Env, pod: &str, health: &str) -> Result<String
 /// Whether a GPU's devices have this taint, and no other device of the node has.
 fn tainted(env: &Env, gpu: &str, key: &str) -> Result<bool> {
     let has = |keys: &[String]| keys.iter().any(|one| one == key);
-    let others: Vec<&str> =
-        env.driver.gpus().of_product("").into_iter().filter(|uuid| *uuid != gpu).collect();
+    let others: Vec<&str> = env
+        .driver
+        .gpus()
+        .of_product("")
+        .into_iter()
+        .filter(|uuid| *uuid != gpu)
+        .collect();
     for other in others {
-        ensure!(!has(&env.driver.taints(other)?), "{other} is tainted with {key}, although {gpu} is sick");
+        ensure!(
+            !has(&env.driver.taints(other)?),
+            "{other} is tainted with {key}, although {gpu} is sick"
+        );
     }
     Ok(has(&env.driver.taints(gpu)?))
 }
@@ -55,12 +70,19 @@ pub(super) fn xid(env: &Env) -> Result<()> {
     wait_reported(env, "a", "Healthy")?;
 
     let vitals = |vitals: GpuVitals| {
-        gpus.edit(gpu, |engine, uuid| engine.gpu(uuid).map(|gpu| gpu.vitals = vitals))?.context("no such GPU")
+        gpus.edit(gpu, |engine, uuid| {
+            engine.gpu(uuid).map(|gpu| gpu.vitals = vitals)
+        })?
+        .context("no such GPU")
     };
     let well = GpuVitals {
         recovery: Some(RecoveryAction::Nothing),
-        remap: Some(RowRemap { pending: false, failed: false }),
+        remap: Some(RowRemap {
+            pending: false,
+            failed: false,
+        }),
         uncorrected_ecc: Some(0),
+        fabric: Some(FabricState::READY),
     };
     gpus.edit(gpu, |engine, uuid| {
         // An application's own fault, and then one that is not.
@@ -69,15 +91,36 @@ pub(super) fn xid(env: &Env) -> Result<()> {
     })?;
     vitals(GpuVitals {
         recovery: Some(RecoveryAction::Reset),
-        remap: Some(RowRemap { pending: true, failed: false }),
+        remap: Some(RowRemap {
+            pending: true,
+            failed: false,
+        }),
         uncorrected_ecc: Some(2),
+        fabric: Some(FabricState {
+            state: FabricState::NOT_STARTED,
+            status: 0,
+            health: 0,
+        }),
     })?;
-    for key in [taints::XID, taints::RECOVERY, taints::ROW_REMAP, taints::ECC] {
-        poll(&format!("taint {key} of the sick GPU"), PATIENCE, || tainted(env, gpu, key))?;
+    for key in [
+        taints::XID,
+        taints::RECOVERY,
+        taints::FABRIC,
+        taints::ROW_REMAP,
+        taints::ECC,
+    ] {
+        poll(&format!("taint {key} of the sick GPU"), PATIENCE, || {
+            tainted(env, gpu, key)
+        })?;
     }
     let message = wait_reported(env, "a", "Unhealthy")?;
-    ensure!(message.contains("Xid 119"), "the pod's status says {message:?}");
-    poll("Event of the pod", PATIENCE, || Ok(env.messages("a").iter().any(|m| m.contains("Xid 119"))))?;
+    ensure!(
+        message.contains("Xid 119"),
+        "the pod's status says {message:?}"
+    );
+    poll("Event of the pod", PATIENCE, || {
+        Ok(env.messages("a").iter().any(|m| m.contains("Xid 119")))
+    })?;
     ensure!(
         !env.messages("a").iter().any(|m| m.contains("Xid 13")),
         "an application's Xid is reported as the GPU's"
@@ -90,7 +133,9 @@ pub(super) fn xid(env: &Env) -> Result<()> {
 
     let start = std::time::Instant::now();
     vitals(well)?;
-    poll("end of the taints", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    poll("end of the taints", WELL, || {
+        Ok(env.driver.taints(gpu)?.is_empty())
+    })?;
     say(&format!(
         "     a GPU that was reset was given out again after {:.0} s",
         start.elapsed().as_secs_f32()
@@ -103,17 +148,29 @@ pub(super) fn xid(env: &Env) -> Result<()> {
 /// The effects of the taints of a GPU's devices, by key.
 fn effects(env: &Env, gpu: &str) -> Result<BTreeMap<String, String>> {
     let devices = env.driver.devices()?;
-    let found = devices.iter().find(|device| at(device, "attributes.uuid.string") == gpu);
-    let taints = at(found.with_context(|| format!("{gpu} is not published"))?, "taints").as_array();
-    let text = |taint: &Value, field: &str| at(taint, field).as_str().unwrap_or_default().to_owned();
+    let found = devices
+        .iter()
+        .find(|device| at(device, "attributes.uuid.string") == gpu);
+    let taints = at(
+        found.with_context(|| format!("{gpu} is not published"))?,
+        "taints",
+    )
+    .as_array();
+    let text =
+        |taint: &Value, field: &str| at(taint, field).as_str().unwrap_or_default().to_owned();
     let taints = taints.map_or(&[][..], Vec::as_slice);
-    Ok(taints.iter().map(|taint| (text(taint, "key"), text(taint, "effect"))).collect())
+    Ok(taints
+        .iter()
+        .map(|taint| (text(taint, "key"), text(taint, "effect")))
+        .collect())
 }
 
 /// A policy may say that pods leave a sick GPU: those of that GPU do, and of no other.
 pub(super) fn evicted(env: &Env) -> Result<()> {
     let gpus = env.driver.gpus();
-    let [sick, well, ..] = gpus.of_product(SHARED)[..] else { bail!("the node has no two H100s") };
+    let [sick, well, ..] = gpus.of_product(SHARED)[..] else {
+        bail!("the node has no two H100s")
+    };
     let of = |gpu: &str| format!("device.attributes['{}'].uuid == '{gpu}'", names::DRIVER);
     let set = |gpu: &str, action: RecoveryAction| {
         gpus.edit(gpu, |engine, uuid| engine.set_recovery(uuid, Some(action)))?
@@ -128,44 +185,72 @@ pub(super) fn evicted(env: &Env) -> Result<()> {
     let before = env.wait_until_running("stays")?;
 
     set(sick, RecoveryAction::Reset)?;
-    gpus.edit(sick, |engine, uuid| engine.send_event(uuid, GpuEventKind::Xid(119), None))?;
-    let both =
-        |effect: &str| [taints::XID, taints::RECOVERY].map(|key| (key.to_owned(), effect.to_owned())).into();
-    let wait_for_effect =
-        |effect: &str| {
-            poll(&format!("{effect} taints of the sick GPU"), PATIENCE, || {
-                Ok(effects(env, sick)? == both(effect))
-            })
-        };
+    gpus.edit(sick, |engine, uuid| {
+        engine.send_event(uuid, GpuEventKind::Xid(119), None)
+    })?;
+    let both = |effect: &str| {
+        [taints::XID, taints::RECOVERY]
+            .map(|key| (key.to_owned(), effect.to_owned()))
+            .into()
+    };
+    let wait_for_effect = |effect: &str| {
+        poll(
+            &format!("{effect} taints of the sick GPU"),
+            PATIENCE,
+            || Ok(effects(env, sick)? == both(effect)),
+        )
+    };
     // Without a word in a policy it stays.
     wait_for_effect("NoSchedule")?;
     wait_reported(env, "leaves", "Unhealthy")?;
-    let found = env.api().get(&env.path("Pod", "leaves")?)?.context("the pod is gone without a policy")?;
-    ensure!(at(&found, "metadata.deletionTimestamp").is_null(), "it has to leave without a policy");
+    let found = env
+        .api()
+        .get(&env.path("Pod", "leaves")?)?
+        .context("the pod is gone without a policy")?;
+    ensure!(
+        at(&found, "metadata.deletionTimestamp").is_null(),
+        "it has to leave without a policy"
+    );
 
     let rules = json!({"rules": [{"gpus": {"uuids": [sick, well]}, "health": {"evict": true}}]});
     let _policy = Policy::create(env, &env.namespace, &rules)?;
     wait_for_effect("NoExecute")?;
     env.wait_until_gone("Pod", "leaves")?;
     poll("Event of the eviction", PATIENCE, || {
-        Ok(env.messages("leaves").iter().any(|message| message.contains("Marking for deletion")))
+        Ok(env
+            .messages("leaves")
+            .iter()
+            .any(|message| message.contains("Marking for deletion")))
     })
     .with_context(|| format!("its Events: {:?}", env.messages("leaves")))?;
-    ensure!(effects(env, well)?.is_empty(), "the healthy GPU is tainted: {:?}", effects(env, well)?);
+    ensure!(
+        effects(env, well)?.is_empty(),
+        "the healthy GPU is tainted: {:?}",
+        effects(env, well)?
+    );
     env.create(&claim("next", &of(sick)))?;
     env.create(&Pod::new("next").claim("next").build())?;
     env.wait_until_unschedulable("next")?;
 
     set(sick, RecoveryAction::Nothing)?;
-    poll("end of the taints", WELL, || Ok(effects(env, sick)?.is_empty()))?;
+    poll("end of the taints", WELL, || {
+        Ok(effects(env, sick)?.is_empty())
+    })?;
     env.check("next", "main", &["next"])?;
-    let after = env.api().get(&env.path("Pod", "stays")?)?.context("the pod of the healthy GPU is gone")?;
+    let after = env
+        .api()
+        .get(&env.path("Pod", "stays")?)?
+        .context("the pod of the healthy GPU is gone")?;
     let same = |path: &str| at(&before, path) == at(&after, path);
     ensure!(
         same("metadata.uid") && same("status.containerStatuses") && has_condition(&after, "Ready"),
         "the pod of the healthy GPU was touched: {after}"
     );
-    ensure!(reported(env, "stays")?.0 == "Healthy", "{:?}", reported(env, "stays")?);
+    ensure!(
+        reported(env, "stays")?.0 == "Healthy",
+        "{:?}",
+        reported(env, "stays")?
+    );
     Ok(())
 }
 
@@ -176,10 +261,64 @@ pub(super) fn lost(env: &Env) -> Result<()> {
     env.create(&Pod::new("a").claim("held").build())?;
     env.check("a", "main", &["held"])?;
     gpus.set_lost(gpu, true)?;
-    poll("taint of the lost GPU", PATIENCE, || tainted(env, gpu, taints::LOST))?;
+    poll("taint of the lost GPU", PATIENCE, || {
+        tainted(env, gpu, taints::LOST)
+    })?;
     wait_reported(env, "a", "Unhealthy")?;
     gpus.set_lost(gpu, false)?;
-    poll("end of the taint", WELL, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    poll("end of the taint", WELL, || {
+        Ok(env.driver.taints(gpu)?.is_empty())
+    })?;
     wait_reported(env, "a", "Healthy")?;
     env.wait_until_running("a").map(drop)
+}
+
+/// The rule of `examples/device-taint`, for the only GPU of its product.
+pub(super) fn tainted_by_an_admin(env: &Env) -> Result<()> {
+    const RULES: &str = "/apis/resource.k8s.io/v1/devicetaintrules";
+    let uuid = env.driver.gpus().only(PRODUCT)?.to_owned();
+    let devices = env.driver.devices()?;
+    let whole = devices
+        .iter()
+        .find(|device| at(device, "attributes.uuid.string").as_str() == Some(&uuid))
+        .context("the GPU is not published as a whole")?;
+    let device = at(whole, "name").as_str().unwrap_or_default();
+    let slices = env.driver.slices()?;
+    let slice = slices.first().context("no slice is published")?;
+    let node = at(slice, "spec.nodeName").as_str().unwrap_or_default();
+    let rule = json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "divvy-under-test"},
+        "spec": {
+            "deviceSelector": {
+                "driver": names::DRIVER,
+                // As the example says it.
+                "pool": format!("{node}/divvy"),
+                "device": device,
+            },
+            "taint": {"key": "example.com/under-test", "effect": "NoSchedule"},
+        },
+    });
+    env.api().create(RULES, &rule)?;
+    let ended = (|| {
+        env.create(&claim("kept-off", &product(PRODUCT)))?;
+        env.create(&Pod::new("a").claim("kept-off").build())?;
+        let why = env.wait_until_unschedulable("a")?;
+        say(&format!("without a toleration: {why}"));
+        let mut spec = request(&product(PRODUCT), 1);
+        let exactly = spec.pointer_mut("/devices/requests/0/exactly");
+        let exactly = exactly.and_then(|exactly| exactly.as_object_mut());
+        exactly.context("the claim has no exact request")?.insert(
+            "tolerations".to_owned(),
+            json!([{"key": "example.com/under-test", "operator": "Exists"}]),
+        );
+        env.create(&claim_for("tolerant", &spec))?;
+        env.create(&Pod::new("b").claim("tolerant").build())?;
+        env.check("b", "main", &["tolerant"])?;
+        Ok(())
+    })();
+    env.api()
+        .delete(&format!("{RULES}/divvy-under-test"), &json!({}))?;
+    ended
 }

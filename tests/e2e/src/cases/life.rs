@@ -1,5 +1,6 @@
-//! The node's life under running pods: its driver goes and comes, it is switched off and on, drained, used by others,
-//! and the plugin is updated while pods come and go. Each has the cluster to itself.
+//! The node's life under running pods: its driver goes and comes, it is switched off and on,
+//! drained, used by others, and the plugin is updated while pods come and go. Each has the cluster
+//! to itself.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -28,17 +29,28 @@ const STRANGER: u32 = 4_000_000;
 /// Changes the simulated node as a whole.
 pub(super) fn edit(env: &Env, change: impl FnOnce(&mut Engine)) -> Result<()> {
     let gpus = env.driver.gpus();
-    let any = gpus.of_product("").first().copied().context("the node has no GPU")?;
+    let any = gpus
+        .of_product("")
+        .first()
+        .copied()
+        .context("the node has no GPU")?;
     gpus.edit(any, |engine, _| change(engine))
 }
 
 /// Waits until all published devices have a taint, or none has.
 pub(super) fn all_tainted(env: &Env, key: &str, tainted: bool) -> Result<()> {
-    let what = format!("{} devices with the taint {key}", if tainted { "all" } else { "no" });
+    let what = format!(
+        "{} devices with the taint {key}",
+        if tainted { "all" } else { "no" }
+    );
     poll(&what, NOTICED, || {
         let devices = env.driver.devices()?;
         let has = |taint: &serde_json::Value| at(taint, "key") == key;
-        let with = |device| at(device, "taints").as_array().is_some_and(|taints| taints.iter().any(has));
+        let with = |device| {
+            at(device, "taints")
+                .as_array()
+                .is_some_and(|taints| taints.iter().any(has))
+        };
         Ok(!devices.is_empty() && devices.iter().all(|device| with(device) == tainted))
     })
 }
@@ -55,7 +67,8 @@ pub(super) fn driver_reloaded(env: &Env) -> Result<()> {
     env.end("after", &after)
 }
 
-/// `kubectl drain`, as an admin calls it: pods leave, the driver is let go; afterwards they are back.
+/// `kubectl drain`, as an admin calls it: pods leave, the driver is let go; afterwards they are
+/// back.
 pub(super) fn drained(env: &Env) -> Result<()> {
     let uid = pod_with_gpu(env, "last")?;
     env.create(&template("gpu", &request(&product(SHARED), 1)))?;
@@ -75,7 +88,13 @@ fn cordoned(env: &Env, last: &str) -> Result<()> {
     env.cluster.kubectl(&["cordon", Layout::NODE])?;
     // Pods have GPUs: the driver is needed.
     all_tainted(env, taints::DRIVER_DOWN, false)?;
-    let drain = ["drain", Layout::NODE, "--ignore-daemonsets", "--force", "--timeout=60s"];
+    let drain = [
+        "drain",
+        Layout::NODE,
+        "--ignore-daemonsets",
+        "--force",
+        "--timeout=60s",
+    ];
     env.cluster.kubectl(&drain)?;
     env.wait_until_gone("Pod", "last")?;
     env.driver.wait_until_unprepared(last)?;
@@ -87,7 +106,10 @@ pub(super) const BOOT: &str = "3c5f6d1e-8a5b-4c7d-9e21-5d1f0a9b7c42";
 
 /// The file that has the node's boot id.
 pub(super) fn boot_id_file(env: &Env) -> PathBuf {
-    env.driver.gpus().root().join("proc/sys/kernel/random/boot_id")
+    env.driver
+        .gpus()
+        .root()
+        .join("proc/sys/kernel/random/boot_id")
 }
 
 pub(super) fn rebooted(env: &Env) -> Result<()> {
@@ -97,9 +119,11 @@ pub(super) fn rebooted(env: &Env) -> Result<()> {
     let minors = env.minors("kept")?;
     thread::scope(|scope| {
         let back = scope.spawn(|| {
-            // A pod whose unprepare waited over the reboot is let go without a driver; then that comes.
-            let gone =
-                env.wait_until_gone("Pod", "ended").and_then(|()| env.driver.wait_until_unprepared(&ended));
+            // A pod whose unprepare waited over the reboot is let go without a driver; then that
+            // comes.
+            let gone = env
+                .wait_until_gone("Pod", "ended")
+                .and_then(|()| env.driver.wait_until_unprepared(&ended));
             edit(env, |engine| engine.set_driver_loaded(true))?;
             gone
         });
@@ -111,14 +135,20 @@ pub(super) fn rebooted(env: &Env) -> Result<()> {
             fs_err::write(&file, BOOT)?;
             env.delete("Pod", "ended")
         });
-        killed.and(back.join().map_err(|_| anyhow::anyhow!("the thread panicked"))?)
+        killed.and(
+            back.join()
+                .map_err(|_| anyhow::anyhow!("the thread panicked"))?,
+        )
     })?;
     let carried_out_again = poll("the record to be carried out again", NOTICED, || {
         Ok(fs_err::read_to_string(env.driver.record(&uid))?.contains(BOOT))
     });
     // What comes after is of the machine's own boot again.
     let outcome = carried_out_again.and_then(|()| {
-        ensure!(!env.driver.cdi_files(&uid)?.is_empty(), "the CDI file is not there after the reboot");
+        ensure!(
+            !env.driver.cdi_files(&uid)?.is_empty(),
+            "the CDI file is not there after the reboot"
+        );
         ensure!(env.minors("kept")? == minors, "the claim has another GPU");
         let after = pod_with_gpu(env, "after")?;
         env.end("after", &after)?;
@@ -130,49 +160,78 @@ pub(super) fn rebooted(env: &Env) -> Result<()> {
 
 pub(super) fn strangers(env: &Env) -> Result<()> {
     let gpus = env.driver.gpus();
-    let theirs = gpus.of_product(SHARED).first().copied().context("the node has no such GPU")?;
-    let is_tainted = |uuid: &str| Ok(env.driver.taints(uuid)?.iter().any(|key| key == taints::NEIGHBOUR));
+    let theirs = gpus
+        .of_product(SHARED)
+        .first()
+        .copied()
+        .context("the node has no such GPU")?;
+    let is_tainted = |uuid: &str| {
+        Ok(env
+            .driver
+            .taints(uuid)?
+            .iter()
+            .any(|key| key == taints::NEIGHBOUR))
+    };
     gpus.start_process(theirs, STRANGER)?;
-    let outcome = poll("the taint of a GPU that a foreign process uses", NOTICED, || is_tainted(theirs))
-        .and_then(|()| {
-            for other in gpus.of_product(SHARED).into_iter().filter(|uuid| *uuid != theirs) {
-                ensure!(!is_tainted(other)?, "{other} is tainted for its neighbour");
-            }
-            // Another GPU is chosen.
-            let uid = pod_with_gpu(env, "beside")?;
-            let minor = gpus.get(theirs)?.minor;
-            ensure!(
-                env.minors("beside")? != BTreeSet::from([minor]),
-                "the GPU was given out although it is used"
-            );
-            env.end("beside", &uid)
-        });
+    let outcome = poll(
+        "the taint of a GPU that a foreign process uses",
+        NOTICED,
+        || is_tainted(theirs),
+    )
+    .and_then(|()| {
+        for other in gpus
+            .of_product(SHARED)
+            .into_iter()
+            .filter(|uuid| *uuid != theirs)
+        {
+            ensure!(!is_tainted(other)?, "{other} is tainted for its neighbour");
+        }
+        // Another GPU is chosen.
+        let uid = pod_with_gpu(env, "beside")?;
+        let minor = gpus.get(theirs)?.minor;
+        ensure!(
+            env.minors("beside")? != BTreeSet::from([minor]),
+            "the GPU was given out although it is used"
+        );
+        env.end("beside", &uid)
+    });
     gpus.end_process(STRANGER)?;
     outcome?;
-    poll("the end of the taint", NOTICED, || is_tainted(theirs).map(|tainted| !tainted))
+    poll("the end of the taint", NOTICED, || {
+        is_tainted(theirs).map(|tainted| !tainted)
+    })
 }
 
 pub(super) fn rolling_updates(env: &Env) -> Result<()> {
     const UPDATES: u32 = 3;
     let kept = pod_with_gpu(env, "kept")?;
     let lived = under_pods(env, || {
-        (0..UPDATES).try_for_each(|n| env.driver.upgrade(&[&format!("podAnnotations.update=n{n}")]))
+        (0..UPDATES).try_for_each(|n| {
+            env.driver
+                .upgrade(&[&format!("podAnnotations.update=n{n}")])
+        })
     })?;
     env.end("kept", &kept)?;
-    say(&format!("     {UPDATES} rolling updates under {lived} pods, none refused"));
+    say(&format!(
+        "     {UPDATES} rolling updates under {lived} pods, none refused"
+    ));
     ensure!(lived >= UPDATES, "too few pods for a verdict: {lived}");
     env.driver.upgrade(&[])
 }
 
-/// Does something while pods come and go in three streams. None of them may be refused; returns how many there were.
-pub(crate) fn under_pods(env: &Env, what: impl FnOnce() -> Result<()>) -> Result<u32> {
+/// Does something while pods come and go in three streams. None of them may be refused; returns how
+/// many there were.
+fn under_pods(env: &Env, what: impl FnOnce() -> Result<()>) -> Result<u32> {
     let over = AtomicBool::new(false);
     let stream = |name: &'static str| -> Result<u32> {
         let mut lived = 0;
         while !over.load(Ordering::Relaxed) {
             let pod = format!("{name}-{lived}");
             let uid = pod_with_gpu(env, &pod)?;
-            let refused = env.messages(&pod).into_iter().find(|m| m.contains("prepare dynamic resources"));
+            let refused = env
+                .messages(&pod)
+                .into_iter()
+                .find(|m| m.contains("prepare dynamic resources"));
             ensure!(refused.is_none(), "pod {pod}: {refused:?}");
             env.end(&pod, &uid)?;
             lived += 1;
@@ -185,7 +244,9 @@ pub(crate) fn under_pods(env: &Env, what: impl FnOnce() -> Result<()>) -> Result
         over.store(true, Ordering::Relaxed);
         let mut lived = 0;
         for stream in streams {
-            lived += stream.join().map_err(|_| anyhow::anyhow!("a stream of pods panicked"))??;
+            lived += stream
+                .join()
+                .map_err(|_| anyhow::anyhow!("a stream of pods panicked"))??;
         }
         done.map(|()| lived)
     })

@@ -1,5 +1,5 @@
-//! NVIDIA's driver is upgraded under running pods, comes later than the plugin, and the node's GPUs are exchanged. Each
-//! has the cluster to itself.
+//! NVIDIA's driver is upgraded under running pods, comes later than the plugin, and the node's GPUs
+//! are exchanged. Each has the cluster to itself.
 
 use std::time::Duration;
 
@@ -27,14 +27,20 @@ const NEXT_PUBLISHED: &str = "590.44.1";
 
 /// What a claim's containers get, as text.
 fn cdi_text(env: &Env, claim_uid: &str) -> Result<String> {
-    let texts: Vec<String> =
-        env.driver.cdi_files(claim_uid)?.iter().map(fs_err::read_to_string).collect::<Result<_, _>>()?;
+    let texts: Vec<String> = env
+        .driver
+        .cdi_files(claim_uid)?
+        .iter()
+        .map(fs_err::read_to_string)
+        .collect::<Result<_, _>>()?;
     Ok(texts.concat())
 }
 
 fn wait_for_library(env: &Env, claim_uid: &str, version: &str) -> Result<()> {
     let library = format!("libcuda.so.{version}\"");
-    poll(&format!("CDI file with {library}"), NOTICED, || Ok(cdi_text(env, claim_uid)?.contains(&library)))
+    poll(&format!("CDI file with {library}"), NOTICED, || {
+        Ok(cdi_text(env, claim_uid)?.contains(&library))
+    })
 }
 
 fn published(env: &Env, version: &str) -> Result<()> {
@@ -58,14 +64,18 @@ pub(super) fn upgraded(env: &Env) -> Result<()> {
         .and_then(|()| gpus.install_driver(NEXT))
         .and_then(|()| wait_for_library(env, &kept, NEXT))
         .and_then(|()| {
-            ensure!(!cdi_text(env, &kept)?.contains(first), "the live CDI file still names driver {first}");
+            ensure!(
+                !cdi_text(env, &kept)?.contains(first),
+                "the live CDI file still names driver {first}"
+            );
             all_tainted(env, taints::DRIVER_DOWN, false)?;
             published(env, NEXT_PUBLISHED)?;
             let after = pod_with_gpu(env, "after")?;
             wait_for_library(env, &after, NEXT)?;
             env.end("after", &after)
         });
-    gpus.remove_driver().or_else(|_| edit(env, |engine| engine.set_driver_loaded(false)))?;
+    gpus.remove_driver()
+        .or_else(|_| edit(env, |engine| engine.set_driver_loaded(false)))?;
     let down = all_tainted(env, taints::DRIVER_DOWN, true);
     gpus.install_driver(first)?;
     upgraded?;
@@ -87,12 +97,20 @@ pub(super) fn late(env: &Env) -> Result<()> {
         env.end("ended", &ended)?;
         undisturbed(env, "kept")?;
         let running = env.driver.pids()?;
-        ensure!(running.len() == 1, "expected one plugin that waits for the driver, found {running:?}");
-        let ready = env.driver.pods()?.iter().any(|pod| crate::api::has_condition(pod, "Ready"));
+        ensure!(
+            running.len() == 1,
+            "expected one plugin that waits for the driver, found {running:?}"
+        );
+        let ready = env
+            .driver
+            .pods()?
+            .iter()
+            .any(|pod| crate::api::has_condition(pod, "Ready"));
         ensure!(!ready, "a plugin without a driver says that it is ready");
         // Whatever the scheduler knows of the time before.
         env.create(&claim("early", &product(SHARED)))?;
-        env.create(&Pod::new("early").claim("early").build()).map(drop)
+        env.create(&Pod::new("early").claim("early").build())
+            .map(drop)
     });
     gpus.install_driver(first)?;
     without?;
@@ -110,8 +128,13 @@ pub(super) fn late(env: &Env) -> Result<()> {
 /// The UUIDs of the GPUs that are published.
 fn found(env: &Env) -> Result<Vec<String>> {
     let devices = env.driver.devices()?;
-    let gpus = devices.iter().filter(|device| at(device, "attributes.type.string") == "gpu");
-    Ok(gpus.filter_map(|gpu| at(gpu, "attributes.uuid.string").as_str()).map(str::to_owned).collect())
+    let gpus = devices
+        .iter()
+        .filter(|device| at(device, "attributes.type.string") == "gpu");
+    Ok(gpus
+        .filter_map(|gpu| at(gpu, "attributes.uuid.string").as_str())
+        .map(str::to_owned)
+        .collect())
 }
 
 /// A card is exchanged for another one, which is then pulled out under a pod.
@@ -121,9 +144,14 @@ pub(super) fn exchanged(env: &Env) -> Result<()> {
     let name_of = |uuid: &str| -> Result<String> {
         let devices = env.driver.devices()?;
         let found = devices.iter().find(|device| {
-            at(device, "attributes.type.string") == "gpu" && at(device, "attributes.uuid.string") == uuid
+            at(device, "attributes.type.string") == "gpu"
+                && at(device, "attributes.uuid.string") == uuid
         });
-        Ok(at(found.with_context(|| format!("{uuid} is not published"))?, "name").to_string())
+        Ok(at(
+            found.with_context(|| format!("{uuid} is not published"))?,
+            "name",
+        )
+        .to_string())
     };
     let before = name_of(old)?;
     let profile = divvy_gpu_sim::profile("l40s").context("no such model")?;
@@ -142,8 +170,13 @@ pub(super) fn exchanged(env: &Env) -> Result<()> {
     })
     .and_then(|()| {
         let seconds = start.elapsed().as_secs_f32();
-        say(&format!("     an exchanged card was published after {seconds:.0} s"));
-        ensure!(name_of(&new)? != before, "a new card has the name of an old one");
+        say(&format!(
+            "     an exchanged card was published after {seconds:.0} s"
+        ));
+        ensure!(
+            name_of(&new)? != before,
+            "a new card has the name of an old one"
+        );
         let this = format!("device.attributes['{}'].uuid == '{new}'", names::DRIVER);
         let uid = Env::uid(&env.create(&claim("new", &this))?)?;
         env.create(&Pod::new("a").claim("new").build())?;
@@ -151,7 +184,10 @@ pub(super) fn exchanged(env: &Env) -> Result<()> {
         Ok(uid)
     });
     let back = |engine: &mut Engine| {
-        let found = engine.gpus().iter().find(|gpu| gpu.facts.uuid.to_string() == new);
+        let found = engine
+            .gpus()
+            .iter()
+            .find(|gpu| gpu.facts.uuid.to_string() == new);
         let uuid = found.map(|gpu| gpu.facts.uuid.clone());
         uuid.map(|uuid| engine.remove_gpu(&uuid));
         engine.insert_gpu(card);
@@ -167,5 +203,7 @@ pub(super) fn exchanged(env: &Env) -> Result<()> {
     ensure!(!taints.is_empty(), "a card that is gone can still be had");
     env.end("a", &uid)?;
     env.delete("ResourceClaim", "new")?;
-    poll("withdrawal of the card that is gone", FOUND, || Ok(!found(env)?.contains(&new)))
+    poll("withdrawal of the card that is gone", FOUND, || {
+        Ok(!found(env)?.contains(&new))
+    })
 }

@@ -23,13 +23,19 @@ pub(super) fn two_pods_two_gpus(env: &Env) -> Result<()> {
         env.create(&claim(name, &product(SHARED)))?;
         env.create(&Pod::new(name).claim(name).build())?;
     }
-    let (a, b) = (env.check("a", "main", &["a"])?, env.check("b", "main", &["b"])?);
-    ensure!(a.len() == 1 && b.len() == 1 && a != b, "expected a GPU each, got {a:?} and {b:?}");
+    let (a, b) = (
+        env.check("a", "main", &["a"])?,
+        env.check("b", "main", &["b"])?,
+    );
+    ensure!(
+        a.len() == 1 && b.len() == 1 && a != b,
+        "expected a GPU each, got {a:?} and {b:?}"
+    );
     Ok(())
 }
 
-/// What the container reads about its devices is what was published of them; it is there again for a later pod after a
-/// killed plugin has lost the files.
+/// What the container reads about its devices is what was published of them; it is there again for
+/// a later pod after a killed plugin has lost the files.
 pub(super) fn metadata(env: &Env) -> Result<()> {
     let script = "echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; ls -d /dev/nvidia[0-9]*; \
                   cd /var/run/kubernetes.io/dra-device-attributes; \
@@ -40,7 +46,8 @@ pub(super) fn metadata(env: &Env) -> Result<()> {
     env.create(&template("own", &request(&product(SHARED), 1)))?;
     let pod = |name: &str| {
         let pod = Pod::new(name).claim("one").template("own");
-        pod.container_running("main", &["one", "own"], script).in_user_namespace()
+        pod.container_running("main", &["one", "own"], script)
+            .in_user_namespace()
     };
     let read = |name: &str| -> Result<Vec<Value>> {
         env.create(&pod(name).build())?;
@@ -48,19 +55,30 @@ pub(super) fn metadata(env: &Env) -> Result<()> {
         let own = Env::claim_of(&running)?;
         env.check(name, "main", &["one", &own])?;
         let said = env.log(name, "main")?;
-        ensure!(said.contains("not written"), "the container can write it: {said}");
-        let objects = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let objects: Vec<_> =
-            objects.filter(|object| at(object, "apiVersion") == "metadata.resource.k8s.io/v1beta1").collect();
-        let [shared, other] = &*objects else { bail!("expected a file for each claim: {said}") };
+        ensure!(
+            said.contains("not written"),
+            "the container can write it: {said}"
+        );
+        let objects = said
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let objects: Vec<_> = objects
+            .filter(|object| at(object, "apiVersion") == "metadata.resource.k8s.io/v1beta1")
+            .collect();
+        let [shared, other] = &*objects else {
+            bail!("expected a file for each claim: {said}")
+        };
         ensure!(at(shared, "metadata.uid").as_str() == Some(&uid), "{said}");
         ensure!(at(other, "podClaimName") == "own", "{said}");
         ensure!(at(other, "metadata.name").as_str() == Some(&own), "{said}");
         let published = env.driver.devices()?;
         for object in &objects {
             let device = at(object, "requests.0.devices.0");
-            let found = published.iter().find(|found| at(found, "name") == at(device, "name"));
-            let same = found.is_some_and(|found| at(found, "attributes") == at(device, "attributes"));
+            let found = published
+                .iter()
+                .find(|found| at(found, "name") == at(device, "name"));
+            let same =
+                found.is_some_and(|found| at(found, "attributes") == at(device, "attributes"));
             ensure!(same, "{device:#} is not as it is published: {found:#?}");
         }
         Ok(objects)
@@ -70,15 +88,27 @@ pub(super) fn metadata(env: &Env) -> Result<()> {
     ensure!(folder.exists(), "{} is not there", folder.display());
     env.driver.kill_and(|| {
         fs_err::remove_dir_all(&folder)?;
-        env.driver.cdi_files(&uid)?.iter().try_for_each(|file| Ok(fs_err::remove_file(file)?))
+        env.driver
+            .cdi_files(&uid)?
+            .iter()
+            .try_for_each(|file| Ok(fs_err::remove_file(file)?))
     })?;
     super::undisturbed(env, "before")?;
-    ensure!(folder.exists(), "the files of a running pod are not there after the plugin's start");
+    ensure!(
+        folder.exists(),
+        "the files of a running pod are not there after the plugin's start"
+    );
     let after = read("after")?;
-    ensure!(before.first() == after.first(), "the file of the shared claim has changed: {after:#?}");
+    ensure!(
+        before.first() == after.first(),
+        "the file of the shared claim has changed: {after:#?}"
+    );
     env.delete("Pod", "before")?;
     env.end("after", &uid)?;
-    ensure!(!folder.exists(), "the files of an unprepared claim are left");
+    ensure!(
+        !folder.exists(),
+        "the files of an unprepared claim are left"
+    );
     Ok(())
 }
 
@@ -89,21 +119,40 @@ pub(super) fn user_namespace(env: &Env) -> Result<()> {
                   cat /etc/nvidia/nvidia-application-profiles-rc.d/*; \
                   grep -c libcuda.so.1 /etc/ld.so.cache; echo that is all; exec sleep 1000";
     let uid = Env::uid(&env.create(&claim("one", &product(SHARED)))?)?;
-    let pod = Pod::new("a").claim("one").container_running("main", &["one"], script).in_user_namespace();
+    let pod = Pod::new("a")
+        .claim("one")
+        .container_running("main", &["one"], script)
+        .in_user_namespace();
     env.create(&pod.build())?;
     let minors = env.check("a", "main", &["one"])?;
     let said = env.log("a", "main")?;
-    let map: Vec<&str> =
-        said.lines().find(|line| line.starts_with(' ')).unwrap_or_default().split_whitespace().collect();
-    ensure!(map.first() == Some(&"0") && map.get(1) != Some(&"0"), "its root is the node's: {said}");
-    ensure!(said.contains("opened\n/dev/nvidiactl\n"), "a node cannot be used: {said}");
-    ensure!(said.contains("\nrenderD"), "the GPU has no DRM node: {said}");
+    let map: Vec<&str> = said
+        .lines()
+        .find(|line| line.starts_with(' '))
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    ensure!(
+        map.first() == Some(&"0") && map.get(1) != Some(&"0"),
+        "its root is the node's: {said}"
+    );
+    ensure!(
+        said.contains("opened\n/dev/nvidiactl\n"),
+        "a node cannot be used: {said}"
+    );
+    ensure!(
+        said.contains("\nrenderD"),
+        "the GPU has no DRM node: {said}"
+    );
     let mask = minors.iter().fold(0u64, |mask, minor| mask | 1 << minor);
     ensure!(
         said.contains(&format!("\"EGLVisibleDGPUDevices\", {mask:#x}]")),
         "graphics looks at others: {said}"
     );
-    ensure!(said.contains("\n1\nthat is all"), "the hook has not entered the libraries: {said}");
+    ensure!(
+        said.contains("\n1\nthat is all"),
+        "the hook has not entered the libraries: {said}"
+    );
     env.end("a", &uid)
 }
 
@@ -117,16 +166,21 @@ pub(super) fn one_claim_two_pods(env: &Env) -> Result<()> {
     }
     env.delete("Pod", "a")?;
     env.wait_until_gone("Pod", "a")?;
-    ensure!(env.driver.record(&uid).exists(), "the claim was unprepared although pod b still uses it");
+    ensure!(
+        env.driver.record(&uid).exists(),
+        "the claim was unprepared although pod b still uses it"
+    );
     env.end("b", &uid)
 }
 
 pub(super) fn one_claim_two_containers(env: &Env) -> Result<()> {
     env.create(&claim("one", &product(SHARED)))?;
-    let pod = Pod::new("a").claim("one").container("x", &["one"]).container("y", &["one"]);
+    let pod = Pod::new("a")
+        .claim("one")
+        .container("x", &["one"])
+        .container("y", &["one"]);
     // A third has no GPU: what a pod has, its containers get only if they say so.
-    let quiet =
-        "echo NVIDIA_VISIBLE_DEVICES=void; ls -d /dev/nvidia[0-9]*; echo that is all; exec sleep 1000";
+    let quiet = "echo NVIDIA_VISIBLE_DEVICES=void; ls -d /dev/nvidia[0-9]*; echo that is all; exec sleep 1000";
     let pod = pod.container_running("quiet", &[], quiet);
     env.create(&pod.build())?;
     env.check("a", "x", &["one"])?;
@@ -140,7 +194,11 @@ pub(super) fn two_claims_one_pod(env: &Env) -> Result<()> {
         env.create(&claim(name, &product(SHARED)))?;
     }
     let pod = Pod::new("a").claim("first").claim("second");
-    env.create(&pod.container("both", &["first", "second"]).container("one", &["second"]).build())?;
+    env.create(
+        &pod.container("both", &["first", "second"])
+            .container("one", &["second"])
+            .build(),
+    )?;
     let both = env.check("a", "both", &["first", "second"])?;
     ensure!(both.len() == 2, "expected two GPUs, got {both:?}");
     env.check("a", "one", &["second"])?;
@@ -156,16 +214,23 @@ pub(super) fn count_two(env: &Env) -> Result<()> {
 }
 
 pub(super) fn count_beyond_node(env: &Env) -> Result<()> {
-    env.create(&claim_for("all", &request("true", env.driver.gpus().count() + 1)))?;
+    env.create(&claim_for(
+        "all",
+        &request("true", env.driver.gpus().count() + 1),
+    ))?;
     env.create(&Pod::new("a").claim("all").build())?;
     let reason = env.wait_until_unschedulable("a")?;
-    ensure!(reason.contains("cannot allocate all claims"), "the scheduler's reason is another: {reason}");
+    ensure!(
+        reason.contains("cannot allocate all claims"),
+        "the scheduler's reason is another: {reason}"
+    );
     Ok(())
 }
 
 pub(super) fn selectors(env: &Env) -> Result<()> {
     let driver = names::DRIVER;
-    // NVML must report the CUDA version without libcuda, which is in the driver root and not in the plugin's image.
+    // NVML must report the CUDA version without libcuda, which is in the driver root and not in the
+    // plugin's image.
     let l40s = format!(
         "device.attributes['{driver}'].productName.contains('L40S') \
          && device.capacity['{driver}'].memory.compareTo(quantity('40Gi')) > 0 \
@@ -176,8 +241,15 @@ pub(super) fn selectors(env: &Env) -> Result<()> {
     env.create(&Pod::new("a").claim("fits").build())?;
     env.check("a", "main", &["fits"])?;
     let uuid = env.driver.gpus().of_product("L40S");
-    let minor = env.driver.gpus().get(uuid.first().copied().unwrap_or_default())?.minor;
-    ensure!(env.minors("fits")? == [minor].into(), "another GPU than the L40S was selected");
+    let minor = env
+        .driver
+        .gpus()
+        .get(uuid.first().copied().unwrap_or_default())?
+        .minor;
+    ensure!(
+        env.minors("fits")? == [minor].into(),
+        "another GPU than the L40S was selected"
+    );
 
     env.create(&claim("fits-none", &l40s.replace("40Gi", "900Gi")))?;
     env.create(&Pod::new("b").claim("fits-none").build())?;
@@ -192,13 +264,17 @@ pub(super) fn deployment(env: &Env) -> Result<()> {
     let mut all = std::collections::BTreeSet::new();
     let mut uids = Vec::new();
     for pod in &pods {
-        let (name, claim) = (at(pod, "metadata.name").as_str().unwrap_or_default(), Env::claim_of(pod)?);
+        let (name, claim) = (
+            at(pod, "metadata.name").as_str().unwrap_or_default(),
+            Env::claim_of(pod)?,
+        );
         all.append(&mut env.check(name, "main", &[&claim])?);
         uids.push(Env::uid(&env.claim(&claim)?)?);
     }
     ensure!(all.len() == 2, "expected two different GPUs, got {all:?}");
     env.delete("Deployment", "d")?;
-    uids.iter().try_for_each(|uid| env.driver.wait_until_unprepared(uid))
+    uids.iter()
+        .try_for_each(|uid| env.driver.wait_until_unprepared(uid))
 }
 
 pub(super) fn deletion_frees(env: &Env) -> Result<()> {
@@ -207,8 +283,14 @@ pub(super) fn deletion_frees(env: &Env) -> Result<()> {
     let claim = Env::claim_of(&env.wait_until_running("a")?)?;
     env.check("a", "main", &[&claim])?;
     let uid = Env::uid(&env.claim(&claim)?)?;
-    ensure!(env.driver.record(&uid).exists(), "a prepared claim has no record");
-    ensure!(!env.driver.cdi_files(&uid)?.is_empty(), "a prepared claim has no CDI file");
+    ensure!(
+        env.driver.record(&uid).exists(),
+        "a prepared claim has no record"
+    );
+    ensure!(
+        !env.driver.cdi_files(&uid)?.is_empty(),
+        "a prepared claim has no CDI file"
+    );
     env.end("a", &uid)?;
     env.wait_until_gone("ResourceClaim", &claim)
 }
@@ -218,23 +300,43 @@ pub(super) fn not_offered(env: &Env) -> Result<()> {
     let parameters =
         json!({"apiVersion": names::API_VERSION, "kind": "GpuConfig", "extraNodes": ["/dev/kvm"]});
     let config = json!([{"opaque": {"driver": names::DRIVER, "parameters": parameters}}]);
-    if let Some(devices) = spec.get_mut("devices").and_then(|devices| devices.as_object_mut()) {
+    if let Some(devices) = spec
+        .get_mut("devices")
+        .and_then(|devices| devices.as_object_mut())
+    {
         devices.insert("config".to_owned(), config);
     }
     env.create(&claim_for("wrong", &spec))?;
     env.create(&Pod::new("a").claim("wrong").build())?;
-    wait_for("event of pod a that names the device node", PATIENCE, || {
-        let messages = env.messages("a");
-        Ok(messages.into_iter().find(|text| text.contains("requests /dev/kvm (extraNodes)")))
-    })?;
+    wait_for(
+        "event of pod a that names the device node",
+        PATIENCE,
+        || {
+            let messages = env.messages("a");
+            Ok(messages
+                .into_iter()
+                .find(|text| text.contains("requests /dev/kvm (extraNodes)")))
+        },
+    )?;
     // Said on the claim, too, as the plugin's own rights let it: an Event and a condition.
-    wait_for("event of the claim that names the device node", PATIENCE, || {
-        Ok(env.messages("wrong").into_iter().find(|text| text.contains("/dev/kvm")))
-    })?;
-    wait_for("condition of the claim that names the device node", PATIENCE, || {
-        let claim = env.claim("wrong")?;
-        let condition = at(&claim, "status.devices.0.conditions.0");
-        let message = at(condition, "message").as_str().unwrap_or_default();
-        Ok((at(condition, "status") == "False" && message.contains("/dev/kvm")).then_some(()))
-    })
+    wait_for(
+        "event of the claim that names the device node",
+        PATIENCE,
+        || {
+            Ok(env
+                .messages("wrong")
+                .into_iter()
+                .find(|text| text.contains("/dev/kvm")))
+        },
+    )?;
+    wait_for(
+        "condition of the claim that names the device node",
+        PATIENCE,
+        || {
+            let claim = env.claim("wrong")?;
+            let condition = at(&claim, "status.devices.0.conditions.0");
+            let message = at(condition, "message").as_str().unwrap_or_default();
+            Ok((at(condition, "status") == "False" && message.contains("/dev/kvm")).then_some(()))
+        },
+    )
 }

@@ -1,4 +1,5 @@
-//! `kubectl divvy status` on a real cluster: a pod runs, another waits, and the GPU of both is lost.
+//! `kubectl divvy status` on a real cluster: a pod runs, another waits, and the GPU of both is
+//! lost.
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
@@ -13,15 +14,19 @@ use crate::wait::{poll, wait_for};
 /// Of this kind there is one: cases that have the cluster to themselves may lose it.
 const PRODUCT: &str = "NVIDIA L4";
 
-/// Asks until the answer has this exit status and all of these words: nodes write their reports a few seconds later.
+/// Asks until the answer has this exit status and all of these words: nodes write their reports a
+/// few seconds later.
 pub(super) fn says(env: &Env, args: &[&str], code: i32, words: &[&str]) -> Result<String> {
     let mut last = (None, String::new());
-    let found =
-        wait_for(&format!("`kubectl divvy {}` that says {words:?}", args.join(" ")), PATIENCE, || {
+    let found = wait_for(
+        &format!("`kubectl divvy {}` that says {words:?}", args.join(" ")),
+        PATIENCE,
+        || {
             last = env.driver.kubectl_divvy(args)?;
             let all = last.0 == Some(code) && words.iter().all(|word| last.1.contains(word));
             Ok(all.then(|| last.1.clone()))
-        });
+        },
+    );
     found.with_context(|| format!("it says, with exit status {:?}:\n{}", last.0, last.1))
 }
 
@@ -34,15 +39,30 @@ pub(super) fn shows(env: &Env) -> Result<()> {
     env.create(&claim("waits", &product(PRODUCT)))?;
     env.create(&Pod::new("b").claim("waits").build())?;
     env.wait_until_unschedulable("b")?;
-    let (held, waits) = (format!("{}/held", env.namespace), format!("{}/waits", env.namespace));
+    let (held, waits) = (
+        format!("{}/held", env.namespace),
+        format!("{}/waits", env.namespace),
+    );
 
     // Nothing is wrong: it waits for the other.
-    let holder = format!("held by {held}");
-    let waiting =
-        ["waiting: no device is allocated", "why: no room now", "1 in use", &holder, "scheduler: 0/1"];
+    let waiting = [
+        "waiting: no device is allocated",
+        "is whole for a: it starts when",
+        "scheduler: 0/1",
+    ];
     says(env, &["status", "claim", &waits], 0, &waiting)?;
-    says(env, &["status", "claim", "held", "-n", &env.namespace], 0, &["devices are ready", gpu, "pods a"])?;
-    let found = says(env, &["status", "gpu", gpu], 0, &[PRODUCT, "mode whole", &held, "prepared"])?;
+    says(
+        env,
+        &["status", "claim", "held", "-n", &env.namespace],
+        0,
+        &["devices are ready", gpu, "pods a"],
+    )?;
+    let found = says(
+        env,
+        &["status", "gpu", gpu],
+        0,
+        &[PRODUCT, "mode whole", &held, "prepared"],
+    )?;
     let words: Vec<&str> = found.split_whitespace().collect();
     let [name, "of", "node", node, ..] = words.as_slice() else {
         anyhow::bail!("it begins with {found:?}");
@@ -60,17 +80,20 @@ pub(super) fn shows(env: &Env) -> Result<()> {
         "do:  reset the GPU or reboot the node",
     ];
     let fleet = says(env, &["status"], 3, &wrong)?;
-    ensure!(fleet.contains(&format!("pod {}/b", env.namespace)), "no pod waits: {fleet}");
-    says(env, &["status", "gpu", &format!("{node}/{name}")], 3, &wrong)?;
-    says(env, &["status", "claim", &held], 3, &wrong)?;
-    // It would not fit if the other went: the GPU is tainted.
-    let tainted = format!("1 tainted {}", names::taints::LOST);
+    ensure!(
+        fleet.contains(&format!("pod {}/b", env.namespace)),
+        "no pod waits: {fleet}"
+    );
     says(
         env,
-        &["status", "claim", &waits],
+        &["status", "gpu", &format!("{node}/{name}")],
         3,
-        &["why: it fits on no node, even with all devices free", &tainted],
+        &wrong,
     )?;
+    says(env, &["status", "claim", &held], 3, &wrong)?;
+    // It would not fit if the other went: the GPU is tainted.
+    let tainted = format!("{name} is tainted with {}", names::taints::LOST);
+    says(env, &["status", "claim", &waits], 3, &["why: ", &tainted])?;
     let line = env.cluster.kubectl(&["get", "gpunodes"])?;
     ensure!(
         line.contains("TROUBLE") && line.contains(&format!("{name} lost")),
@@ -78,22 +101,38 @@ pub(super) fn shows(env: &Env) -> Result<()> {
     );
 
     // Since when outlasts the plugin.
-    let since =
-        |text: &str| text.split("(since ").nth(1).and_then(|rest| rest.split(')').next()).map(str::to_owned);
+    let since = |text: &str| {
+        text.split("(since ")
+            .nth(1)
+            .and_then(|rest| rest.split(')').next())
+            .map(str::to_owned)
+    };
     let before = since(&fleet).context("no time")?;
     let written = || -> Result<String> {
-        let object = env.api().get(&format!("/apis/{}/gpunodes/{node}", names::API_VERSION))?;
+        let object = env
+            .api()
+            .get(&format!("/apis/{}/gpunodes/{node}", names::API_VERSION))?;
         let object = object.context("the node has no GpuNode")?;
-        Ok(at(&object, "status.changed").as_str().unwrap_or_default().to_owned())
+        Ok(at(&object, "status.changed")
+            .as_str()
+            .unwrap_or_default()
+            .to_owned())
     };
     let last = written()?;
     env.driver.kill()?;
-    poll("the report of the next plugin", PATIENCE, || Ok(written()? != last))?;
+    poll("the report of the next plugin", PATIENCE, || {
+        Ok(written()? != last)
+    })?;
     let after = says(env, &["status", "gpu", gpu], 3, &wrong)?;
-    ensure!(since(&after).as_ref() == Some(&before), "lost since {before}, and after a restart {after}");
+    ensure!(
+        since(&after).as_ref() == Some(&before),
+        "lost since {before}, and after a restart {after}"
+    );
 
     gpus.set_lost(gpu, false)?;
-    poll("end of the taint", PATIENCE * 3, || Ok(env.driver.taints(gpu)?.is_empty()))?;
+    poll("end of the taint", PATIENCE * 3, || {
+        Ok(env.driver.taints(gpu)?.is_empty())
+    })?;
     says(env, &["status", "gpu", gpu], 0, &[&held])?;
     Ok(())
 }
@@ -106,7 +145,10 @@ pub(super) fn gpu_node_deleted(env: &Env) -> Result<()> {
     let uid = Env::uid(&before)?;
     env.api().delete(&path, &json!({}))?;
     wait_for("another GpuNode with all GPUs", PATIENCE, || {
-        let found = env.api().get(&path)?.filter(|found| gpus(found) == env.driver.gpus().count());
+        let found = env
+            .api()
+            .get(&path)?
+            .filter(|found| gpus(found) == env.driver.gpus().count());
         Ok(found.filter(|found| Env::uid(found).is_ok_and(|found| found != uid)))
     })
     .map(drop)

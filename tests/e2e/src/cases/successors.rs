@@ -1,4 +1,5 @@
-//! One GPU, one pod after another: the next must not wait a kubelet's retry, and must not come too early.
+//! One GPU, one pod after another: the next must not wait a kubelet's retry, and must not come too
+//! early.
 
 use std::time::{Duration, Instant};
 
@@ -25,11 +26,19 @@ pub(super) fn claim_reused(env: &Env) -> Result<()> {
         allocated.push(at(&now, "status.allocation.allocationTimestamp").clone());
         env.end(pod, &uid)?;
         wait_for("claim without allocation", PATIENCE, || {
-            Ok(at(&env.claim("kept")?, "status.allocation").is_null().then_some(()))
+            Ok(at(&env.claim("kept")?, "status.allocation")
+                .is_null()
+                .then_some(()))
         })?;
     }
-    ensure!(allocated.iter().all(serde_json::Value::is_string), "no time of allocation: {allocated:?}");
-    ensure!(allocated.first() != allocated.last(), "the claim was not allocated again: {allocated:?}");
+    ensure!(
+        allocated.iter().all(serde_json::Value::is_string),
+        "no time of allocation: {allocated:?}"
+    );
+    ensure!(
+        allocated.first() != allocated.last(),
+        "the claim was not allocated again: {allocated:?}"
+    );
     Ok(())
 }
 
@@ -45,11 +54,17 @@ pub(super) fn force_deleted(env: &Env) -> Result<()> {
     env.force_delete("a")?;
     env.create(&Pod::new("b").claim("second").build())?;
     // The second claim has the GPU before the first has let go: its prepare waits for the process.
-    ensure!(env.minors("second")? == seen, "the second pod has another GPU");
+    ensure!(
+        env.minors("second")? == seen,
+        "the second pod has another GPU"
+    );
     env.driver.gpus().end_process(GHOST + 1)?;
     env.wait_until_running("b")?;
     let took = start.elapsed();
-    ensure!(env.check("b", "main", &["second"])? == seen, "the second pod has another GPU");
+    ensure!(
+        env.check("b", "main", &["second"])? == seen,
+        "the second pod has another GPU"
+    );
     say(&format!(
         "     a pod after a force-deleted one on the same GPU ran after {:.1} s",
         took.as_secs_f32()
@@ -73,9 +88,17 @@ pub(super) fn in_use(env: &Env) -> Result<()> {
     env.delete("Pod", "a")?;
     env.wait_until_gone("Pod", "a")?;
     wait_for("taint of the GPU that is still in use", PATIENCE, || {
-        Ok(env.driver.taints(gpu)?.iter().any(|key| key == names::taints::LINGERING).then_some(()))
+        Ok(env
+            .driver
+            .taints(gpu)?
+            .iter()
+            .any(|key| key == names::taints::LINGERING)
+            .then_some(()))
     })?;
-    ensure!(env.driver.cdi_files(&uid)?.is_empty(), "the CDI file of a claim without a pod is left");
+    ensure!(
+        env.driver.cdi_files(&uid)?.is_empty(),
+        "the CDI file of a claim without a pod is left"
+    );
 
     env.create(&claim("second", &product(PRODUCT)))?;
     env.create(&Pod::new("b").claim("second").build())?;
@@ -85,10 +108,22 @@ pub(super) fn in_use(env: &Env) -> Result<()> {
     env.wait_until_running("b")?;
     let took = start.elapsed();
     env.check("b", "main", &["second"])?;
-    ensure!(env.driver.taints(gpu)?.is_empty(), "the GPU is still tainted");
-    ensure!(!env.driver.record(&uid).exists(), "the first claim's record is left");
-    say(&format!("     a GPU was given out {:.1} s after its last process had ended", took.as_secs_f32()));
-    ensure!(took < SECONDS, "the GPU was given out {took:?} after its last process had ended");
+    ensure!(
+        env.driver.taints(gpu)?.is_empty(),
+        "the GPU is still tainted"
+    );
+    ensure!(
+        !env.driver.record(&uid).exists(),
+        "the first claim's record is left"
+    );
+    say(&format!(
+        "     a GPU was given out {:.1} s after its last process had ended",
+        took.as_secs_f32()
+    ));
+    ensure!(
+        took < SECONDS,
+        "the GPU was given out {took:?} after its last process had ended"
+    );
     Ok(())
 }
 
@@ -100,13 +135,26 @@ pub(super) fn stubborn(env: &Env) -> Result<()> {
         env.create(&claim(name, &product("Tesla T4")))?;
     }
     let deaf = format!("trap '' TERM; echo that is all; while :; do sleep {MARK}; done");
-    env.create(&Pod::new("a").claim("first").container_running("main", &["first"], &deaf).grace(8).build())?;
+    env.create(
+        &Pod::new("a")
+            .claim("first")
+            .container_running("main", &["first"], &deaf)
+            .grace(8)
+            .build(),
+    )?;
     env.wait_until_running("a")?;
     env.log("a", "main")?;
-    let alive = || env.cluster.processes(|args| args.iter().any(|arg| arg.contains(MARK)));
+    let alive = || {
+        env.cluster
+            .processes(|args| args.iter().any(|arg| arg.contains(MARK)))
+    };
     let shells = alive()?;
-    let &pid = shells.first().context("the first pod's process is not found")?;
-    env.driver.gpus().start_process(env.driver.gpus().only("Tesla T4")?, pid)?;
+    let &pid = shells
+        .first()
+        .context("the first pod's process is not found")?;
+    env.driver
+        .gpus()
+        .start_process(env.driver.gpus().only("Tesla T4")?, pid)?;
 
     env.force_delete("a")?;
     env.create(&Pod::new("b").claim("second").build())?;
@@ -122,8 +170,14 @@ pub(super) fn stubborn(env: &Env) -> Result<()> {
         Ok((runs || !alive).then_some(runs))
     })
     .and_then(|early| {
-        ensure!(!early, "the second pod ran while the first pod's process still lived");
-        ensure!(seen > 0, "the first pod ended at once, so nothing was shown");
+        ensure!(
+            !early,
+            "the second pod ran while the first pod's process still lived"
+        );
+        ensure!(
+            seen > 0,
+            "the first pod ended at once, so nothing was shown"
+        );
         Ok(())
     })?;
     // What the driver frees last is the context on the GPU.
@@ -135,6 +189,9 @@ pub(super) fn stubborn(env: &Env) -> Result<()> {
         "     a pod after a stubborn one on the same GPU ran {:.1} s after that had ended",
         took.as_secs_f32()
     ));
-    ensure!(took < SECONDS, "the second pod took {took:?} after the first had ended");
+    ensure!(
+        took < SECONDS,
+        "the second pod took {took:?} after the first had ended"
+    );
     Ok(())
 }

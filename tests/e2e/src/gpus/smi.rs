@@ -1,6 +1,6 @@
-//! A stand-in for the driver's `nvidia-smi compute-policy`, which keeps each GPU's time slice where the kernel module
-//! would. The driver's root gets a shell and looks like a whole root file system, as that of a driver container does, so
-//! that the plugin runs the program inside it.
+//! A stand-in for the driver's `nvidia-smi compute-policy`, which keeps each GPU's time slice where
+//! the kernel module would. The driver's root gets a shell and looks like a whole root file system,
+//! as that of a driver container does, so that the plugin runs the program inside it.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -60,13 +60,27 @@ fn kept(driver: &Path, name: &str) -> PathBuf {
 
 pub(super) fn time_slice(driver: &Path, uuid: &str) -> Result<TimeSlice> {
     let file = kept(driver, uuid);
-    let text = if file.exists() { fs::read_to_string(file)? } else { "0".to_owned() };
-    let found = TimeSlice::ALL.into_iter().find(|slice| slice.number().to_string() == text.trim());
+    let text = if file.exists() {
+        fs::read_to_string(file)?
+    } else {
+        "0".to_owned()
+    };
+    let found = TimeSlice::ALL
+        .into_iter()
+        .find(|slice| slice.number().to_string() == text.trim());
     found.with_context(|| format!("{text:?} is no time slice"))
 }
 
 pub(super) fn calls(driver: &Path, uuid: &str) -> Result<Vec<String>> {
     let file = kept(driver, CALLS);
-    let text = if file.exists() { fs::read_to_string(file)? } else { String::new() };
-    Ok(text.lines().filter(|line| line.contains(uuid)).map(str::to_owned).collect())
+    let text = if file.exists() {
+        fs::read_to_string(file)?
+    } else {
+        String::new()
+    };
+    Ok(text
+        .lines()
+        .filter(|line| line.contains(uuid))
+        .map(str::to_owned)
+        .collect())
 }

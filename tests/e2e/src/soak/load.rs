@@ -12,8 +12,8 @@ use crate::case::Env;
 use crate::objects::{Pod, claim_for, collection};
 use crate::wait::{poll, wait_for};
 
-/// A pod that has not run for so long must have a visible reason. The kubelet retries a failed prepare after 60 to 90 s,
-/// and everything may have been down in between.
+/// A pod that has not run for so long must have a visible reason. The kubelet retries a failed
+/// prepare after 60 to 90 s, and everything may have been down in between.
 const STUCK: Duration = Duration::from_mins(4);
 
 /// What a pod asks for.
@@ -71,7 +71,10 @@ impl Kind {
             Self::Share | Self::OneClaimTwoPods => vec![share("share", 1 + dice.below(8))],
             Self::TwoShares => vec![share("x", 1 + dice.below(4)), share("y", 1)],
             Self::Admin => {
-                vec![exactly("all", json!({"deviceClassName": names::CLASS_ADMIN, "adminAccess": true}))]
+                vec![exactly(
+                    "all",
+                    json!({"deviceClassName": names::CLASS_ADMIN, "adminAccess": true}),
+                )]
             }
         };
         json!({"devices": {"requests": requests}})
@@ -136,7 +139,14 @@ fn create(env: &Env, name: &str, kind: Kind, dice: &mut Dice) -> Result<One> {
         env.create(&Pod::new(pod).claim(name).grace(2).build())?;
     }
     let since = Instant::now();
-    Ok(One { name: name.to_owned(), kind, pods, since, ran: false, ending: false })
+    Ok(One {
+        name: name.to_owned(),
+        kind,
+        pods,
+        since,
+        ran: false,
+        ending: false,
+    })
 }
 
 impl Live {
@@ -144,13 +154,19 @@ impl Live {
     fn end_one(&mut self, shared: &Shared, dice: &mut Dice) {
         let mut candidates: Vec<&mut One> = self.0.iter_mut().filter(|one| !one.ending).collect();
         let chosen = dice.below(candidates.len());
-        let Some(one) = candidates.get_mut(chosen) else { return };
+        let Some(one) = candidates.get_mut(chosen) else {
+            return;
+        };
         let force = dice.below(4) == 0;
         match end(&shared.env, one, force) {
             Ok(()) => {
                 one.ending = true;
                 one.since = Instant::now();
-                shared.count(if force { "pods deleted by force" } else { "pods deleted" });
+                shared.count(if force {
+                    "pods deleted by force"
+                } else {
+                    "pods deleted"
+                });
             }
             Err(_) => shared.count("requests while the API server is away"),
         }
@@ -159,16 +175,26 @@ impl Live {
     /// Forgets what is gone, notes what runs, and asks those that wait why.
     fn look(&mut self, shared: &Shared) {
         let env = &shared.env;
-        let (Some(pods), Some(claims)) =
-            (collection("Pod", &env.namespace), collection("ResourceClaim", &env.namespace))
-        else {
+        let (Some(pods), Some(claims)) = (
+            collection("Pod", &env.namespace),
+            collection("ResourceClaim", &env.namespace),
+        ) else {
             return;
         };
-        let (Ok(pods), Ok(claims)) = (env.api().list(&pods), env.api().list(&claims)) else { return };
-        let named =
-            |all: &[Value], name: &str| all.iter().find(|one| at(one, "metadata.name") == name).cloned();
+        let (Ok(pods), Ok(claims)) = (env.api().list(&pods), env.api().list(&claims)) else {
+            return;
+        };
+        let named = |all: &[Value], name: &str| {
+            all.iter()
+                .find(|one| at(one, "metadata.name") == name)
+                .cloned()
+        };
         self.0.retain_mut(|one| {
-            let own: Vec<Value> = one.pods.iter().filter_map(|pod| named(&pods, pod)).collect();
+            let own: Vec<Value> = one
+                .pods
+                .iter()
+                .filter_map(|pod| named(&pods, pod))
+                .collect();
             if own.is_empty() && one.ending && named(&claims, &one.name).is_none() {
                 return false;
             }
@@ -180,7 +206,9 @@ impl Live {
                 let why = reason(env, one, &own);
                 let what = if one.ending { "end" } else { "start" };
                 match why {
-                    Some(_) => shared.count(format!("pods that waited long to {what}, and said why")),
+                    Some(_) => {
+                        shared.count(format!("pods that waited long to {what}, and said why"));
+                    }
                     None => shared.wrong(format!(
                         "{} ({}) waits to {what} without a visible reason",
                         one.name,
@@ -208,7 +236,10 @@ impl Live {
                     .filter_map(|one| at(one, "metadata.name").as_str().map(str::to_owned))
                     .collect())
             };
-            poll(&format!("end of every {kind}"), END, || Ok(names()?.is_empty())).with_context(|| {
+            poll(&format!("end of every {kind}"), END, || {
+                Ok(names()?.is_empty())
+            })
+            .with_context(|| {
                 let left = names().unwrap_or_default();
                 let why: Vec<String> = left.iter().flat_map(|name| env.messages(name)).collect();
                 format!("left: {left:?}: {}", why.join("; "))
@@ -221,7 +252,11 @@ impl Live {
 /// Deletes pods and their claim; the claim goes when no pod uses it.
 fn end(env: &Env, one: &One, force: bool) -> Result<()> {
     for pod in &one.pods {
-        if force { env.force_delete(pod)? } else { env.delete("Pod", pod)? }
+        if force {
+            env.force_delete(pod)?;
+        } else {
+            env.delete("Pod", pod)?;
+        }
     }
     env.delete("ResourceClaim", &one.name)
 }
@@ -230,12 +265,16 @@ fn end(env: &Env, one: &One, force: bool) -> Result<()> {
 fn reason(env: &Env, one: &One, pods: &[Value]) -> Option<String> {
     let unschedulable = pods.iter().find_map(|pod| {
         let conditions = at(pod, "status.conditions").as_array()?;
-        let refused = conditions.iter().find(|condition| at(condition, "reason") == "Unschedulable")?;
+        let refused = conditions
+            .iter()
+            .find(|condition| at(condition, "reason") == "Unschedulable")?;
         Some(at(refused, "message").as_str()?.to_owned())
     });
     unschedulable.or_else(|| {
         let about = one.pods.iter().chain([&one.name]);
-        about.flat_map(|name| env.messages(name)).find(|text| !text.starts_with("Successfully assigned"))
+        about
+            .flat_map(|name| env.messages(name))
+            .find(|text| !text.starts_with("Successfully assigned"))
     })
 }
 

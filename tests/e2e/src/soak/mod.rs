@@ -1,14 +1,13 @@
-//! A day in fast motion: pods of every kind come and go, while everything that can be killed is killed and policies
-//! change. At the end nothing may be left of any of them: no record, no CDI file, no partition, no pod that waits and
-//! does not say why.
+//! A day in fast motion: pods of every kind come and go, while everything that can be killed is
+//! killed and policies change. At the end nothing may be left of any of them: no record, no CDI
+//! file, no partition, no pod that waits and does not say why.
 //!
-//! `cargo xtask soak day` runs it. [`load`] makes and ends pods, [`trouble`] kills and changes, [`watch`] looks for
-//! GPUs with two holders; each on its thread.
+//! `cargo xtask soak day` runs it. [`load`] makes and ends pods, [`trouble`] kills and changes,
+//! [`watch`] looks for GPUs with two holders; each on its thread.
 
 mod load;
 mod tally;
 mod trouble;
-pub mod update;
 mod watch;
 
 use std::sync::Mutex;
@@ -90,9 +89,17 @@ impl Shared<'_> {
 
 /// Lives through a day and says what happened.
 pub fn run(cluster: &Cluster, driver: &Driver, day: &Day) -> Result<Tally> {
-    let env = Env { cluster, driver, namespace: NAMESPACE.to_owned() };
+    let env = Env {
+        cluster,
+        driver,
+        namespace: NAMESPACE.to_owned(),
+    };
     prepare(&env)?;
-    let shared = Shared { env, over: AtomicBool::new(false), tally: Mutex::default() };
+    let shared = Shared {
+        env,
+        over: AtomicBool::new(false),
+        tally: Mutex::default(),
+    };
     let left = std::thread::scope(|scope| {
         let load = scope.spawn(|| load::run(&shared, day));
         let troubles = scope.spawn(|| trouble::run(&shared, day));
@@ -117,7 +124,10 @@ pub fn run(cluster: &Cluster, driver: &Driver, day: &Day) -> Result<Tally> {
     if let Err(error) = ended {
         shared.wrong(format!("{error:#}"));
     }
-    Ok(shared.tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+    Ok(shared
+        .tally
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
 /// A namespace, and everything allowed.
@@ -126,8 +136,13 @@ fn prepare(env: &Env) -> Result<()> {
     let labels = json!({"resource.kubernetes.io/admin-access": "true"});
     let object = json!({"metadata": {"name": env.namespace, "labels": labels}});
     env.api().create("/api/v1/namespaces", &object)?;
-    let account = format!("/api/v1/namespaces/{}/serviceaccounts/default", env.namespace);
-    wait_for("default ServiceAccount of the namespace", END, || env.api().get(&account))?;
+    let account = format!(
+        "/api/v1/namespaces/{}/serviceaccounts/default",
+        env.namespace
+    );
+    wait_for("default ServiceAccount of the namespace", END, || {
+        env.api().get(&account)
+    })?;
     trouble::set_policy(env, &trouble::everything())
 }
 
@@ -137,21 +152,32 @@ fn evening(shared: &Shared, left: &load::Live) -> Result<()> {
     trouble::set_policy(env, &trouble::everything())?;
     env.driver.wait_until_ready()?;
     left.end_all(shared)?;
-    poll("end of all records of claims", END, || Ok(watch::records(env)?.is_empty())).with_context(|| {
-        let left: Vec<String> =
-            watch::records(env).unwrap_or_default().iter().map(ToString::to_string).collect();
+    poll("end of all records of claims", END, || {
+        Ok(watch::records(env)?.is_empty())
+    })
+    .with_context(|| {
+        let left: Vec<String> = watch::records(env)
+            .unwrap_or_default()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         format!("left: {}", left.join("; "))
     })?;
     poll("end of all partitions", END, || {
         let all = env.driver.gpus().of_product("");
-        all.iter().try_fold(true, |none, gpu| Ok(none && env.driver.gpus().instances(gpu)?.is_empty()))
+        all.iter().try_fold(true, |none, gpu| {
+            Ok(none && env.driver.gpus().instances(gpu)?.is_empty())
+        })
     })?;
     let cdi = fs_err::read_dir(env.cluster.node_path("/run/cdi"))?.count();
     ensure!(cdi == 0, "{cdi} CDI files are left");
     poll("untainted devices of all GPUs", END, || {
         let devices = env.driver.devices()?;
-        let free = |device: &&serde_json::Value| at(device, "taints").as_array().is_none_or(Vec::is_empty);
-        let whole = devices.iter().filter(|device| at(device, "attributes.type.string") == "gpu");
+        let free =
+            |device: &&serde_json::Value| at(device, "taints").as_array().is_none_or(Vec::is_empty);
+        let whole = devices
+            .iter()
+            .filter(|device| at(device, "attributes.type.string") == "gpu");
         Ok(whole.filter(free).count() == env.driver.gpus().count())
     })?;
     // And it all still works.
@@ -160,8 +186,14 @@ fn evening(shared: &Shared, left: &load::Live) -> Result<()> {
         shared.count(format!("the day after: {} runs and ends", kind.name()));
     }
     let slices = env.driver.slices()?;
-    let drivers: Vec<_> = slices.iter().map(|slice| at(slice, "spec.driver")).collect();
-    ensure!(drivers.iter().all(|driver| **driver == names::DRIVER), "slices of {drivers:?}");
+    let drivers: Vec<_> = slices
+        .iter()
+        .map(|slice| at(slice, "spec.driver"))
+        .collect();
+    ensure!(
+        drivers.iter().all(|driver| **driver == names::DRIVER),
+        "slices of {drivers:?}"
+    );
     Ok(())
 }
 

@@ -20,12 +20,19 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.counts.keys().map(|what| what.chars().count()).max().unwrap_or(0);
+        let width = self
+            .counts
+            .keys()
+            .map(|what| what.chars().count())
+            .max()
+            .unwrap_or(0);
         for (what, count) in &self.counts {
             writeln!(f, "{what:<width$}  {count:>6}")?;
         }
         writeln!(f, "{} things were wrong", self.wrong.len())?;
-        self.wrong.iter().try_for_each(|what| writeln!(f, "  {what}"))
+        self.wrong
+            .iter()
+            .try_for_each(|what| writeln!(f, "  {what}"))
     }
 }
 

@@ -78,7 +78,9 @@ pub(super) fn run(shared: &Shared, day: &Day) -> Result<()> {
     let mut dice = Dice(day.seed ^ 0x0074_726f_7562_6c65);
     while !shared.is_over() {
         shared.rest(Duration::from_secs(3 + dice.below(12) as u64));
-        let Some(trouble) = dice.one_of(&day.troubles).copied() else { continue };
+        let Some(trouble) = dice.one_of(&day.troubles).copied() else {
+            continue;
+        };
         if shared.is_over() {
             break;
         }
@@ -87,11 +89,19 @@ pub(super) fn run(shared: &Shared, day: &Day) -> Result<()> {
             // Trouble on top of trouble: the API server of a policy may be away.
             Err(error) => {
                 crate::process::say(&format!("no trouble with {}: {error:#}", trouble.name()));
-                shared.count(format!("trouble that could not be made: {}", trouble.name()));
+                shared.count(format!(
+                    "trouble that could not be made: {}",
+                    trouble.name()
+                ));
             }
         }
     }
-    for component in [Component::ApiServer, Component::Containerd, Component::Scheduler, Component::Kubelet] {
+    for component in [
+        Component::ApiServer,
+        Component::Containerd,
+        Component::Scheduler,
+        Component::Kubelet,
+    ] {
         shared.env.cluster.component(component).start()?;
     }
     shared.env.cluster.wait_for_api()
@@ -122,7 +132,9 @@ fn make(shared: &Shared, trouble: Trouble, dice: &mut Dice) -> Result<()> {
         Trouble::Policy => set_policy(env, &some_policy(env, dice)),
         Trouble::GpuLost => {
             let all = env.driver.gpus().of_product("");
-            let Some(gpu) = dice.one_of(&all) else { return Ok(()) };
+            let Some(gpu) = dice.one_of(&all) else {
+                return Ok(());
+            };
             env.driver.gpus().set_lost(gpu, true)?;
             shared.rest(Duration::from_secs(5 + dice.below(10) as u64));
             env.driver.gpus().set_lost(gpu, false)

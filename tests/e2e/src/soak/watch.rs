@@ -25,7 +25,11 @@ pub(super) struct Hold {
 
 impl fmt::Display for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}) of {} by claim {}, {}", self.device, self.kind, self.gpu, self.claim, self.phase)
+        write!(
+            f,
+            "{} ({}) of {} by claim {}, {}",
+            self.device, self.kind, self.gpu, self.claim, self.phase
+        )
     }
 }
 
@@ -39,11 +43,14 @@ pub(super) fn records(env: &Env) -> Result<Vec<Hold>> {
             continue;
         }
         // It may have gone since it was listed.
-        let Ok(bytes) = fs_err::read(&path) else { continue };
-        let record: Value =
-            serde_json::from_slice(&bytes).with_context(|| format!("{} is no record", path.display()))?;
+        let Ok(bytes) = fs_err::read(&path) else {
+            continue;
+        };
+        let record: Value = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is no record", path.display()))?;
         let body = at(&record, "body");
-        let text = |value: &Value, path: &str| at(value, path).as_str().unwrap_or_default().to_owned();
+        let text =
+            |value: &Value, path: &str| at(value, path).as_str().unwrap_or_default().to_owned();
         for device in at(body, "devices").as_array().into_iter().flatten() {
             holds.push(Hold {
                 gpu: text(device, "gpu"),
@@ -61,20 +68,26 @@ pub(super) fn records(env: &Env) -> Result<Vec<Hold>> {
 /// A kind is a word, or an object that says more.
 fn kind_of(kind: &Value) -> String {
     let word = kind.as_str().map(str::to_owned);
-    word.or_else(|| kind.as_object()?.keys().next().cloned()).unwrap_or_default()
+    word.or_else(|| kind.as_object()?.keys().next().cloned())
+        .unwrap_or_default()
 }
 
-/// What contradicts each other. Only what is prepared counts: a successor may be on record while it waits.
+/// What contradicts each other. Only what is prepared counts: a successor may be on record while it
+/// waits.
 fn contradictions(holds: &[Hold]) -> BTreeSet<String> {
     let mut by_gpu: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
-    for hold in holds.iter().filter(|hold| hold.phase == "prepared" && hold.kind != "admin") {
+    for hold in holds
+        .iter()
+        .filter(|hold| hold.phase == "prepared" && hold.kind != "admin")
+    {
         by_gpu.entry(&hold.gpu).or_default().push(hold);
     }
     let mut found = BTreeSet::new();
     for holds in by_gpu.values() {
         for (index, one) in holds.iter().enumerate() {
             for other in holds.iter().skip(index + 1) {
-                let mode = |hold: &Hold| hold.device.split('-').nth(2).unwrap_or("whole").to_owned();
+                let mode =
+                    |hold: &Hold| hold.device.split('-').nth(2).unwrap_or("whole").to_owned();
                 let (a, b) = (mode(one), mode(other));
                 let shared = a == "ts" && b == "ts";
                 let beside = a == "mig" && b == "mig" && one.device != other.device;
@@ -87,12 +100,15 @@ fn contradictions(holds: &[Hold]) -> BTreeSet<String> {
     found
 }
 
-/// Looks until the day is over. What is seen twice in a row is no accident of looking while files change.
+/// Looks until the day is over. What is seen twice in a row is no accident of looking while files
+/// change.
 pub(super) fn run(shared: &Shared) {
     let (mut before, mut reported) = (BTreeSet::new(), BTreeSet::new());
     while !shared.is_over() {
         shared.rest(Duration::from_millis(500));
-        let Ok(holds) = records(&shared.env) else { continue };
+        let Ok(holds) = records(&shared.env) else {
+            continue;
+        };
         shared.count("looks for two holders");
         let now = contradictions(&holds);
         for what in now.intersection(&before) {
@@ -132,23 +148,33 @@ mod tests {
         }
     }
 
+    /// Shares and other partitions do not contradict.
     #[test]
-    fn two_modes_or_one_exclusive_device_twice_contradict_and_shares_and_other_partitions_do_not() {
+    fn two_modes_or_an_exclusive_device_twice_contradict() {
         let fine = [
             hold("gpu-0-ts", "a", "prepared"),
             hold("gpu-0-ts", "b", "prepared"),
             hold("gpu-0", "c", "preparing"),
         ];
         assert!(contradictions(&fine).is_empty());
-        let parts =
-            [hold("gpu-0-mig-1g10gb-19-0", "a", "prepared"), hold("gpu-0-mig-1g10gb-19-1", "b", "prepared")];
+        let parts = [
+            hold("gpu-0-mig-1g10gb-19-0", "a", "prepared"),
+            hold("gpu-0-mig-1g10gb-19-1", "b", "prepared"),
+        ];
         assert!(contradictions(&parts).is_empty());
         for other in ["gpu-0", "gpu-0-ts"] {
-            let two = [hold("gpu-0-mig-1g10gb-19-0", "a", "prepared"), hold(other, "b", "prepared")];
+            let two = [
+                hold("gpu-0-mig-1g10gb-19-0", "a", "prepared"),
+                hold(other, "b", "prepared"),
+            ];
             assert_eq!(contradictions(&two).len(), 1, "{other}");
         }
         assert_eq!(
-            contradictions(&[hold("gpu-0", "a", "prepared"), hold("gpu-0", "b", "prepared")]).len(),
+            contradictions(&[
+                hold("gpu-0", "a", "prepared"),
+                hold("gpu-0", "b", "prepared")
+            ])
+            .len(),
             1
         );
     }

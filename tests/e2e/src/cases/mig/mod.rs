@@ -1,7 +1,8 @@
 //! GPUs offered whole and in partitions at once. These cases come last: the first of them installs
 //! the chart with `offer=everything`, and each can say what lives on a GPU and what does not.
 //!
-//! What [`Gpus::instances`](crate::gpus::Gpus::instances) says is what the hardware would say, not the driver.
+//! What [`Gpus::instances`](crate::gpus::Gpus::instances) says is what the hardware would say, not
+//! the driver.
 
 mod faults;
 mod pods;
@@ -16,8 +17,10 @@ use divvy_model::DeviceName;
 use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
 use serde_json::{Value, json};
 
-pub(super) use faults::{foreign, killed, rebooted};
-pub(super) use pods::{ampere, each_profile, full_gpu, same_gpu, two_containers, user_namespace, whole_gpu};
+pub(super) use faults::{foreign, gone, killed, left, policy_deleted, rebooted};
+pub(super) use pods::{
+    ampere, each_profile, full_gpu, same_gpu, two_containers, user_namespace, whole_gpu,
+};
 pub(super) use sick::sick;
 
 use super::SHARED;
@@ -34,7 +37,8 @@ type Place = (u32, u32);
 
 /// Offers GPUs in partitions, too, from now on.
 pub(super) fn everything(env: &Env) -> Result<()> {
-    // Those of other products are offered so when an administrator has set their mode, and some may be left of a policy.
+    // Those of other products are offered so when an administrator has set their mode, and some may
+    // be left of a policy.
     let is_offered = |device: &Value| {
         let is_shared = at(device, "attributes.productName.string") == SHARED;
         is_partition(device) && is_shared && !is_withdrawn(device)
@@ -56,7 +60,9 @@ fn is_partition(device: &Value) -> bool {
 /// One of the H100s. Each case takes others.
 fn h100<'a>(env: &Env<'a>, index: usize) -> Result<&'a str> {
     let all = env.driver.gpus().of_product(SHARED);
-    all.get(index).copied().with_context(|| format!("the node has no H100 number {index}"))
+    all.get(index)
+        .copied()
+        .with_context(|| format!("the node has no H100 number {index}"))
 }
 
 /// CEL that selects partitions of a profile on one of these GPUs.
@@ -84,7 +90,8 @@ fn requests(requests: &[Value]) -> Value {
     json!({"devices": {"requests": requests}})
 }
 
-/// Creates a pod with a partition of its own, without waiting for it; the claim has the pod's name. Returns its UID.
+/// Creates a pod with a partition of its own, without waiting for it; the claim has the pod's name.
+/// Returns its UID.
 fn create_pod(env: &Env, name: &str, gpu: &str, profile: &str) -> Result<String> {
     let spec = requests(&[partitions("part", &on(&[gpu], profile), 1)]);
     let uid = Env::uid(&env.create(&claim_for(name, &spec))?)?;
@@ -110,11 +117,15 @@ fn create_whole(env: &Env, name: &str, gpu: &str) -> Result<String> {
 /// What a claim's request was given (empty: all its requests), by the name of the device.
 fn allocated(env: &Env, claim: &str, request: &str) -> Result<BTreeMap<String, Place>> {
     let results = wait_for(&format!("allocation of claim {claim}"), PATIENCE, || {
-        Ok(at(&env.claim(claim)?, "status.allocation.devices.results").as_array().cloned())
+        Ok(at(&env.claim(claim)?, "status.allocation.devices.results")
+            .as_array()
+            .cloned())
     })?;
     let fits = |result: &&Value| request.is_empty() || at(result, "request") == request;
     let place = |result: &Value| {
-        let device = at(result, "device").as_str().context("a result without device")?;
+        let device = at(result, "device")
+            .as_str()
+            .context("a result without device")?;
         let name = PartitionName::parse(&device.parse::<DeviceName>()?)?;
         Ok((device.to_owned(), (name.profile.0, name.start)))
     };
@@ -126,16 +137,22 @@ fn parent(env: &Env, device: &str) -> Result<String> {
     let devices = env.driver.devices()?;
     let found = devices.iter().find(|found| at(found, "name") == device);
     let parent = found.and_then(|found| at(found, "attributes.parentUUID.string").as_str());
-    parent.map(str::to_owned).with_context(|| format!("no published device {device} has a parentUUID"))
+    parent
+        .map(str::to_owned)
+        .with_context(|| format!("no published device {device} has a parentUUID"))
 }
 
-/// Waits until a pod runs and checks that a container has exactly the partitions of these claims' requests: their nodes
-/// and UUIDs are those of instances that live, and the claims say these UUIDs, too.
+/// Waits until a pod runs and checks that a container has exactly the partitions of these claims'
+/// requests: their nodes and UUIDs are those of instances that live, and the claims say these
+/// UUIDs, too.
 fn check(env: &Env, pod: &str, container: &str, claims: &[(&str, &str)]) -> Result<()> {
     env.wait_until_running(pod)?;
     let log = env.log(pod, container)?;
     let lines = |prefix: &str| -> BTreeSet<String> {
-        log.lines().filter(|line| line.starts_with(prefix)).map(str::to_owned).collect()
+        log.lines()
+            .filter(|line| line.starts_with(prefix))
+            .map(str::to_owned)
+            .collect()
     };
     let (mut nodes, mut uuids) = (BTreeSet::new(), BTreeSet::new());
     for (claim, request) in claims {
@@ -143,23 +160,43 @@ fn check(env: &Env, pod: &str, container: &str, claims: &[(&str, &str)]) -> Resu
             let gpu = parent(env, &device)?;
             let minor = env.driver.gpus().get(&gpu)?.minor;
             let living = env.driver.gpus().instances(&gpu)?;
-            let found =
-                living.iter().find(|one| (one.instance.profile.0, one.instance.placement.start) == place);
-            let found = found.with_context(|| format!("{device} of claim {claim} does not live on {gpu}"))?;
+            let found = living
+                .iter()
+                .find(|one| (one.instance.profile.0, one.instance.placement.start) == place);
+            let found = found
+                .with_context(|| format!("{device} of claim {claim} does not live on {gpu}"))?;
             let [compute] = found.compute.as_slice() else {
-                anyhow::bail!("{device} has not one compute instance but {:?}", found.compute);
+                anyhow::bail!(
+                    "{device} has not one compute instance but {:?}",
+                    found.compute
+                );
             };
             for id in [None, Some(compute.id)] {
                 let node = divvy_host::capability_minor(minor, found.instance.id, id);
                 nodes.insert(format!("/dev/nvidia-caps/nvidia-cap{node}"));
             }
-            uuids.insert(format!("{}={}", names::env::mig_uuid(&device), compute.uuid));
-            wait_for(&format!("UUID of {device} in the status of claim {claim}"), PATIENCE, || {
-                let claim = env.claim(claim)?;
-                let reported = at(&claim, "status.devices").as_array().cloned().unwrap_or_default();
-                let reported = reported.iter().find(|reported| at(reported, "device") == device.as_str());
-                Ok(reported.filter(|reported| at(reported, "data.uuid") == compute.uuid.as_str()).map(drop))
-            })?;
+            uuids.insert(format!(
+                "{}={}",
+                names::env::mig_uuid(&device),
+                compute.uuid
+            ));
+            wait_for(
+                &format!("UUID of {device} in the status of claim {claim}"),
+                PATIENCE,
+                || {
+                    let claim = env.claim(claim)?;
+                    let reported = at(&claim, "status.devices")
+                        .as_array()
+                        .cloned()
+                        .unwrap_or_default();
+                    let reported = reported
+                        .iter()
+                        .find(|reported| at(reported, "device") == device.as_str());
+                    Ok(reported
+                        .filter(|reported| at(reported, "data.uuid") == compute.uuid.as_str())
+                        .map(drop))
+                },
+            )?;
         }
     }
     let found = (lines("/dev/nvidia-caps/"), lines("DIVVY_MIG_UUID_"));
@@ -188,7 +225,10 @@ fn only(env: &Env, gpu: &str, claims: &[&str]) -> Result<()> {
 /// The GPU instances that live.
 fn places(env: &Env, gpu: &str) -> Result<BTreeSet<Place>> {
     let living = env.driver.gpus().instances(gpu)?;
-    Ok(living.iter().map(|one| (one.instance.profile.0, one.instance.placement.start)).collect())
+    Ok(living
+        .iter()
+        .map(|one| (one.instance.profile.0, one.instance.placement.start))
+        .collect())
 }
 
 /// Whether a taint is on exactly those devices of a GPU that overlap this place, or on none.
@@ -203,9 +243,12 @@ fn tainted_as(
     // The device for admins excludes no other device.
     let is_of = |device: &&Value| {
         at(device, "attributes.type.string") != "gpu-admin"
-            && [at(device, "attributes.parentUUID.string"), at(device, "attributes.uuid.string")]
-                .iter()
-                .any(|uuid| *uuid == gpu)
+            && [
+                at(device, "attributes.parentUUID.string"),
+                at(device, "attributes.uuid.string"),
+            ]
+            .iter()
+            .any(|uuid| *uuid == gpu)
     };
     let mut count = 0;
     for device in devices.iter().filter(is_of) {
@@ -216,10 +259,14 @@ fn tainted_as(
             if !is_partition(device) {
                 return Ok(true);
             }
-            let name = at(device, "name").as_str().context("a device without a name")?;
+            let name = at(device, "name")
+                .as_str()
+                .context("a device without a name")?;
             let name = PartitionName::parse(&name.parse::<DeviceName>()?)?;
             let place = caps.placement(name.profile, name.start);
-            Ok(place.with_context(|| format!("the GPU has no {name}"))?.overlaps(tainted))
+            Ok(place
+                .with_context(|| format!("the GPU has no {name}"))?
+                .overlaps(tainted))
         };
         if tainted != place.map_or(Ok(false), overlaps)? {
             return Ok(false);

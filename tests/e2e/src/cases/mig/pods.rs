@@ -2,8 +2,9 @@
 
 use super::super::shares::is_withdrawn;
 use super::{
-    Env, Pod, Result, Value, allocated, check, claim_for, create_pod, create_whole, end, ensure, everything,
-    h100, is_partition, json, names, on, only, parent, partitions, poll, requests, run_pod,
+    Env, Pod, Result, Value, allocated, check, claim_for, create_pod, create_whole, end, ensure,
+    everything, h100, is_partition, json, names, on, only, parent, partitions, poll, requests,
+    run_pod,
 };
 use crate::api::at;
 use crate::case::PATIENCE;
@@ -12,7 +13,9 @@ pub(in crate::cases) fn each_profile(env: &Env) -> Result<()> {
     everything(env)?;
     let gpu = h100(env, 0)?;
     let plugin = env.driver.pids()?;
-    for profile in ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.20gb"] {
+    for profile in [
+        "1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.20gb",
+    ] {
         let name = profile.replace('.', "-");
         let uid = run_pod(env, &name, gpu, profile)?;
         only(env, gpu, &[&name])?;
@@ -28,7 +31,12 @@ pub(in crate::cases) fn user_namespace(env: &Env) -> Result<()> {
     let gpu = h100(env, 9)?;
     let spec = requests(&[partitions("part", &on(&[gpu], "1g.10gb"), 1)]);
     let uid = Env::uid(&env.create(&claim_for("mapped", &spec))?)?;
-    env.create(&Pod::new("mapped").claim("mapped").in_user_namespace().build())?;
+    env.create(
+        &Pod::new("mapped")
+            .claim("mapped")
+            .in_user_namespace()
+            .build(),
+    )?;
     check(env, "mapped", "main", &[("mapped", "")])?;
     end(env, "mapped", &uid)
 }
@@ -37,8 +45,9 @@ pub(in crate::cases) fn full_gpu(env: &Env) -> Result<()> {
     everything(env)?;
     let gpu = h100(env, 1)?;
 
-    // A pod each: 4 + 2 + 1 is all. The 4g has one placement, which the scheduler would give to the 2g if it came to that pod
-    // first; it takes a pod later than others if it sees the pod before its claim.
+    // A pod each: 4 + 2 + 1 is all. The 4g has one placement, which the scheduler would give to the
+    // 2g if it came to that pod first; it takes a pod later than others if it sees the pod before
+    // its claim.
     let mix = [("four", "4g.40gb"), ("two", "2g.20gb"), ("one", "1g.10gb")];
     let mut uids = Vec::new();
     for (name, profile) in mix {
@@ -58,7 +67,8 @@ pub(in crate::cases) fn full_gpu(env: &Env) -> Result<()> {
     check(env, "more", "main", &[("more", "")])?;
     end(env, "more", &more)?;
 
-    // All of one kind, and a mix that fits only if the 3g is put in the upper half, each in one claim.
+    // All of one kind, and a mix that fits only if the 3g is put in the upper half, each in one
+    // claim.
     let seven = requests(&[partitions("part", &on(&[gpu], "1g.10gb"), 7)]);
     let mixed = requests(&[
         partitions("three", &on(&[gpu], "3g.40gb"), 1),
@@ -69,7 +79,10 @@ pub(in crate::cases) fn full_gpu(env: &Env) -> Result<()> {
         let uid = Env::uid(&env.create(&claim_for(name, &spec))?)?;
         env.create(&Pod::new(name).claim(name).build())?;
         check(env, name, "main", &[(name, "")])?;
-        ensure!(allocated(env, name, "")?.len() == count, "claim {name} has not {count} partitions");
+        ensure!(
+            allocated(env, name, "")?.len() == count,
+            "claim {name} has not {count} partitions"
+        );
         only(env, gpu, &[name])?;
         end(env, name, &uid)?;
     }
@@ -103,7 +116,9 @@ pub(in crate::cases) fn two_containers(env: &Env) -> Result<()> {
     ]);
     let uid = Env::uid(&env.create(&claim_for("parts", &spec))?)?;
     let pod = Pod::new("a").claim("parts");
-    let pod = pod.container("x", &["parts/small"]).container("y", &["parts/large"]);
+    let pod = pod
+        .container("x", &["parts/small"])
+        .container("y", &["parts/large"]);
     // A third has both.
     env.create(&pod.container("both", &["parts"]).build())?;
     check(env, "a", "x", &[("parts", "small")])?;
@@ -119,25 +134,39 @@ pub(in crate::cases) fn same_gpu(env: &Env) -> Result<()> {
     let (first, second) = (h100(env, 4)?, h100(env, 5)?);
     let together = |requests: &[Value], match_them: bool| {
         let attribute = format!("{}/parentUUID", names::DRIVER);
-        let constraints = if match_them { json!([{"matchAttribute": attribute}]) } else { json!([]) };
+        let constraints = if match_them {
+            json!([{"matchAttribute": attribute}])
+        } else {
+            json!([])
+        };
         json!({"devices": {"requests": requests, "constraints": constraints}})
     };
     let both = |profile: &str| on(&[first, second], profile);
 
-    // A 3g and a 4g fill a GPU. With a 4g on each there is room for a 3g on both, and for no 4g beside it.
+    // A 3g and a 4g fill a GPU. With a 4g on each there is room for a 3g on both, and for no 4g
+    // beside it.
     let one = run_pod(env, "one", first, "4g.40gb")?;
-    let spec = [partitions("x", &both("3g.40gb"), 1), partitions("y", &both("4g.40gb"), 1)];
+    let spec = [
+        partitions("x", &both("3g.40gb"), 1),
+        partitions("y", &both("4g.40gb"), 1),
+    ];
     let uid = Env::uid(&env.create(&claim_for("pair", &together(&spec, true)))?)?;
     env.create(&Pod::new("pair").claim("pair").build())?;
     check(env, "pair", "main", &[("pair", "")])?;
     for device in allocated(env, "pair", "")?.keys() {
-        ensure!(parent(env, device)? == second, "{device} is not on the GPU that has room for both");
+        ensure!(
+            parent(env, device)? == second,
+            "{device} is not on the GPU that has room for both"
+        );
     }
     end(env, "pair", &uid)?;
 
     // Two 4g fit on no GPU: on two without the constraint, nowhere with it.
     end(env, "one", &one)?;
-    let spec = [partitions("x", &both("4g.40gb"), 1), partitions("y", &both("4g.40gb"), 1)];
+    let spec = [
+        partitions("x", &both("4g.40gb"), 1),
+        partitions("y", &both("4g.40gb"), 1),
+    ];
     env.create(&claim_for("never", &together(&spec, true)))?;
     env.create(&Pod::new("never").claim("never").build())?;
     env.wait_until_unschedulable("never")?;
@@ -152,18 +181,30 @@ pub(in crate::cases) fn same_gpu(env: &Env) -> Result<()> {
 pub(in crate::cases) fn ampere(env: &Env) -> Result<()> {
     everything(env)?;
     let a30 = ("A30", &["1g.6gb", "2g.12gb", "4g.24gb"][..]);
-    let a100 = ("A100", &["1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"][..]);
+    let a100 = (
+        "A100",
+        &["1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"][..],
+    );
     for (product, profiles) in [a30, a100] {
         let fitting = env.driver.gpus().of_product(product);
-        let &[gpu] = fitting.as_slice() else { anyhow::bail!("there is not one {product}") };
+        let &[gpu] = fitting.as_slice() else {
+            anyhow::bail!("there is not one {product}")
+        };
         set_mode(env, gpu, true)?;
-        poll(&format!("partitions in the place of the whole {product}"), PATIENCE, || {
-            let devices = env.driver.devices()?;
-            let parts =
-                |device: &&Value| at(device, "attributes.parentUUID.string") == gpu && is_partition(device);
-            Ok(devices.iter().any(|device| parts(&device))
-                && !devices.iter().any(|device| is_whole(device, gpu) && !is_withdrawn(device)))
-        })?;
+        poll(
+            &format!("partitions in the place of the whole {product}"),
+            PATIENCE,
+            || {
+                let devices = env.driver.devices()?;
+                let parts = |device: &&Value| {
+                    at(device, "attributes.parentUUID.string") == gpu && is_partition(device)
+                };
+                Ok(devices.iter().any(|device| parts(&device))
+                    && !devices
+                        .iter()
+                        .any(|device| is_whole(device, gpu) && !is_withdrawn(device)))
+            },
+        )?;
         for profile in profiles {
             let name = profile.replace('.', "-");
             let uid = run_pod(env, &name, gpu, profile)?;

@@ -24,12 +24,20 @@ enum State {
 }
 
 fn state(env: &Env, pod: &str) -> Result<State> {
-    let pod = env.api().get(&env.path("Pod", pod)?)?.with_context(|| format!("pod {pod} is gone"))?;
-    Ok(match (at(&pod, "spec.nodeName").is_null(), has_condition(&pod, "Ready")) {
-        (true, _) => State::Waits,
-        (false, false) => State::Placed,
-        (false, true) => State::Runs,
-    })
+    let pod = env
+        .api()
+        .get(&env.path("Pod", pod)?)?
+        .with_context(|| format!("pod {pod} is gone"))?;
+    Ok(
+        match (
+            at(&pod, "spec.nodeName").is_null(),
+            has_condition(&pod, "Ready"),
+        ) {
+            (true, _) => State::Waits,
+            (false, false) => State::Placed,
+            (false, true) => State::Runs,
+        },
+    )
 }
 
 pub(in crate::cases) fn flips(env: &Env) -> Result<()> {
@@ -46,21 +54,34 @@ pub(in crate::cases) fn flips(env: &Env) -> Result<()> {
     say(&format!(
         "     {ROUNDS} times two policies under {PODS} pods each, {caught} of them allocated and not prepared"
     ));
-    ensure!(caught > 0, "no policy changed between an allocation and its prepare");
+    ensure!(
+        caught > 0,
+        "no policy changed between an allocation and its prepare"
+    );
     Ok(())
 }
 
-/// A device that a claim holds is published as long as the claim exists, and no other claim gets it.
+/// A device that a claim holds is published as long as the claim exists, and no other claim gets
+/// it.
 fn kept(env: &Env, claim: &str) -> Result<()> {
     for one in given(env, claim)? {
-        poll(&format!("tainted device {} of claim {claim}", one.device), PATIENCE, || {
-            let devices = env.driver.devices()?;
-            let Some(found) = devices.iter().find(|found| at(found, "name") == one.device.as_str()) else {
-                return Ok(false);
-            };
-            let taints = at(found, "taints").as_array().cloned().unwrap_or_default();
-            Ok(taints.iter().any(|taint| at(taint, "key") == names::taints::WITHDRAWN))
-        })?;
+        poll(
+            &format!("tainted device {} of claim {claim}", one.device),
+            PATIENCE,
+            || {
+                let devices = env.driver.devices()?;
+                let Some(found) = devices
+                    .iter()
+                    .find(|found| at(found, "name") == one.device.as_str())
+                else {
+                    return Ok(false);
+                };
+                let taints = at(found, "taints").as_array().cloned().unwrap_or_default();
+                Ok(taints
+                    .iter()
+                    .any(|taint| at(taint, "key") == names::taints::WITHDRAWN))
+            },
+        )?;
     }
     Ok(())
 }
@@ -74,16 +95,30 @@ fn rounds(env: &Env) -> Result<usize> {
         let mut pods = Vec::new();
         for number in 0..PODS {
             let name = format!("share-{round}-{number}");
-            pods.push((create(env, &name, &[share("gpu", &gpus, &[("memory", "1Gi")])])?, name));
+            pods.push((
+                create(env, &name, &[share("gpu", &gpus, &[("memory", "1Gi")])])?,
+                name,
+            ));
         }
-        let states = || pods.iter().map(|(_, name)| state(env, name)).collect::<Result<Vec<State>>>();
-        poll("first pod that is placed", PATIENCE, || Ok(states()?.contains(&State::Placed)))?;
+        let states = || {
+            pods.iter()
+                .map(|(_, name)| state(env, name))
+                .collect::<Result<Vec<State>>>()
+        };
+        poll("first pod that is placed", PATIENCE, || {
+            Ok(states()?.contains(&State::Placed))
+        })?;
         policy.change(&spec(&gpus, &["Whole"]))?;
-        caught += states()?.iter().filter(|state| **state == State::Placed).count();
+        caught += states()?
+            .iter()
+            .filter(|state| **state == State::Placed)
+            .count();
         let name = format!("whole-{round}");
         let exclusive = create(env, &name, &[whole(&gpus)])?;
         // What was promised is kept; who came too late waits.
-        poll("end of everything that was on its way", PATIENCE, || Ok(!states()?.contains(&State::Placed)))?;
+        poll("end of everything that was on its way", PATIENCE, || {
+            Ok(!states()?.contains(&State::Placed))
+        })?;
         for (_, name) in &pods {
             if state(env, name)? == State::Runs {
                 kept(env, name)?;
@@ -92,8 +127,10 @@ fn rounds(env: &Env) -> Result<usize> {
         policy.change(&spec(&gpus, &["TimeSlicing"]))?;
         for (_, name) in &pods {
             super::check(env, name, "main", name)?;
-            let refused =
-                env.messages(name).into_iter().find(|text| text.contains("prepare dynamic resources"));
+            let refused = env
+                .messages(name)
+                .into_iter()
+                .find(|text| text.contains("prepare dynamic resources"));
             ensure!(refused.is_none(), "pod {name}: {refused:?}");
         }
         for (_, name) in &pods {

@@ -1,16 +1,21 @@
-//! Time slices: set by the driver's own program as the policy says, seen by the scheduler, and restored.
+//! Time slices: set by the driver's own program as the policy says, seen by the scheduler, and
+//! restored.
 
 use divvy_model::TimeSlice;
 
 use super::{
-    Context, Env, Pod, Policy, Result, Value, at, check, claim_for, create, end, ensure, h100, json, names,
-    of, poll, run, share, spec, wait_for_modes, whole,
+    Context, Env, Pod, Policy, Result, Value, at, check, claim_for, create, end, ensure, h100,
+    json, names, of, poll, run, share, spec, wait_for_modes, whole,
 };
 use crate::case::PATIENCE;
 
 /// A share of the GPU whose time slice is this one.
 fn with_slice(gpu: &str, slice: TimeSlice) -> Value {
-    let cel = format!("device.attributes['{}'].timeSlice == '{slice}' && {}", names::DRIVER, of(&[gpu]));
+    let cel = format!(
+        "device.attributes['{}'].timeSlice == '{slice}' && {}",
+        names::DRIVER,
+        of(&[gpu])
+    );
     json!({"name": "gpu", "exactly": {
         "deviceClassName": names::CLASS_SHARE,
         "selectors": [{"cel": {"expression": cel}}],
@@ -25,7 +30,9 @@ fn change(env: &Env, policy: &Policy<'_>, gpu: &str, slice: TimeSlice) -> Result
     policy.change(&json!({"rules": [rule]}))?;
     poll(&format!("shares with time slice {slice}"), PATIENCE, || {
         let devices = env.driver.devices()?;
-        let mut own = devices.iter().filter(|device| at(device, "attributes.gpuUUID.string") == gpu);
+        let mut own = devices
+            .iter()
+            .filter(|device| at(device, "attributes.gpuUUID.string") == gpu);
         Ok(own.any(|device| at(device, "attributes.timeSlice.string") == slice.name()))
     })
 }
@@ -33,13 +40,17 @@ fn change(env: &Env, policy: &Policy<'_>, gpu: &str, slice: TimeSlice) -> Result
 /// One exclusive claim of two containers that asks for an interval.
 fn exclusive(env: &Env, gpu: &str, slice: TimeSlice) -> Result<String> {
     let slicing = json!({"interval": slice.name()});
-    let parameters = json!({"apiVersion": names::API_VERSION, "kind": "GpuConfig", "timeSlicing": slicing});
+    let parameters =
+        json!({"apiVersion": names::API_VERSION, "kind": "GpuConfig", "timeSlicing": slicing});
     let spec = json!({"devices": {
         "requests": [whole(&[gpu])],
         "config": [{"opaque": {"driver": names::DRIVER, "parameters": parameters}}],
     }});
     let uid = Env::uid(&env.create(&claim_for("both", &spec))?)?;
-    let pod = Pod::new("both").claim("both").container("x", &["both"]).container("y", &["both"]);
+    let pod = Pod::new("both")
+        .claim("both")
+        .container("x", &["both"])
+        .container("y", &["both"]);
     env.create(&pod.build())?;
     Ok(uid)
 }
@@ -49,18 +60,32 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     let gpus = env.driver.gpus();
     let is = |slice: TimeSlice| -> Result<()> {
         let found = gpus.time_slice(gpu)?;
-        ensure!(found == slice, "the GPU's time slice is {found}, not {slice}");
+        ensure!(
+            found == slice,
+            "the GPU's time slice is {found}, not {slice}"
+        );
         Ok(())
     };
     let policy = Policy::modes(env, &[gpu], &["TimeSlicing"])?;
     let plain = run(env, "plain", &[share("gpu", &[gpu], &[("memory", "10Gi")])])?;
-    ensure!(gpus.smi_calls(gpu)?.is_empty(), "no policy sets a time slice: {:?}", gpus.smi_calls(gpu)?);
+    ensure!(
+        gpus.smi_calls(gpu)?.is_empty(),
+        "no policy sets a time slice: {:?}",
+        gpus.smi_calls(gpu)?
+    );
 
     change(env, &policy, gpu, TimeSlice::Long)?;
     let long = run(env, "long", &[with_slice(gpu, TimeSlice::Long)])?;
     is(TimeSlice::Long)?;
-    let call = format!("compute-policy -i {gpu} --set-timeslice {}", TimeSlice::Long.number());
-    ensure!(gpus.smi_calls(gpu)?.contains(&call), "nvidia-smi was called as {:?}", gpus.smi_calls(gpu)?);
+    let call = format!(
+        "compute-policy -i {gpu} --set-timeslice {}",
+        TimeSlice::Long.number()
+    );
+    ensure!(
+        gpus.smi_calls(gpu)?.contains(&call),
+        "nvidia-smi was called as {:?}",
+        gpus.smi_calls(gpu)?
+    );
 
     // The scheduler sees it: a claim for another one waits, and its pod is bound to no node.
     let short = create(env, "short", &[with_slice(gpu, TimeSlice::Short)])?;
@@ -85,5 +110,7 @@ pub(in crate::cases) fn intervals(env: &Env) -> Result<()> {
     }
     is(TimeSlice::Medium)?;
     end(env, "both", &both)?;
-    poll("the interval of the beginning", PATIENCE, || Ok(gpus.time_slice(gpu)? == TimeSlice::Default))
+    poll("the interval of the beginning", PATIENCE, || {
+        Ok(gpus.time_slice(gpu)? == TimeSlice::Default)
+    })
 }

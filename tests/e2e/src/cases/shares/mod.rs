@@ -1,5 +1,6 @@
-//! Time-sliced shares, the mode lock and policies. Every case takes GPUs by UUID and says in a policy of its own what
-//! they may become, so that it depends on nothing that the chart was installed with.
+//! Time-sliced shares, the mode lock and policies. Every case takes GPUs by UUID and says in a
+//! policy of its own what they may become, so that it depends on nothing that the chart was
+//! installed with.
 
 mod flips;
 mod intervals;
@@ -42,7 +43,9 @@ const POLICIES: &str = "/apis/divvy.dev/v1beta1/gpupolicies";
 /// One of the H100s.
 fn h100<'a>(env: &Env<'a>, index: usize) -> Result<&'a str> {
     let all = env.driver.gpus().of_product(SHARED);
-    all.get(index).copied().with_context(|| format!("the node has no H100 number {index}"))
+    all.get(index)
+        .copied()
+        .with_context(|| format!("the node has no H100 number {index}"))
 }
 
 /// A policy that is gone when the case is over, however it ends.
@@ -60,11 +63,14 @@ impl<'a> Policy<'a> {
             "spec": spec,
         });
         env.api().create(POLICIES, &object)?;
-        Ok(Self { env, name: name.to_owned() })
+        Ok(Self {
+            env,
+            name: name.to_owned(),
+        })
     }
 
     /// What these GPUs may become: `Whole`, `Mig`, `TimeSlicing`.
-    fn modes(env: &'a Env<'a>, gpus: &[&str], modes: &[&str]) -> Result<Self> {
+    pub(super) fn modes(env: &'a Env<'a>, gpus: &[&str], modes: &[&str]) -> Result<Self> {
         let name = env.namespace.clone();
         let policy = Self::create(env, &name, &spec(gpus, modes))?;
         wait_for_modes(env, gpus, modes)?;
@@ -72,13 +78,20 @@ impl<'a> Policy<'a> {
     }
 
     fn change(&self, spec: &Value) -> Result<()> {
-        self.env.api().patch(&format!("{POLICIES}/{}", self.name), &json!({"spec": spec})).map(drop)
+        self.env
+            .api()
+            .patch(&format!("{POLICIES}/{}", self.name), &json!({"spec": spec}))
+            .map(drop)
     }
 }
 
 impl Drop for Policy<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.env.api().delete(&format!("{POLICIES}/{}", self.name), &json!({})) {
+        if let Err(error) = self
+            .env
+            .api()
+            .delete(&format!("{POLICIES}/{}", self.name), &json!({}))
+        {
             crate::process::say(&format!("policy {} is left: {error:#}", self.name));
         }
     }
@@ -102,19 +115,28 @@ fn types(modes: &[&str]) -> BTreeSet<String> {
 /// The types of a GPU's devices that are open to new claims; the admin device aside.
 fn offered(env: &Env, gpu: &str) -> Result<BTreeSet<String>> {
     let devices = env.driver.devices()?;
-    let ours = devices.iter().filter(|device| at(device, "attributes.gpuUUID.string") == gpu);
+    let ours = devices
+        .iter()
+        .filter(|device| at(device, "attributes.gpuUUID.string") == gpu);
     let free = ours.filter(|device| !is_withdrawn(device));
     let types = free.filter_map(|device| at(device, "attributes.type.string").as_str());
-    Ok(types.filter(|kind| *kind != "gpu-admin").map(str::to_owned).collect())
+    Ok(types
+        .filter(|kind| *kind != "gpu-admin")
+        .map(str::to_owned)
+        .collect())
 }
 
 /// Whether the device is published only until no claim can have it.
 pub(super) fn is_withdrawn(device: &Value) -> bool {
     let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
-    taints.iter().any(|taint| at(taint, "key").as_str().is_some_and(|key| key == names::taints::WITHDRAWN))
+    taints.iter().any(|taint| {
+        at(taint, "key")
+            .as_str()
+            .is_some_and(|key| key == names::taints::WITHDRAWN)
+    })
 }
 
-fn wait_for_modes(env: &Env, gpus: &[&str], modes: &[&str]) -> Result<()> {
+pub(super) fn wait_for_modes(env: &Env, gpus: &[&str], modes: &[&str]) -> Result<()> {
     for gpu in gpus {
         let mut last = BTreeSet::new();
         poll(&format!("{gpu} offered as {modes:?}"), PATIENCE, || {
@@ -129,7 +151,11 @@ fn wait_for_modes(env: &Env, gpus: &[&str], modes: &[&str]) -> Result<()> {
 /// CEL that selects devices of these GPUs.
 fn of(gpus: &[&str]) -> String {
     let gpus: Vec<String> = gpus.iter().map(|gpu| format!("'{gpu}'")).collect();
-    format!("device.attributes['{}'].gpuUUID in [{}]", names::DRIVER, gpus.join(", "))
+    format!(
+        "device.attributes['{}'].gpuUUID in [{}]",
+        names::DRIVER,
+        gpus.join(", ")
+    )
 }
 
 /// A request of a class, on one of these GPUs.
@@ -143,8 +169,10 @@ fn request(name: &str, class: &str, gpus: &[&str]) -> Value {
 /// A request for a share with these capacities, as `[("memory", "30Gi")]`.
 fn share(name: &str, gpus: &[&str], capacity: &[(&str, &str)]) -> Value {
     let mut request = request(name, names::CLASS_SHARE, gpus);
-    let wanted: serde_json::Map<String, Value> =
-        capacity.iter().map(|(name, amount)| ((*name).to_owned(), json!(amount))).collect();
+    let wanted: serde_json::Map<String, Value> = capacity
+        .iter()
+        .map(|(name, amount)| ((*name).to_owned(), json!(amount)))
+        .collect();
     if let Some(exactly) = request.get_mut("exactly").and_then(Value::as_object_mut) {
         exactly.insert("capacity".to_owned(), json!({"requests": wanted}));
     }
@@ -154,9 +182,16 @@ fn share(name: &str, gpus: &[&str], capacity: &[(&str, &str)]) -> Value {
 /// A partition of one of these GPUs.
 fn partition(name: &str, gpus: &[&str], profile: &str) -> Value {
     let mut request = request(name, names::CLASS_MIG, gpus);
-    let cel = format!("device.attributes['{}'].profile == '{profile}' && {}", names::DRIVER, of(gpus));
+    let cel = format!(
+        "device.attributes['{}'].profile == '{profile}' && {}",
+        names::DRIVER,
+        of(gpus)
+    );
     if let Some(exactly) = request.get_mut("exactly").and_then(Value::as_object_mut) {
-        exactly.insert("selectors".to_owned(), json!([{"cel": {"expression": cel}}]));
+        exactly.insert(
+            "selectors".to_owned(),
+            json!([{"cel": {"expression": cel}}]),
+        );
     }
     request
 }
@@ -166,7 +201,8 @@ fn whole(gpus: &[&str]) -> Value {
     request("gpu", names::CLASS_GPU, gpus)
 }
 
-/// Creates a pod with one claim of its own, without waiting for it; the claim has the pod's name. Returns its UID.
+/// Creates a pod with one claim of its own, without waiting for it; the claim has the pod's name.
+/// Returns its UID.
 fn create(env: &Env, name: &str, requests: &[Value]) -> Result<String> {
     let spec = json!({"devices": {"requests": requests}});
     let uid = Env::uid(&env.create(&claim_for(name, &spec))?)?;
@@ -193,9 +229,12 @@ struct Given {
 /// What a claim was given.
 fn given(env: &Env, claim: &str) -> Result<Vec<Given>> {
     let results = wait_for(&format!("allocation of claim {claim}"), PATIENCE, || {
-        Ok(at(&env.claim(claim)?, "status.allocation.devices.results").as_array().cloned())
+        Ok(at(&env.claim(claim)?, "status.allocation.devices.results")
+            .as_array()
+            .cloned())
     })?;
-    let text = |result: &Value, path: &str| at(result, path).as_str().unwrap_or_default().to_owned();
+    let text =
+        |result: &Value, path: &str| at(result, path).as_str().unwrap_or_default().to_owned();
     let given = results.iter().map(|result| Given {
         device: text(result, "device"),
         share: text(result, "shareID"),
@@ -205,17 +244,24 @@ fn given(env: &Env, claim: &str) -> Result<Vec<Given>> {
     Ok(given.collect())
 }
 
-/// The GPU that a published device is on. While the pool is written anew a device may be in none of its slices.
+/// The GPU that a published device is on. While the pool is written anew a device may be in none of
+/// its slices.
 fn gpu_of(env: &Env, device: &str) -> Result<String> {
-    wait_for(&format!("published device {device} with a gpuUUID"), PATIENCE, || {
-        let devices = env.driver.devices()?;
-        let found = devices.iter().find(|found| at(found, "name") == device);
-        Ok(found.and_then(|found| at(found, "attributes.gpuUUID.string").as_str()).map(str::to_owned))
-    })
+    wait_for(
+        &format!("published device {device} with a gpuUUID"),
+        PATIENCE,
+        || {
+            let devices = env.driver.devices()?;
+            let found = devices.iter().find(|found| at(found, "name") == device);
+            Ok(found
+                .and_then(|found| at(found, "attributes.gpuUUID.string").as_str())
+                .map(str::to_owned))
+        },
+    )
 }
 
-/// Waits until a pod runs and checks that a container sees exactly the GPUs of a claim, and in its environment what it was
-/// granted of each share.
+/// Waits until a pod runs and checks that a container sees exactly the GPUs of a claim, and in its
+/// environment what it was granted of each share.
 fn check(env: &Env, pod: &str, container: &str, claim: &str) -> Result<()> {
     env.wait_until_running(pod)?;
     let mut minors = BTreeSet::new();
@@ -246,14 +292,21 @@ fn end(env: &Env, name: &str, claim_uid: &str) -> Result<()> {
     env.wait_until_gone("ResourceClaim", name)
 }
 
-/// Checks that pods still wait after the scheduler has looked at something else: a pod on another GPU, which runs.
+/// Checks that pods still wait after the scheduler has looked at something else: a pod on another
+/// GPU, which runs.
 fn still_waiting(env: &Env, pods: &[&str], other: &str, round: usize) -> Result<()> {
     let name = format!("probe-{round}");
     let uid = run(env, &name, &[request("gpu", names::CLASS_GPU, &[other])])?;
     end(env, &name, &uid)?;
     for pod in pods {
-        let found = env.api().get(&env.path("Pod", pod)?)?.with_context(|| format!("pod {pod} is gone"))?;
-        ensure!(at(&found, "spec.nodeName").is_null(), "pod {pod} was scheduled");
+        let found = env
+            .api()
+            .get(&env.path("Pod", pod)?)?
+            .with_context(|| format!("pod {pod} is gone"))?;
+        ensure!(
+            at(&found, "spec.nodeName").is_null(),
+            "pod {pod} was scheduled"
+        );
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! What policies make of GPUs, and what a change of one does to those who hold GPUs already.
 
 use super::{
-    Context, Env, POLICIES, Policy, Result, Value, check, create, end, ensure, h100, json, names, offered,
-    poll, run, share, spec, types, wait_for_modes, whole,
+    Context, Env, POLICIES, Policy, Result, Value, check, create, end, ensure, h100, json, names,
+    offered, poll, run, share, spec, types, wait_for_modes, whole,
 };
 use crate::case::PATIENCE;
 use crate::config::Layout;
@@ -12,14 +12,19 @@ pub(in crate::cases) fn per_gpu(env: &Env) -> Result<()> {
     let rule = |gpu: &str, modes: &[&str]| json!({"gpus": {"uuids": [gpu]}, "modes": modes});
     let mut cut_rule = rule(cut, &["Mig"]);
     if let Some(fields) = cut_rule.as_object_mut() {
-        fields.insert("mig".to_owned(), json!({"profiles": ["1g.10gb", "3g.40gb"]}));
+        fields.insert(
+            "mig".to_owned(),
+            json!({"profiles": ["1g.10gb", "3g.40gb"]}),
+        );
     }
-    let rules = json!({"rules": [rule(shared, &["TimeSlicing"]), cut_rule, rule(exclusive, &["Whole"])]});
+    let rules =
+        json!({"rules": [rule(shared, &["TimeSlicing"]), cut_rule, rule(exclusive, &["Whole"])]});
     let _policy = Policy::create(env, &env.namespace, &rules)?;
     wait_for_modes(env, &[shared], &["TimeSlicing"])?;
     wait_for_modes(env, &[cut], &["Mig"])?;
     wait_for_modes(env, &[exclusive], &["Whole"])?;
-    // What is no longer offered is tainted at once, and withdrawn when a late write of the scheduler must have arrived.
+    // What is no longer offered is tainted at once, and withdrawn when a late write of the
+    // scheduler must have arrived.
     poll("only the profiles that the rule names", PATIENCE, || {
         let devices = env.driver.devices()?;
         let profiles: std::collections::BTreeSet<&str> = devices
@@ -45,11 +50,21 @@ pub(in crate::cases) fn per_node(env: &Env) -> Result<()> {
     let (by_name, by_label) = (h100(env, 3)?, h100(env, 4)?);
     let rules = |gpu: &str, nodes: &Value| {
         let mut rules = spec(&[gpu], &["TimeSlicing"]);
-        rules.as_object_mut().map(|fields| fields.insert("nodes".to_owned(), nodes.clone()));
+        rules
+            .as_object_mut()
+            .map(|fields| fields.insert("nodes".to_owned(), nodes.clone()));
         rules
     };
-    let other = Policy::create(env, "e2e-other-node", &rules(by_name, &json!({"names": ["node-2"]})))?;
-    let named = Policy::create(env, "e2e-named-node", &rules(by_name, &json!({"names": [Layout::NODE]})))?;
+    let other = Policy::create(
+        env,
+        "e2e-other-node",
+        &rules(by_name, &json!({"names": ["node-2"]})),
+    )?;
+    let named = Policy::create(
+        env,
+        "e2e-named-node",
+        &rules(by_name, &json!({"names": [Layout::NODE]})),
+    )?;
     let selector = json!({"selector": {"matchLabels": {"pool": "inference"}}});
     let labelled = Policy::create(env, "e2e-labelled-node", &rules(by_label, &selector))?;
     wait_for_modes(env, &[by_name], &["TimeSlicing"])?;
@@ -58,7 +73,10 @@ pub(in crate::cases) fn per_node(env: &Env) -> Result<()> {
         "a policy for nodes with a label is followed without the label"
     );
     let node = format!("/api/v1/nodes/{}", Layout::NODE);
-    let label = |value: Value| env.api().patch(&node, &json!({"metadata": {"labels": {"pool": value}}}));
+    let label = |value: Value| {
+        env.api()
+            .patch(&node, &json!({"metadata": {"labels": {"pool": value}}}))
+    };
     label(json!("inference"))?;
     let followed = wait_for_modes(env, &[by_label], &["TimeSlicing"]);
     label(Value::Null)?;
@@ -70,7 +88,8 @@ pub(in crate::cases) fn per_node(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A policy changes under claims that are prepared, and under one that is allocated and not yet prepared.
+/// A policy changes under claims that are prepared, and under one that is allocated and not yet
+/// prepared.
 pub(in crate::cases) fn hot(env: &Env) -> Result<()> {
     let gpu = h100(env, 5)?;
     let policy = Policy::modes(env, &[gpu], &["TimeSlicing"])?;
@@ -85,7 +104,9 @@ pub(in crate::cases) fn hot(env: &Env) -> Result<()> {
     env.nudge("allocated")?;
     check(env, "allocated", "main", "allocated")?;
     // No other claim gets it, in neither way.
-    poll("a share that no other claim gets", PATIENCE, || Ok(!offered(env, gpu)?.contains("gpu-share")))?;
+    poll("a share that no other claim gets", PATIENCE, || {
+        Ok(!offered(env, gpu)?.contains("gpu-share"))
+    })?;
     let late = create(env, "late", &[share("gpu", &[gpu], &wanted)])?;
     env.wait_until_unschedulable("late")?;
     let exclusive = create(env, "exclusive", &[whole(&[gpu])])?;
@@ -109,12 +130,16 @@ pub(in crate::cases) fn bad(env: &Env) -> Result<()> {
         });
         match env.api().create(POLICIES, &object) {
             Ok(_) => {
-                env.api().delete(&format!("{POLICIES}/e2e-bad"), &json!({}))?;
+                env.api()
+                    .delete(&format!("{POLICIES}/e2e-bad"), &json!({}))?;
                 anyhow::bail!("the API server stored {spec}")
             }
             Err(error) => {
                 let said = format!("{error:#}");
-                ensure!(said.contains(word), "the refusal does not say {word:?}: {said}");
+                ensure!(
+                    said.contains(word),
+                    "the refusal does not say {word:?}: {said}"
+                );
                 Ok(())
             }
         }
@@ -123,14 +148,22 @@ pub(in crate::cases) fn bad(env: &Env) -> Result<()> {
     let shares = json!({"rules": [{"modes": ["Whole"], "shares": {"slots": 4}}]});
     refused(&shares, "TimeSlicing")?;
     let slots = json!({"rules": [{"modes": ["TimeSlicing"], "shares": {"slots": 0}}]});
-    refused(&slots, "slots")
+    refused(&slots, "slots")?;
+    let both = json!({"unit": "Percent", "minMemory": "1Gi"});
+    let amounts = json!({"minPercent": 10});
+    for (shares, word) in [(both, "use minPercent"), (amounts, "requires unit Percent")] {
+        let spec = json!({"rules": [{"modes": ["TimeSlicing"], "shares": shares}]});
+        refused(&spec, word)?;
+    }
+    Ok(())
 }
 
 pub(in crate::cases) fn two(env: &Env) -> Result<()> {
     let gpu = h100(env, 7)?;
     let with = |modes: &[&str], priority: i32| {
         let mut spec = spec(&[gpu], modes);
-        spec.as_object_mut().map(|fields| fields.insert("priority".to_owned(), json!(priority)));
+        spec.as_object_mut()
+            .map(|fields| fields.insert("priority".to_owned(), json!(priority)));
         spec
     };
     // Among equals the name decides.
@@ -142,6 +175,8 @@ pub(in crate::cases) fn two(env: &Env) -> Result<()> {
     drop(second);
     wait_for_modes(env, &[gpu], &["TimeSlicing"])?;
     drop(first);
-    poll("the default again", PATIENCE, || Ok(offered(env, gpu)? != types(&["TimeSlicing"])))
-        .context("policies were deleted")
+    poll("the default again", PATIENCE, || {
+        Ok(offered(env, gpu)? != types(&["TimeSlicing"]))
+    })
+    .context("policies were deleted")
 }

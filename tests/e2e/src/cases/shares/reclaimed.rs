@@ -4,18 +4,21 @@ use divvy_api::names;
 use serde_json::json;
 
 use super::usage::{process, use_ends};
-use super::{Context, Env, Policy, Result, at, end, ensure, h100, poll, run, share, wait_for_modes};
+use super::{
+    Context, Env, Policy, Result, at, end, ensure, h100, poll, run, share, wait_for_modes,
+};
 use crate::api::has_condition;
 use crate::case::PATIENCE;
 use crate::driver::NAMESPACE;
 
 const GIB: u64 = 1 << 30;
 
-/// A pod, its process, whether it is on the second GPU, GiB granted, GiB used if that is known, percent.
+/// A pod, its process, whether it is on the second GPU, GiB granted, GiB used if that is known,
+/// percent.
 type Scripted = (&'static str, u32, bool, u32, Option<u64>, u32);
 
-/// On the first GPU one share takes what the others were granted. On the second one does too, but what one of the others
-/// uses is not known. Nothing uses two of them; the owner of one keeps it.
+/// On the first GPU one share takes what the others were granted. On the second one does too, but
+/// what one of the others uses is not known. Nothing uses two of them; the owner of one keeps it.
 const PODS: [Scripted; 7] = [
     ("over", 4_200_001, false, 20, Some(45), 50),
     ("fine", 4_200_002, false, 20, Some(19), 10),
@@ -35,14 +38,21 @@ pub(in crate::cases) fn reclaimed(env: &Env) -> Result<()> {
     });
     let _policy = Policy::create(env, &env.namespace, &json!({"rules": [rule]}))?;
     wait_for_modes(env, &gpus, &["TimeSlicing"])?;
-    env.driver.change(&["clusterController.enabled=true", "clusterController.dryRun=false"])?;
+    env.driver.change(&[
+        "clusterController.enabled=true",
+        "clusterController.dryRun=false",
+    ])?;
     let mut uids = Vec::new();
     for (pod, _, second, granted, ..) in PODS {
         let wanted = [("memory", &*format!("{granted}Gi"))];
-        uids.push((pod, run(env, pod, &[share("gpu", &[of(gpus, second)], &wanted)])?));
+        uids.push((
+            pod,
+            run(env, pod, &[share("gpu", &[of(gpus, second)], &wanted)])?,
+        ));
     }
     let keep = json!({"metadata": {"annotations": {names::annotations::KEEP_IDLE: "true"}}});
-    env.api().patch(&env.path("ResourceClaim", "kept")?, &keep)?;
+    env.api()
+        .patch(&env.path("ResourceClaim", "kept")?, &keep)?;
     let outcome = play(env, gpus).and_then(|()| only_two_go(env));
     use_ends(env, PODS.map(|(_, pid, ..)| pid))?;
     env.driver.change(&[])?;
@@ -55,50 +65,92 @@ fn of([first, other]: [&str; 2], second: bool) -> &str {
 }
 
 fn play(env: &Env, gpus: [&str; 2]) -> Result<()> {
-    PODS.iter().try_for_each(|(pod, pid, second, _, used, percent)| {
-        let used = used.map(|gib| gib * GIB);
-        process(env, of(gpus, *second), (pod, *pid), None, (used, *percent))
-    })
+    PODS.iter()
+        .try_for_each(|(pod, pid, second, _, used, percent)| {
+            let used = used.map(|gib| gib * GIB);
+            process(env, of(gpus, *second), (pod, *pid), None, (used, *percent))
+        })
 }
 
 fn only_two_go(env: &Env) -> Result<()> {
-    poll("the end of the idle pod and of the one over its grant", PATIENCE * 2, || {
-        let gone = |pod| Ok::<_, anyhow::Error>(env.api().get(&env.path("Pod", pod)?)?.is_none());
-        Ok(gone("idle")? && gone("over")?)
-    })
+    poll(
+        "the end of the idle pod and of the one over its grant",
+        PATIENCE * 2,
+        || {
+            let gone =
+                |pod| Ok::<_, anyhow::Error>(env.api().get(&env.path("Pod", pod)?)?.is_none());
+            Ok(gone("idle")? && gone("over")?)
+        },
+    )
     .with_context(|| controller_log(env))?;
-    for (pod, cause) in [("over", "more GPU memory than granted"), ("idle", "nothing has used")] {
+    for (pod, cause) in [
+        ("over", "more GPU memory than granted"),
+        ("idle", "nothing has used"),
+    ] {
         let said = env.messages(pod);
         let is_it = |message: &String| message.starts_with("evicted: ") && message.contains(cause);
         ensure!(said.iter().any(is_it), "Events of pod {pod}: {said:?}");
     }
-    for (pod, status) in
-        [("fine", None), ("small", None), ("over-too", None), ("dark", None), ("kept", Some("True"))]
-    {
-        let object = env.api().get(&env.path("Pod", pod)?)?.with_context(|| format!("pod {pod} is gone"))?;
-        ensure!(has_condition(&object, "Ready"), "pod {pod} does not run any more");
+    for (pod, status) in [
+        ("fine", None),
+        ("small", None),
+        ("over-too", None),
+        ("dark", None),
+        ("kept", Some("True")),
+    ] {
+        let object = env
+            .api()
+            .get(&env.path("Pod", pod)?)?
+            .with_context(|| format!("pod {pod} is gone"))?;
+        ensure!(
+            has_condition(&object, "Ready"),
+            "pod {pod} does not run any more"
+        );
         let found = condition(env, pod, names::conditions::RECLAIM_DUE)?;
-        ensure!(found.as_deref() == status, "claim {pod} has ReclaimDue {found:?}");
+        ensure!(
+            found.as_deref() == status,
+            "claim {pod} has ReclaimDue {found:?}"
+        );
     }
     let over = condition(env, "over-too", names::conditions::WITHIN_GRANT)?;
-    ensure!(over.as_deref() == Some("False"), "claim over-too has WithinGrant {over:?}");
+    ensure!(
+        over.as_deref() == Some("False"),
+        "claim over-too has WithinGrant {over:?}"
+    );
     let (_, said) = env.driver.kubectl_divvy(&["status"])?;
-    ensure!(said.contains("/kept (pods kept): ReclaimDue"), "divvy status: {said}");
+    ensure!(
+        said.contains("/kept (pods kept): ReclaimDue"),
+        "divvy status: {said}"
+    );
     Ok(())
 }
 
 /// The status of a condition of a claim's device.
 fn condition(env: &Env, claim: &str, kind: &str) -> Result<Option<String>> {
     let object = env.claim(claim)?;
-    let devices = at(&object, "status.devices").as_array().into_iter().flatten();
-    let mut conditions = devices.filter_map(|device| at(device, "conditions").as_array()).flatten();
+    let devices = at(&object, "status.devices")
+        .as_array()
+        .into_iter()
+        .flatten();
+    let mut conditions = devices
+        .filter_map(|device| at(device, "conditions").as_array())
+        .flatten();
     let found = conditions.find(|condition| at(condition, "type") == kind);
-    Ok(found.and_then(|condition| at(condition, "status").as_str()).map(str::to_owned))
+    Ok(found
+        .and_then(|condition| at(condition, "status").as_str())
+        .map(str::to_owned))
 }
 
 fn controller_log(env: &Env) -> String {
-    let args =
-        ["logs", "--namespace", NAMESPACE, "--selector=app.kubernetes.io/component=cluster-controller"];
-    let said = env.cluster.kubectl(&args).unwrap_or_else(|error| format!("{error:#}"));
+    let args = [
+        "logs",
+        "--namespace",
+        NAMESPACE,
+        "--selector=app.kubernetes.io/component=cluster-controller",
+    ];
+    let said = env
+        .cluster
+        .kubectl(&args)
+        .unwrap_or_else(|error| format!("{error:#}"));
     format!("the controller's last lines:\n{said}")
 }

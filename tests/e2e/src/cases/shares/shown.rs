@@ -1,4 +1,5 @@
-//! What people see of the use that [`super::usage`] scripts: `kubectl divvy top` and the page of `divvy ui`.
+//! What people see of the use that [`super::usage`] scripts: `kubectl divvy top` and the page of
+//! `divvy ui`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -13,11 +14,15 @@ use crate::process::{Daemon, Signal};
 pub(super) fn agree(env: &Env, gpus: (&str, &str)) -> Result<()> {
     let page = Page::open(env)?;
     let mut wrong = Vec::new();
-    poll("`kubectl divvy top` and `divvy ui` that agree with what was scripted", PATIENCE, || {
-        wrong = of_top(env, gpus)?;
-        wrong.extend(of_page(env, gpus, &page.view()?));
-        Ok(wrong.is_empty())
-    })
+    poll(
+        "`kubectl divvy top` and `divvy ui` that agree with what was scripted",
+        PATIENCE,
+        || {
+            wrong = of_top(env, gpus)?;
+            wrong.extend(of_page(env, gpus, &page.view()?));
+            Ok(wrong.is_empty())
+        },
+    )
     .with_context(|| format!("{wrong:#?}"))?;
     page.refuses_others()
 }
@@ -29,7 +34,10 @@ fn of_top(env: &Env, (shared, cut): (&str, &str)) -> Result<Vec<String>> {
         let (code, said) = env.driver.kubectl_divvy(&args)?;
         ensure!(code == Some(0), "top {by} ends with {code:?}: {said}");
         let answer: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
-        ensure!(at(&answer, "unread").as_array().is_some_and(Vec::is_empty), "{said}");
+        ensure!(
+            at(&answer, "unread").as_array().is_some_and(Vec::is_empty),
+            "{said}"
+        );
         Ok(at(&answer, by).as_array().cloned().unwrap_or_default())
     };
     let claims = of("claims")?;
@@ -38,28 +46,46 @@ fn of_top(env: &Env, (shared, cut): (&str, &str)) -> Result<Vec<String>> {
         wrong.push(format!("top claims: {} lines", claims.len()));
     }
     // Of the shares' GPU the memory of one process is not known.
-    let of_both = [("top nodes", "nodes", Layout::NODE), ("top namespaces", "namespaces", &*env.namespace)];
+    let of_both = [
+        ("top nodes", "nodes", Layout::NODE),
+        ("top namespaces", "namespaces", &*env.namespace),
+    ];
     for (what, by, name) in of_both {
         let lines = of(by)?;
         wrong.extend(of_sum(what, line(&lines, "name", name), (6, 30, 1)));
     }
     let gpus = of("gpus")?;
-    wrong.extend(of_sum("top gpus: shares", line(&gpus, "uuid", shared), (4, 22, 1)));
-    wrong.extend(of_sum("top gpus: partitions", line(&gpus, "uuid", cut), (2, 8, 0)));
+    wrong.extend(of_sum(
+        "top gpus: shares",
+        line(&gpus, "uuid", shared),
+        (4, 22, 1),
+    ));
+    wrong.extend(of_sum(
+        "top gpus: partitions",
+        line(&gpus, "uuid", cut),
+        (2, 8, 0),
+    ));
     Ok(wrong)
 }
 
 /// What of the page's data is not as scripted.
 fn of_page(env: &Env, (shared, cut): (&str, &str), view: &Value) -> Vec<String> {
     let nodes = at(view, "nodes").as_array().into_iter().flatten();
-    let gpus: Vec<Value> = nodes.filter_map(|node| at(node, "gpus").as_array()).flatten().cloned().collect();
+    let gpus: Vec<Value> = nodes
+        .filter_map(|node| at(node, "gpus").as_array())
+        .flatten()
+        .cloned()
+        .collect();
     let mut wrong = Vec::new();
     let mut holds = Vec::new();
     for (uuid, mode, used) in [(shared, "time-sliced", 22), (cut, "partitioned", 8)] {
         let gpu = line(&gpus, "uuid", uuid);
         let total = at(gpu, "memoryUsed").as_u64();
         if at(gpu, "mode") != mode || total != Some(used * GIB) {
-            wrong.push(format!("page: GPU {uuid}: {} with {total:?} bytes used", at(gpu, "mode")));
+            wrong.push(format!(
+                "page: GPU {uuid}: {} with {total:?} bytes used",
+                at(gpu, "mode")
+            ));
         }
         holds.extend(at(gpu, "holds").as_array().into_iter().flatten().cloned());
     }
@@ -70,7 +96,10 @@ fn of_page(env: &Env, (shared, cut): (&str, &str), view: &Value) -> Vec<String> 
 
 /// The line about something, or null.
 fn line<'a>(lines: &'a [Value], key: &str, wanted: &str) -> &'a Value {
-    lines.iter().find(|line| at(line, key) == wanted).unwrap_or(&Value::Null)
+    lines
+        .iter()
+        .find(|line| at(line, key) == wanted)
+        .unwrap_or(&Value::Null)
 }
 
 /// What of the claims' parts of GPUs is not as scripted.
@@ -96,7 +125,8 @@ fn of_claims(what: &str, holds: &[Value]) -> Vec<String> {
     SCRIPTED.iter().filter_map(differs).collect()
 }
 
-/// What of a sum is not so: parts of GPUs, GiB that they use as far as it is known, and of how many it is not.
+/// What of a sum is not so: parts of GPUs, GiB that they use as far as it is known, and of how many
+/// it is not.
 fn of_sum(what: &str, line: &Value, (held, gib, unknown): (u64, u64, u64)) -> Option<String> {
     let number = |path: &str| at(line, path).as_u64();
     let fine = number("held") == Some(held)
@@ -126,19 +156,36 @@ impl<'a> Page<'a> {
         }
         daemon.define(&args, &[("KUBECONFIG".to_owned(), kubeconfig)])?;
         daemon.start()?;
-        let mut page = Self { env, port: 0, link: String::new(), cookie: String::new() };
+        let mut page = Self {
+            env,
+            port: 0,
+            link: String::new(),
+            cookie: String::new(),
+        };
         let said = || fs_err::read_to_string(daemon.log()).unwrap_or_default();
         poll("the link to the page", PATIENCE, || {
-            ensure!(daemon.is_running(), "divvy ui has ended\n{}", daemon.log_tail());
+            ensure!(
+                daemon.is_running(),
+                "divvy ui has ended\n{}",
+                daemon.log_tail()
+            );
             let said = said();
-            let link = said.lines().find_map(|line| line.trim().strip_prefix("http://127.0.0.1:"));
-            let Some((port, path)) = link.and_then(|link| link.split_once('/')) else { return Ok(false) };
+            let link = said
+                .lines()
+                .find_map(|line| line.trim().strip_prefix("http://127.0.0.1:"));
+            let Some((port, path)) = link.and_then(|link| link.split_once('/')) else {
+                return Ok(false);
+            };
             (page.port, page.link) = (port.parse()?, format!("/{path}"));
             Ok(true)
         })?;
         let entered = page.ask(&page.link, &page.host(), "")?;
-        let lines = entered.lines().find_map(|line| line.strip_prefix("set-cookie: "));
-        let cookie = lines.and_then(|line| line.split(';').next()).context(entered.clone())?;
+        let lines = entered
+            .lines()
+            .find_map(|line| line.strip_prefix("set-cookie: "));
+        let cookie = lines
+            .and_then(|line| line.split(';').next())
+            .context(entered.clone())?;
         cookie.clone_into(&mut page.cookie);
         Ok(page)
     }
@@ -155,14 +202,18 @@ impl<'a> Page<'a> {
     fn request(&self, path: &str, host: &str, cookie: &str) -> Result<TcpStream> {
         let mut stream = self.env.cluster.connect_to(self.port)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.0\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n"
+        )?;
         Ok(stream)
     }
 
     /// The whole answer.
     fn ask(&self, path: &str, host: &str, cookie: &str) -> Result<String> {
         let mut answer = String::new();
-        self.request(path, host, cookie)?.read_to_string(&mut answer)?;
+        self.request(path, host, cookie)?
+            .read_to_string(&mut answer)?;
         Ok(answer)
     }
 
@@ -173,7 +224,10 @@ impl<'a> Page<'a> {
             let line = line?;
             if let Some(event) = line.strip_prefix("data: ") {
                 let event: Value = serde_json::from_str(event)?;
-                ensure!(at(&event, "problem").is_null(), "the page has a problem: {event}");
+                ensure!(
+                    at(&event, "problem").is_null(),
+                    "the page has a problem: {event}"
+                );
                 return Ok(at(&event, "view").clone());
             }
         }
@@ -191,7 +245,10 @@ impl<'a> Page<'a> {
         for (path, host, cookie, status) in others {
             let answer = self.ask(path, host, cookie)?;
             let first = answer.lines().next().unwrap_or_default();
-            ensure!(first.contains(status), "GET {path} of {host} is answered with {first}");
+            ensure!(
+                first.contains(status),
+                "GET {path} of {host} is answered with {first}"
+            );
         }
         Ok(())
     }

@@ -1,13 +1,16 @@
-//! The scheduler has picked a GPU and its write of the allocation takes long; meanwhile a policy makes the GPU something
-//! else. What may still be allocated stays published, so that the GPU is not given out a second time.
+//! The scheduler has picked a GPU and its write of the allocation takes long; meanwhile a policy
+//! makes the GPU something else. What may still be allocated stays published, so that the GPU is
+//! not given out a second time.
 
 use super::{
-    Context, Env, Policy, Result, create, end, ensure, h100, json, offered, poll, share, spec, whole,
+    Context, Env, Policy, Result, create, end, ensure, h100, json, offered, poll, share, spec,
+    whole,
 };
 use crate::api::at;
 use crate::case::PATIENCE;
 
-/// How long the write is held: longer than any write takes on a healthy cluster, less than the longest webhook (30 s).
+/// How long the write is held: longer than any write takes on a healthy cluster, less than the
+/// longest webhook (30 s).
 const HELD: u32 = 20;
 
 pub(in crate::cases) fn slow_write(env: &Env) -> Result<()> {
@@ -16,21 +19,34 @@ pub(in crate::cases) fn slow_write(env: &Env) -> Result<()> {
     let others = offered(env, other)?;
     let write = SlowWrites::of(env, "slow")?;
     let slow = create(env, "slow", &[whole(&[gpu])])?;
-    poll("a write of the allocation that is held", PATIENCE, || Ok(write.held()? > 0))?;
+    poll("a write of the allocation that is held", PATIENCE, || {
+        Ok(write.held()? > 0)
+    })?;
 
     policy.change(&spec(&[gpu], &["TimeSlicing"]))?;
     let next = create(env, "next", &[share("gpu", &[gpu], &[("memory", "1Gi")])])?;
     super::check(env, "slow", "main", "slow")?;
-    let waits = env.api().get(&env.path("Pod", "next")?)?.context("the next pod is gone")?;
-    ensure!(at(&waits, "spec.nodeName").is_null(), "the GPU was given out a second time");
-    ensure!(offered(env, other)? == others, "another GPU lost a mode: {:?}", offered(env, other)?);
+    let waits = env
+        .api()
+        .get(&env.path("Pod", "next")?)?
+        .context("the next pod is gone")?;
+    ensure!(
+        at(&waits, "spec.nodeName").is_null(),
+        "the GPU was given out a second time"
+    );
+    ensure!(
+        offered(env, other)? == others,
+        "another GPU lost a mode: {:?}",
+        offered(env, other)?
+    );
     end(env, "slow", &slow)?;
     super::check(env, "next", "main", "next")?;
     end(env, "next", &next)
 }
 
-/// An admission webhook that never answers, for writes of one claim's allocation, until dropped: the API server waits
-/// for it and then goes on without it. It has no server: its packets are dropped.
+/// An admission webhook that never answers, for writes of one claim's allocation, until dropped:
+/// the API server waits for it and then goes on without it. It has no server: its packets are
+/// dropped.
 struct SlowWrites<'a> {
     env: &'a Env<'a>,
 }
@@ -45,9 +61,15 @@ impl<'a> SlowWrites<'a> {
         let address = env.cluster.layout().address();
         let created = Self { env };
         created.nft("add table inet", "")?;
-        created.nft("add chain inet", "out { type filter hook output priority 0; }")?;
+        created.nft(
+            "add chain inet",
+            "out { type filter hook output priority 0; }",
+        )?;
         // Counted and refused: the API server goes on at once.
-        created.nft("add rule inet", &format!("out tcp dport {PORT} counter reject with tcp reset"))?;
+        created.nft(
+            "add rule inet",
+            &format!("out tcp dport {PORT} counter reject with tcp reset"),
+        )?;
         let allocates = format!(
             "request.name == 'armed' || (request.name == '{claim}' && has(object.status.allocation) \
              && !has(oldObject.status.allocation))"
@@ -80,14 +102,20 @@ impl<'a> SlowWrites<'a> {
             Ok(created.held()? > 0)
         })?;
         created.nft("flush chain inet", "out")?;
-        created.nft("add rule inet", &format!("out tcp dport {PORT} counter drop"))?;
+        created.nft(
+            "add rule inet",
+            &format!("out tcp dport {PORT} counter drop"),
+        )?;
         Ok(created)
     }
 
     /// How many packets to the webhook there have been.
     fn held(&self) -> Result<u64> {
         let said = self.nft("list chain inet", "out")?;
-        let count = said.split("counter packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        let count = said
+            .split("counter packets ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next());
         Ok(count.context("the rule has no counter")?.parse()?)
     }
 
@@ -100,7 +128,10 @@ impl<'a> SlowWrites<'a> {
 
 impl Drop for SlowWrites<'_> {
     fn drop(&mut self) {
-        let webhook = self.env.api().delete(&format!("{WEBHOOKS}/{TABLE}"), &json!({}));
+        let webhook = self
+            .env
+            .api()
+            .delete(&format!("{WEBHOOKS}/{TABLE}"), &json!({}));
         if let Err(error) = webhook.and_then(|()| self.nft("delete table inet", "").map(drop)) {
             crate::process::say(&format!("webhook {TABLE} is left: {error:#}"));
         }
