@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: builds the programs as they are shipped and measures them. What is measured, and how, is in
+//! `cargo xtask bench`: builds the programs as they are shipped and measures them with
 //! `tests/bench`, a program of its own so that this one stays quick to build.
 
 use std::ffi::OsString;
@@ -14,12 +14,16 @@ use crate::programs::succeeds;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Passed on; see them with: cargo xtask bench -- --help.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "OPTIONS"
+    )]
     options: Vec<OsString>,
 }
 
 impl Args {
-    /// What has to be on the machine first.
+    /// Returns the requirements of the machine.
     pub(crate) fn needs(&self) -> &'static [Need] {
         if self.options.iter().any(|option| option == "--cluster") {
             &[Need::Build, Need::Cluster]
@@ -30,13 +34,28 @@ impl Args {
 }
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let programs = ["--package", "divvy-kubelet-plugin", "--package", "divvy-nvml-mock"];
-    succeeds(Command::new("cargo").args(["build", "--profile", "node"]).args(programs).current_dir(root))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
+    let programs = [
+        "--package",
+        "divvy-kubelet-plugin",
+        "--package",
+        "divvy-nvml-mock",
+    ];
+    succeeds(
+        Command::new("cargo")
+            .args(["build", "--profile", "node"])
+            .args(programs)
+            .current_dir(root),
+    )?;
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
     let built = target.join("node");
     let mut measure = Command::new("cargo");
-    measure.args(["run", "--release", "--package", "divvy-bench", "--"]).current_dir(root);
-    measure.arg("--plugin").arg(built.join("divvy-kubelet-plugin"));
+    measure
+        .args(["run", "--release", "--package", "divvy-bench", "--"])
+        .current_dir(root);
+    measure
+        .arg("--plugin")
+        .arg(built.join("divvy-kubelet-plugin"));
     measure.arg("--mock").arg(built.join("libnvidia_ml.so"));
     succeeds(measure.args(&args.options))
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask ci`: what CI runs, step by step, each with its wall time. Stops at the first step that fails.
+//! `cargo xtask ci`: what CI runs, step by step, each with its wall time. Stops at the first step
+//! that fails.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::needs::Need;
 use crate::programs::{installed, succeeds};
 
-/// What `cargo xtask ci` takes.
+/// Arguments of `cargo xtask ci`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Leave out the real Kubernetes (about half of the time)
@@ -24,9 +25,13 @@ pub(crate) struct Args {
 const CARGO_DENY: &str = "0.20.2";
 
 impl Args {
-    /// What has to be on the machine first.
+    /// Returns the requirements of the machine.
     pub(crate) fn needs(&self) -> &'static [Need] {
-        if self.no_e2e { &[Need::Build] } else { &[Need::Build, Need::Cluster] }
+        if self.no_e2e {
+            &[Need::Build]
+        } else {
+            &[Need::Build, Need::Cluster]
+        }
     }
 }
 
@@ -37,16 +42,47 @@ struct Step {
 
 /// The steps that are one command. `cargo test` is the README's test command.
 const STEPS: &[Step] = &[
-    Step { name: "format", command: &["cargo", "fmt", "--all", "--check"] },
+    Step {
+        name: "format",
+        command: &["cargo", "fmt", "--all", "--check"],
+    },
     Step {
         name: "lint",
-        command: &["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+        command: &[
+            "cargo",
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ],
     },
-    Step { name: "build", command: &["cargo", "test", "--workspace", "--locked", "--no-run", "--quiet"] },
+    Step {
+        name: "build",
+        command: &[
+            "cargo",
+            "test",
+            "--workspace",
+            "--locked",
+            "--no-run",
+            "--quiet",
+        ],
+    },
     // What was built is gigabytes: tests whose files must reach the disk would wait for them.
-    Step { name: "sync", command: &["sync"] },
-    Step { name: "test", command: &["cargo", "test", "--workspace", "--locked"] },
-    Step { name: "demo", command: &["cargo", "run", "--locked", "-p", "divvy", "--", "demo"] },
+    Step {
+        name: "sync",
+        command: &["sync"],
+    },
+    Step {
+        name: "test",
+        command: &["cargo", "test", "--workspace", "--locked"],
+    },
+    Step {
+        name: "demo",
+        command: &["cargo", "run", "--locked", "-p", "divvy", "--", "demo"],
+    },
 ];
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
@@ -59,12 +95,20 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         }
         crate::say(&format!("\n=== {name}"));
         let start = Instant::now();
-        let result =
-            run().with_context(|| format!("CI step {name} failed (again: cargo xtask ci --from {name})"));
+        let result = run().with_context(|| {
+            format!("CI step {name} failed (again: cargo xtask ci --from {name})")
+        });
         times.push((name.to_owned(), start.elapsed()));
         result
     };
     step("structure", &mut || crate::check::run(root))?;
+    step("figures", &mut || {
+        // A report for people: nothing in it fails CI.
+        crate::figures::run(root).or_else(|error| {
+            crate::say(&format!("no figures: {error:#}"));
+            Ok(())
+        })
+    })?;
     step("licences", &mut || deny(root))?;
     for s in STEPS {
         step(s.name, &mut || command(root, s.command))?;
@@ -85,10 +129,17 @@ fn command(root: &Path, words: &[&str]) -> Result<()> {
     succeeds(Command::new(program).args(args).current_dir(root))
 }
 
-/// Bans, licences and sources.
+/// Checks bans, licences and sources.
 fn deny(root: &Path) -> Result<()> {
     let mut deny = Command::new(installed("cargo-deny", CARGO_DENY, &[])?);
-    deny.args(["--log-level", "error", "check", "bans", "licenses", "sources"]);
+    deny.args([
+        "--log-level",
+        "error",
+        "check",
+        "bans",
+        "licenses",
+        "sources",
+    ]);
     succeeds(deny.current_dir(root))?;
     crate::say("advisories were not checked: they need a network that CI does not have");
     Ok(())

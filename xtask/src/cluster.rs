@@ -20,7 +20,7 @@ const DEFAULT: &str = "dev";
 /// Arguments of `cargo xtask cluster`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which cluster: several run side by side
+    /// Name of the cluster: several run side by side
     #[arg(long, global = true, default_value = DEFAULT)]
     name: String,
     #[command(subcommand)]
@@ -46,14 +46,15 @@ enum Action {
         /// The simulated GPUs, as h100x8 or a100-40x4,l4x2
         #[arg(long, default_value = "h100x8", requires = "driver")]
         sim: String,
-        /// How GPUs without a GpuPolicy are offered: in every mode, or as the chart does by default
+        /// Offer of GPUs without a GpuPolicy: in every mode, or as the chart does by default
         #[arg(long, default_value = "everything", value_parser = ["everything", "auto"], requires = "driver")]
         offer: String,
         /// Take divvy's programs from this folder instead of building them
         #[arg(long, requires = "driver")]
         bin: Option<PathBuf>,
     },
-    /// Run a command in the cluster, as `exec kubectl get pods`; `divvy` and `helm` are there after `up --driver`
+    /// Run a command in the cluster, as `exec kubectl get pods`; `divvy` and `helm` are there after
+    /// `up --driver`
     Exec {
         /// The command and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -71,7 +72,7 @@ enum Action {
 }
 
 impl Args {
-    /// What has to be on the machine first.
+    /// Returns the requirements of the machine.
     pub(crate) fn needs(&self) -> &'static [Need] {
         match self.action {
             Action::Up { driver: true, .. } => &[Need::Build, Need::Cluster],
@@ -86,20 +87,48 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.action {
         Action::Build { version } => {
             let parts = Parts::ensure(version)?;
-            writeln!(out, "Kubernetes {} is built, see {}", parts.version(), parts::cache_dir()?.display())?;
+            writeln!(
+                out,
+                "Kubernetes {} is built, see {}",
+                parts.version(),
+                parts::cache_dir()?.display()
+            )?;
         }
-        Action::Up { version, driver, sim, offer, bin } => {
-            let programs = || bin.as_deref().map_or_else(Programs::build, Programs::in_folder);
-            let with = if *driver { Some((programs()?, sim, offer)) } else { None };
+        Action::Up {
+            version,
+            driver,
+            sim,
+            offer,
+            bin,
+        } => {
+            let programs = || {
+                bin.as_deref()
+                    .map_or_else(Programs::build, Programs::in_folder)
+            };
+            let with = if *driver {
+                // Before the minutes that Kubernetes takes: a build that fails is known early.
+                parts::helm()?;
+                Some((programs()?, sim, offer))
+            } else {
+                None
+            };
             let (cluster, start) = up(&args.name, version)?;
             let mut next = vec!["exec kubectl get pods --all-namespaces"];
             if let Some((programs, sim, offer)) = with {
                 let offer = format!("offer={offer}");
-                Driver::install_with(&cluster, &programs, sim, &[], &[&offer]).with_context(|| {
-                    format!("the cluster stays up without divvy; end it with: {}", typed(&args.name, "down"))
-                })?;
+                Driver::install_with(&cluster, &programs, sim, &[], &[&offer]).with_context(
+                    || {
+                        format!(
+                            "the cluster stays up without divvy; end it with: {}",
+                            typed(&args.name, "down")
+                        )
+                    },
+                )?;
                 let took = start.elapsed().as_secs_f32();
-                writeln!(out, "divvy has published the simulated GPUs {sim} after {took:.1} s")?;
+                writeln!(
+                    out,
+                    "divvy has published the simulated GPUs {sim} after {took:.1} s"
+                )?;
                 next.push("exec kubectl apply -f examples/share-small/manifests.yaml");
                 next.extend(["exec divvy status", "exec divvy status node node-1"]);
             }
@@ -127,7 +156,9 @@ fn up(name: &str, version: &str) -> Result<(Cluster, Instant)> {
     let start = Instant::now();
     let cluster = whole(name, version, false, Gates::Default)?;
     let (took, files) = (start.elapsed().as_secs_f32(), cluster.state().display());
-    crate::say(&format!("Kubernetes {version} is up after {took:.1} s; its files are in {files}"));
+    crate::say(&format!(
+        "Kubernetes {version} is up after {took:.1} s; its files are in {files}"
+    ));
     Ok((cluster, start))
 }
 
@@ -139,10 +170,19 @@ fn status() -> Result<()> {
     }
     for name in names {
         let Some(cluster) = Cluster::find(&name)? else {
-            writeln!(out, "{name}: not running; remove it with: {}", typed(&name, "down"))?;
+            writeln!(
+                out,
+                "{name}: not running; remove it with: {}",
+                typed(&name, "down")
+            )?;
             continue;
         };
-        writeln!(out, "{name}: Kubernetes {}, {}", cluster.parts().version(), cluster.state().display())?;
+        writeln!(
+            out,
+            "{name}: Kubernetes {}, {}",
+            cluster.parts().version(),
+            cluster.state().display()
+        )?;
         for component in Component::ALL {
             let pid = cluster.component(component).pid();
             let state = pid.map_or_else(|| "not running".to_owned(), |pid| format!("pid {pid}"));
@@ -153,12 +193,20 @@ fn status() -> Result<()> {
 }
 
 fn running(name: &str) -> Result<Cluster> {
-    Cluster::find(name)?
-        .with_context(|| format!("cluster {name} is not up; start it with: {}", typed(name, "up")))
+    Cluster::find(name)?.with_context(|| {
+        format!(
+            "cluster {name} is not up; start it with: {}",
+            typed(name, "up")
+        )
+    })
 }
 
-/// What a person types to do this with a cluster.
+/// Returns the command that does this with a cluster.
 fn typed(name: &str, words: &str) -> String {
-    let option = if name == DEFAULT { String::new() } else { format!("--name {name} ") };
+    let option = if name == DEFAULT {
+        String::new()
+    } else {
+        format!("--name {name} ")
+    };
     format!("cargo xtask cluster {option}{words}")
 }

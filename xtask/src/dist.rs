@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: everything that a release publishes, made without a network once the crates are here. The same
-//! sources, compiler and paths give the same bytes.
+//! `cargo xtask dist`: everything that a release publishes, made without a network once the crates
+//! are here. The same sources, compiler and paths give the same bytes.
 
 mod chart;
 mod sbom;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_e2e::oci::{Image, digest, tar_gz};
-use divvy_e2e::programs::{OfNode, command_line};
+use divvy_e2e::programs::OfNode;
 use divvy_e2e::target::Target;
 use fs_err as fs;
 
@@ -19,7 +19,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Arguments of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The registry that image and chart are for, as ghcr.io/OWNER: `/divvy` and `/charts/divvy` are appended
+    /// The registry that image and chart are for, as ghcr.io/OWNER: `/divvy` and `/charts/divvy`
+    /// are appended
     #[arg(long, default_value = "localhost")]
     registry: String,
     /// Folder for all of it; what is there is replaced
@@ -27,17 +28,16 @@ pub(crate) struct Args {
     out: PathBuf,
 }
 
-/// What is built for one architecture.
-struct Built {
-    node: OfNode,
-    cli: PathBuf,
-}
-
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let start = Instant::now();
-    let both = |target| Ok(Built { node: OfNode::build(target)?, cli: command_line(target)? });
-    let built = Target::ALL.into_iter().map(both).collect::<Result<Vec<_>>>()?;
-    crate::say(&format!("built after {:.0} s", start.elapsed().as_secs_f32()));
+    let built = Target::ALL
+        .into_iter()
+        .map(OfNode::build)
+        .collect::<Result<Vec<_>>>()?;
+    crate::say(&format!(
+        "built after {:.0} s",
+        start.elapsed().as_secs_f32()
+    ));
     // Only what this command has made is removed: the folder is the user's choice.
     if args.out.join(SUMS).exists() {
         fs::remove_dir_all(&args.out)?;
@@ -47,21 +47,28 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     for (name, size) in made {
         crate::say(&format!("{:>7} KiB  {name}", size.div_ceil(1024)));
     }
-    crate::say(&format!("{} after {:.0} s", args.out.display(), start.elapsed().as_secs_f32()));
+    crate::say(&format!(
+        "{} after {:.0} s",
+        args.out.display(),
+        start.elapsed().as_secs_f32()
+    ));
     Ok(())
 }
 
 const SUMS: &str = "SHA256SUMS";
 
 /// Writes every artefact; the sizes by name.
-fn pack(root: &Path, args: &Args, built: &[Built]) -> Result<Vec<(String, u64)>> {
+fn pack(root: &Path, args: &Args, built: &[OfNode]) -> Result<Vec<(String, u64)>> {
     let repository = format!("{}/divvy", args.registry);
     let image_name = format!("{repository}:{VERSION}");
-    let images = built.iter().map(|one| one.node.image(&image_name)).collect::<Result<Vec<_>>>()?;
+    let images = built
+        .iter()
+        .map(|one| one.image(&image_name))
+        .collect::<Result<Vec<_>>>()?;
     let mut files = Vec::new();
     for (one, image) in built.iter().zip(&images) {
         starts(one, image)?;
-        let name = format!("divvy-{VERSION}-linux-{}", one.node.target.oci);
+        let name = format!("divvy-{VERSION}-linux-{}", one.target.oci);
         let inside = |file: &str, source: PathBuf, mode| (format!("{name}/{file}"), source, mode);
         let archive = tar_gz(&[
             inside("divvy", one.cli.clone(), 0o755),
@@ -74,28 +81,38 @@ fn pack(root: &Path, args: &Args, built: &[Built]) -> Result<Vec<(String, u64)>>
     Image::write_all(&images, &args.out.join("image"))?;
     files.push(chart::write(root, &args.registry, &repository, &args.out)?);
     let sbom = format!("divvy-{VERSION}.cdx.json");
-    fs::write(args.out.join(&sbom), serde_json::to_vec_pretty(&sbom::document(root, &images)?)?)?;
+    fs::write(
+        args.out.join(&sbom),
+        serde_json::to_vec_pretty(&sbom::document(root, &images)?)?,
+    )?;
     let changes = fs::read_to_string(root.join("CHANGELOG.md"))?;
     fs::write(args.out.join("NOTES.md"), notes(&changes, VERSION)?)?;
     files.extend([sbom, "NOTES.md".to_owned()]);
     // An index leads to everything in its layout by digest.
     files.extend(["image", "chart"].map(|layout| format!("{layout}/index.json")));
     sums(&args.out, &files)?;
-    let sizes = ["image", "chart"].map(|layout| Ok((format!("{layout}/"), size(&args.out.join(layout))?)));
+    let sizes =
+        ["image", "chart"].map(|layout| Ok((format!("{layout}/"), size(&args.out.join(layout))?)));
     let plain = files.iter().filter(|name| !name.contains('/'));
     let plain = plain.map(|name| Ok((name.clone(), size(&args.out.join(name))?)));
     sizes.into_iter().chain(plain).collect()
 }
 
-/// Runs each program, with the libraries of the image where it links any: an architecture that is not this machine's runs
-/// under QEMU.
-fn starts(built: &Built, image: &Image) -> Result<()> {
-    let target = built.node.target;
+/// Runs each program, with the libraries of the image where it links any: an architecture that is
+/// not this machine's runs under QEMU.
+fn starts(built: &OfNode, image: &Image) -> Result<()> {
+    let target = built.target;
     let unpacked = tempfile::tempdir()?;
     image.unpack(unpacked.path())?;
     let inside = |program: &str| unpacked.path().join("usr/bin").join(program);
-    let ours = ["divvy-kubelet-plugin", "divvy-cdi-hook", "divvy-cluster-controller"].map(inside);
-    for program in ours.into_iter().chain([built.cli.clone()]) {
+    let ours = [
+        "divvy-kubelet-plugin",
+        "divvy-cdi-hook",
+        "divvy-cluster-controller",
+        "divvy",
+    ]
+    .map(inside);
+    for program in ours {
         let mut command = if target == Target::HOST {
             Command::new(&program)
         } else {
@@ -103,9 +120,17 @@ fn starts(built: &Built, image: &Image) -> Result<()> {
             qemu.arg("-L").arg(unpacked.path()).arg(&program);
             qemu
         };
-        let done = command.arg("--version").output().with_context(|| format!("{command:?}"))?;
+        let done = command
+            .arg("--version")
+            .output()
+            .with_context(|| format!("{command:?}"))?;
         let said = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "{} for {} does not start: {said}", program.display(), target.name);
+        ensure!(
+            done.status.success(),
+            "{} for {} does not start: {said}",
+            program.display(),
+            target.name
+        );
     }
     Ok(())
 }
@@ -115,12 +140,15 @@ fn sums(folder: &Path, files: &[String]) -> Result<()> {
     let mut text = String::new();
     for file in files {
         let digest = digest(&fs::read(folder.join(file))?);
-        text.push_str(&format!("{}  {file}\n", digest.trim_start_matches("sha256:")));
+        text.push_str(&format!(
+            "{}  {file}\n",
+            digest.trim_start_matches("sha256:")
+        ));
     }
     Ok(fs::write(folder.join(SUMS), text)?)
 }
 
-/// The bytes of a file or of all files below a folder.
+/// Returns the bytes of a file or of all files below a folder.
 fn size(path: &Path) -> Result<u64> {
     if path.is_file() {
         return Ok(fs::metadata(path)?.len());
@@ -128,11 +156,13 @@ fn size(path: &Path) -> Result<u64> {
     fs::read_dir(path)?.map(|entry| size(&entry?.path())).sum()
 }
 
-/// The part of the changelog about a version; before that has one, what is not yet released.
+/// Returns the part of the changelog about a version, or the unreleased part if there is none yet.
 fn notes(changelog: &str, version: &str) -> Result<String> {
     for title in [version, "Unreleased"] {
         let mut lines = changelog.lines().skip_while(|line| {
-            let named = line.strip_prefix("## ").and_then(|line| line.split(' ').next());
+            let named = line
+                .strip_prefix("## ")
+                .and_then(|line| line.split(' ').next());
             named.is_none_or(|named| named.trim_matches(['[', ']']) != title)
         });
         if lines.next().is_some() {

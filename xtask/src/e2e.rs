@@ -24,13 +24,14 @@ pub(crate) struct Args {
     /// Kubernetes version, as 1.36.4
     #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
     version: String,
-    /// How many cases at once on a cluster
+    /// Number of cases that run at once on a cluster
     #[arg(long, default_value_t = 4)]
     jobs: usize,
     /// Take the programs from this folder instead of building them
     #[arg(long)]
     bin: Option<PathBuf>,
-    /// Leave the clusters up afterwards, as `e2e` and `e2e-modes` (see `cargo xtask cluster status`)
+    /// Leave the clusters up afterwards, as `e2e` and `e2e-modes` (see `cargo xtask cluster
+    /// status`)
     #[arg(long)]
     keep: bool,
     /// Where failed cases leave their folders
@@ -39,15 +40,21 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The sets of which cases were asked for, each with those.
+    /// Returns the sets with cases that were asked for.
     fn sets(&self) -> Vec<(&'static str, Vec<Case>)> {
         let named = |name: &str| self.filter.iter().any(|part| name.contains(part.as_str()));
         let is_wanted = |case: &&Case| {
-            (self.filter.is_empty() || named(case.name)) && case.suits(&self.version, Gates::Default)
+            (self.filter.is_empty() || named(case.name))
+                && case.suits(&self.version, Gates::Default)
         };
-        let sets =
-            SETS.iter().map(|set| (set.cluster, set.cases.iter().filter(is_wanted).copied().collect()));
-        sets.filter(|(_, cases): &(_, Vec<_>)| !cases.is_empty()).collect()
+        let sets = SETS.iter().map(|set| {
+            (
+                set.cluster,
+                set.cases.iter().filter(is_wanted).copied().collect(),
+            )
+        });
+        sets.filter(|(_, cases): &(_, Vec<_>)| !cases.is_empty())
+            .collect()
     }
 }
 
@@ -61,11 +68,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     );
     if args.list {
         for case in sets.iter().flat_map(|(_, cases)| cases) {
-            writeln!(out, "{}{}", case.name, if case.alone { " (alone)" } else { "" })?;
+            writeln!(
+                out,
+                "{}{}",
+                case.name,
+                if case.alone { " (alone)" } else { "" }
+            )?;
         }
         return Ok(());
     }
-    let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
+    let programs = args
+        .bin
+        .as_deref()
+        .map_or_else(Programs::build, Programs::in_folder)?;
     Parts::ensure(&args.version)?;
     parts::helm()?;
     if args.failures.exists() {
@@ -79,7 +94,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let running: Vec<_> = sets.into_iter().map(start).collect();
         running
             .into_iter()
-            .map(|set| set.join().unwrap_or_else(|_| bail!("a set of cases panicked")))
+            .map(|set| {
+                set.join()
+                    .unwrap_or_else(|_| bail!("a set of cases panicked"))
+            })
             .collect()
     });
     let mut all = Outcome::default();
@@ -90,7 +108,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     writeln!(out, "{:.0} s in all", start.elapsed().as_secs_f32())?;
     writeln!(out, "{} passed, {} failed", all.passed, all.failed)?;
-    ensure!(all.failed == 0, "{} cases failed; see {}", all.failed, args.failures.display());
+    ensure!(
+        all.failed == 0,
+        "{} cases failed; see {}",
+        all.failed,
+        args.failures.display()
+    );
     Ok(())
 }
 
@@ -108,19 +131,40 @@ fn on_cluster(name: &str, cases: Vec<Case>, programs: &Programs, args: &Args) ->
         cases.len()
     ));
     let failures = args.failures.clone();
-    let outcome = run_cases(&cluster, &driver, &Plan { cases, jobs: args.jobs, failures })?;
-    crate::say(&format!("cluster {name}: {:.0} s", start.elapsed().as_secs_f32()));
+    let outcome = run_cases(
+        &cluster,
+        &driver,
+        &Plan {
+            cases,
+            jobs: args.jobs,
+            failures,
+        },
+    )?;
+    crate::say(&format!(
+        "cluster {name}: {:.0} s",
+        start.elapsed().as_secs_f32()
+    ));
     Ok(outcome)
 }
 
-/// A whole cluster of this name and version.
+/// Brings up a whole cluster of this name and version.
 pub(crate) fn whole(name: &str, version: &str, owned: bool, gates: Gates) -> Result<Cluster> {
     let (name, version) = (name.to_owned(), version.to_owned());
-    Cluster::up(&Options { name, version, owned, extent: Extent::Whole, gates })
+    Cluster::up(&Options {
+        name,
+        version,
+        owned,
+        extent: Extent::Whole,
+        gates,
+    })
 }
 
-/// The driver with the GPUs of the cases; logs of a failure are in a folder of `failures`.
-pub(crate) fn install<'c>(cluster: &'c Cluster, programs: &Programs, failures: &Path) -> Result<Driver<'c>> {
+/// Installs the driver with the GPUs of the cases; logs of a failure are in a folder of `failures`.
+pub(crate) fn install<'c>(
+    cluster: &'c Cluster,
+    programs: &Programs,
+    failures: &Path,
+) -> Result<Driver<'c>> {
     Driver::install(cluster, programs, GPUS).inspect_err(|_| {
         // The error that counts is the one being returned.
         let _ = cluster.collect_logs(&failures.join("install"));

@@ -26,7 +26,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
+    let programs = args
+        .bin
+        .as_deref()
+        .map_or_else(Programs::build, Programs::in_folder)?;
     let name = format!("{}:{}", images::DRIVER, args.tag);
     let image = programs.image(&name)?;
     // Only what is an image layout is removed: the folder is the user's choice.

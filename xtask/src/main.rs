@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask COMMAND`. One file per command; this one only picks it.
+//! The project's own commands: `cargo xtask COMMAND`. Each is a file; this one only picks it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,13 +17,18 @@ mod cluster;
 mod crds;
 mod dist;
 mod e2e;
+mod figures;
 mod image;
 mod metadata;
 mod mutants;
 mod needs;
 mod programs;
+mod promises;
+mod prose;
 mod reference;
+mod sequences;
 mod soak;
+mod sources;
 mod ui;
 mod words;
 mod written;
@@ -44,7 +49,9 @@ enum Command {
     Ci(ci::Args),
     /// Only the structure: pure crates, one-way dependencies, forgotten files, links, words
     Check,
-    /// What the chart makes of many sets of values, with helm alone
+    /// Print measures of how easy the code is to live in
+    Figures,
+    /// Compare the chart's renders of many sets of values with golden files, with helm alone
     Chart,
     /// Write the chart's CustomResourceDefinitions from the types
     Crds,
@@ -56,22 +63,25 @@ enum Command {
     Cluster(cluster::Args),
     /// The end-to-end cases, on a cluster of their own
     E2e(e2e::Args),
-    /// Measure the released plugin: latency, start, memory, CPU and size, each beside a reference and its budget
+    /// Measure the released plugin: latency, start, memory, CPU and size, each beside a reference
+    /// and its budget
     Bench(bench::Args),
     /// Tests that take too long for CI: older releases of Kubernetes, a day in fast motion
     Soak(soak::Args),
-    /// The page of `divvy demo --ui` in a headless Chromium: size, speed, accessibility, markup in names
+    /// The page of `divvy demo --ui` in a headless Chromium: size, speed, accessibility, markup in
+    /// names
     Ui(ui::Args),
     /// The driver's container image as an OCI layout
     Image(image::Args),
-    /// All that a release publishes: images for amd64 and arm64, chart, command line, SBOM, notes, checksums
+    /// All that a release publishes: images for amd64 and arm64, chart, command line, SBOM, notes,
+    /// checksums
     Dist(dist::Args),
 }
 
 impl Command {
     fn needs(&self) -> &'static [Need] {
         match self {
-            Self::Check | Self::Book | Self::Crds | Self::Reference => &[],
+            Self::Check | Self::Figures | Self::Book | Self::Crds | Self::Reference => &[],
             Self::Image(_) | Self::Ui(_) => &[Need::Build],
             Self::Dist(_) => &[Need::Build, Need::Dist],
             Self::Cluster(args) => args.needs(),
@@ -99,6 +109,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Ci(args) => ci::run(&root, &args),
         Command::Check => check::run(&root),
+        Command::Figures => figures::run(&root),
         Command::Chart => chart::run(&root),
         Command::Crds => written::write(&crds::wanted(&root)?),
         Command::Book => book::run(&root),
@@ -113,12 +124,15 @@ fn run(command: Command) -> Result<()> {
     }
 }
 
-/// The checkout this program was built from.
+/// Returns the checkout this program was built from.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("."))
+        .to_owned()
 }
 
-/// One line on standard output; a closed pipe ends the talk, not the work.
+/// Prints a line on standard output. A closed pipe does not stop the work.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

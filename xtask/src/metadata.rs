@@ -1,4 +1,4 @@
-//! What `cargo metadata` prints, as far as it is read here.
+//! Output of `cargo metadata`, as far as it is read here.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,9 +48,12 @@ struct DependencyKind {
 }
 
 impl Node {
-    /// The packages that it links.
+    /// Returns the packages that it links.
     pub(crate) fn linked(&self) -> Vec<&str> {
-        let linked = self.deps.iter().filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind.is_none()));
+        let linked = self
+            .deps
+            .iter()
+            .filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind.is_none()));
         linked.map(|dep| dep.pkg.as_str()).collect()
     }
 }
@@ -58,8 +61,15 @@ impl Node {
 /// Reads it, with further flags.
 pub(crate) fn read(root: &Path, flags: &[String]) -> Result<Metadata> {
     let mut cargo = Command::new("cargo");
-    cargo.args(["metadata", "--format-version=1", "--locked"]).args(flags).current_dir(root);
+    cargo
+        .args(["metadata", "--format-version=1", "--locked"])
+        .args(flags)
+        .current_dir(root);
     let done = cargo.output().context("cargo cannot be started")?;
-    ensure!(done.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&done.stderr));
+    ensure!(
+        done.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     Ok(serde_json::from_slice(&done.stdout)?)
 }

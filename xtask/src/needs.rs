@@ -1,12 +1,12 @@
-//! The requirements of a command on the machine, checked before it begins. The list is `.ci/need`, which CI runs before any
-//! Rust toolchain exists.
+//! The requirements of a command on the machine, checked before it begins. The list is `.ci/need`,
+//! which CI runs before any Rust toolchain exists.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// What `.ci/need` can be asked for.
+/// Arguments of `.ci/need`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
     /// To build the programs.
@@ -17,7 +17,8 @@ pub(crate) enum Need {
     Dist,
 }
 
-/// Lists what is missing on standard error, in one list, and installs it; an error if that is not possible.
+/// Lists what is missing on standard error, in one list, and installs it; an error if that is not
+/// possible.
 pub(crate) fn ensure_all(root: &Path, needs: &[Need]) -> Result<()> {
     if needs.is_empty() {
         return Ok(());
@@ -27,7 +28,10 @@ pub(crate) fn ensure_all(root: &Path, needs: &[Need]) -> Result<()> {
         Need::Cluster => "cluster",
         Need::Dist => "dist",
     });
-    let status = Command::new("bash").arg(root.join(".ci/need")).args(names).status();
+    let status = Command::new("bash")
+        .arg(root.join(".ci/need"))
+        .args(names)
+        .status();
     ensure!(
         status.context("running bash")?.success(),
         "the requirements listed above are missing on this machine"
@@ -49,9 +53,16 @@ mod tests {
 
     /// Runs a script of `.ci` with no other programs than those in a folder.
     fn script(name: &str, arguments: &[&str], programs: &Path) -> Output {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci").join(name);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../.ci")
+            .join(name);
         let mut command = Command::new("/bin/bash");
-        command.arg(script).args(arguments).env("PATH", programs).output().expect("bash runs")
+        command
+            .arg(script)
+            .args(arguments)
+            .env("PATH", programs)
+            .output()
+            .expect("bash runs")
     }
 
     fn program(folder: &Path, name: &str, script: &str) {
@@ -67,8 +78,18 @@ mod tests {
         let done = need(empty.path(), "cluster");
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{said}");
-        for package in ["gcc", "libseccomp-dev", "nftables", "iproute2", "busybox-static", "openssl"] {
-            assert!(said.contains(&format!("Debian package {package}\n")), "{package} is not in: {said}");
+        for package in [
+            "gcc",
+            "libseccomp-dev",
+            "nftables",
+            "iproute2",
+            "busybox-static",
+            "openssl",
+        ] {
+            assert!(
+                said.contains(&format!("Debian package {package}\n")),
+                "{package} is not in: {said}"
+            );
         }
         assert!(
             said.contains("go 1.26 or later (Kubernetes and helm are built with it; found: none)"),
@@ -77,8 +98,14 @@ mod tests {
         let done = need(empty.path(), "build");
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{said}");
-        assert!(said.contains("  cargo (") && said.contains("  rustup ("), "{said}");
-        assert!(!said.contains("nftables"), "a build needs no cluster: {said}");
+        assert!(
+            said.contains("  cargo (") && said.contains("  rustup ("),
+            "{said}"
+        );
+        assert!(
+            !said.contains("nftables"),
+            "a build needs no cluster: {said}"
+        );
     }
 
     #[test]
@@ -90,19 +117,29 @@ mod tests {
             program(&bin, name, "");
         }
         program(&bin, "rustc", &format!("echo {}", libraries.display()));
-        program(&bin, "rustup", &format!("echo \"rustup $*\"; /bin/mkdir {}", libraries.display()));
+        program(
+            &bin,
+            "rustup",
+            &format!("echo \"rustup $*\"; /bin/mkdir {}", libraries.display()),
+        );
         let target = format!("target add {}-unknown-linux-musl", std::env::consts::ARCH);
 
         let said = need(&bin, "build");
         let text = String::from_utf8_lossy(&said.stderr);
         assert!(said.status.success(), "{text}");
-        assert_eq!(text, format!("missing on this machine:\n  rustup {target}\nrustup {target}\n"));
+        assert_eq!(
+            text,
+            format!("missing on this machine:\n  rustup {target}\nrustup {target}\n")
+        );
         let again = need(&bin, "build");
-        assert!(again.status.success() && again.stderr.is_empty(), "nothing is missing any more");
+        assert!(
+            again.status.success() && again.stderr.is_empty(),
+            "nothing is missing any more"
+        );
     }
 
     #[test]
-    fn a_release_needs_compiler_emulator_and_targets_of_the_other_architecture() {
+    fn a_release_needs_tools_and_targets_of_the_other_architecture() {
         let (compiler, target) = match std::env::consts::ARCH {
             "aarch64" => ("gcc-x86-64-linux-gnu", "x86_64"),
             _ => ("gcc-aarch64-linux-gnu", "aarch64"),
@@ -136,7 +173,10 @@ mod tests {
         let done = need(bin.path(), "build");
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{said}");
-        assert!(said.contains("still missing after the installation:\n  rustup target add"), "{said}");
+        assert!(
+            said.contains("still missing after the installation:\n  rustup target add"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -158,8 +198,15 @@ mod tests {
         ] {
             assert!(said.contains(wanted), "{wanted:?} is not in: {said}");
         }
-        assert!(took < std::time::Duration::from_secs(5), "the list came after {took:?}");
-        assert!(done.stdout.is_empty(), "cargo did not run: {}", String::from_utf8_lossy(&done.stdout));
+        assert!(
+            took < std::time::Duration::from_secs(5),
+            "the list came after {took:?}"
+        );
+        assert!(
+            done.stdout.is_empty(),
+            "cargo did not run: {}",
+            String::from_utf8_lossy(&done.stdout)
+        );
     }
 
     #[test]
@@ -168,12 +215,22 @@ mod tests {
         let (bin, libraries) = (folder.path().join("bin"), folder.path().join("musl"));
         fs_err::create_dir(&bin).expect("a writable folder");
         program(&bin, "rustc", &format!("echo {}", libraries.display()));
-        program(&bin, "rustup", &format!("echo \"rustup $*\"; /bin/mkdir {}", libraries.display()));
+        program(
+            &bin,
+            "rustup",
+            &format!("echo \"rustup $*\"; /bin/mkdir {}", libraries.display()),
+        );
         // The programs of the packages appear when apt-get is asked for them.
         let tools = "gcc git pkg-config nft ip unshare nsenter busybox openssl";
-        let install =
-            format!("for tool in {tools}; do : >{0}/$tool; /bin/chmod +x {0}/$tool; done", bin.display());
-        program(&bin, "apt-get", &format!("echo \"apt-get $*\"; [ \"$1\" != install ] || {{ {install}; }}"));
+        let install = format!(
+            "for tool in {tools}; do : >{0}/$tool; /bin/chmod +x {0}/$tool; done",
+            bin.display()
+        );
+        program(
+            &bin,
+            "apt-get",
+            &format!("echo \"apt-get $*\"; [ \"$1\" != install ] || {{ {install}; }}"),
+        );
         program(&bin, "go", "echo go1.26.0");
         program(&bin, "cargo", "echo \"cargo $*\"");
 
@@ -184,7 +241,9 @@ mod tests {
             return;
         }
         assert!(done.status.success(), "{said}");
-        let (list, installs) = said.split_once("apt-get update -q\n").expect("packages are installed");
+        let (list, installs) = said
+            .split_once("apt-get update -q\n")
+            .expect("packages are installed");
         assert!(
             list.starts_with("missing on this machine:\n") && list.contains("rustup target add"),
             "{list}"

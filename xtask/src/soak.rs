@@ -15,15 +15,13 @@ use divvy_e2e::soak::{self, Day, Trouble};
 use divvy_e2e::{Cluster, Gates};
 
 use crate::e2e::{install, whole};
-use crate::{allocator, mutants};
+use crate::{allocator, mutants, sequences};
 
 /// The names of the clusters, for `cargo xtask cluster`: both may run at once.
 const OLDER_NAME: &str = "soak-versions";
 const DAY_NAME: &str = "soak-day";
-const UPDATE_NAME: &str = "soak-update";
-/// The last commit before publishing and preparing were rebuilt.
-const OLD: &str = "da05764";
-/// Releases before the one that CI tests with; those below 1.36 also with the gates of sharing switched on.
+/// Releases before the one that CI tests with; those below 1.36 also with the gates of sharing
+/// switched on.
 const OLDER: [&str; 3] = ["1.36.4", "1.35.8", "1.34.9"];
 
 /// Arguments of `cargo xtask soak`.
@@ -49,31 +47,26 @@ enum What {
         #[arg(long, value_delimiter = ',', default_values = OLDER)]
         versions: Vec<String>,
     },
-    /// An older plugin is updated to this one under pods that come and go, and back
-    Update {
-        /// The older one's commit, of this repository
-        #[arg(long, default_value = OLD)]
-        from: String,
-        /// Kubernetes version, as 1.36.4
-        #[arg(long, env = "DIVVY_K8S_VERSION", default_value = parts::DEFAULT_VERSION)]
-        version: String,
-    },
-    /// The crates that decide, changed one place at a time: which changes no test notices (hours; see `--shard`)
+    /// The crates that decide, changed one place at a time: which changes no test notices (hours;
+    /// see `--shard`)
     Mutants(mutants::Args),
     /// The offline allocator against the real scheduler's, on generated worlds
     Allocator(allocator::Args),
+    /// Random sequences that CI runs fewer of: odd answers of NVML, stories of goals
+    Sequences(sequences::Args),
     /// A day in fast motion: pods of every kind, and everything is killed again and again
     Day {
-        /// How long it is, in minutes
+        /// Length in minutes
         #[arg(long, default_value_t = 20)]
         minutes: u64,
         /// Decides what happens
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// How many pods there are, about
+        /// Approximate number of pods
         #[arg(long, default_value_t = 16)]
         pods: usize,
-        /// Only these troubles: plugin, kubelet, api-server, containerd, scheduler, policy, gpu-lost, driver-reload
+        /// Only these troubles: plugin, kubelet, api-server, containerd, scheduler, policy,
+        /// gpu-lost, driver-reload
         #[arg(long, value_delimiter = ',')]
         troubles: Vec<String>,
         /// Kubernetes version, as 1.36.4
@@ -86,9 +79,13 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     match &args.what {
         What::Mutants(mutants) => return mutants::run(root, mutants, &args.failures),
         What::Allocator(args) => return allocator::run(root, args),
-        What::Versions { .. } | What::Update { .. } | What::Day { .. } => {}
+        What::Sequences(args) => return sequences::run(root, args),
+        What::Versions { .. } | What::Day { .. } => {}
     }
-    let programs = args.bin.as_deref().map_or_else(Programs::build, Programs::in_folder)?;
+    let programs = args
+        .bin
+        .as_deref()
+        .map_or_else(Programs::build, Programs::in_folder)?;
     parts::helm()?;
     if args.failures.exists() {
         fs_err::remove_dir_all(&args.failures)?;
@@ -105,38 +102,43 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
                 }
             }
             crate::say(&format!("{} passed, {} failed", all.passed, all.failed));
-            ensure!(all.failed == 0, "{} cases failed; see {}", all.failed, args.failures.display());
+            ensure!(
+                all.failed == 0,
+                "{} cases failed; see {}",
+                all.failed,
+                args.failures.display()
+            );
             Ok(())
         }
-        What::Update { from, version } => {
-            let old = programs.of_commit(from)?;
-            let start = Instant::now();
-            let cluster = up(UPDATE_NAME, version, Gates::Default)?;
-            soak::update::run(&cluster, &old, &programs).inspect_err(|_| {
-                // The error that counts is the one being returned.
-                let _ = cluster.collect_logs(&args.failures);
-            })?;
-            crate::say(&format!("{:.0} s in all", start.elapsed().as_secs_f32()));
-            Ok(())
-        }
-        What::Day { minutes, seed, pods, troubles, version } => {
-            let named =
-                |name: &String| Trouble::named(name).with_context(|| format!("no trouble is named {name}"));
+        What::Day {
+            minutes,
+            seed,
+            pods,
+            troubles,
+            version,
+        } => {
+            let named = |name: &String| {
+                Trouble::named(name).with_context(|| format!("no trouble is named {name}"))
+            };
             let chosen: Vec<Trouble> = troubles.iter().map(named).collect::<Result<_>>()?;
             let day = Day {
                 length: Duration::from_secs(minutes * 60),
                 seed: *seed,
-                troubles: if chosen.is_empty() { Trouble::ALL.to_vec() } else { chosen },
+                troubles: if chosen.is_empty() {
+                    Trouble::ALL.to_vec()
+                } else {
+                    chosen
+                },
                 pods: *pods,
             };
             one_day(&day, version, &programs, &args.failures)
         }
         // Needs neither programs nor a cluster.
-        What::Mutants(_) | What::Allocator(_) => Ok(()),
+        What::Mutants(_) | What::Allocator(_) | What::Sequences(_) => Ok(()),
     }
 }
 
-/// From 1.36 on sharing needs no gate.
+/// Returns the gates to test a version with: from 1.36 on sharing needs none.
 fn gates_of(version: &str) -> &'static [Gates] {
     if parts::numbers(version).is_some_and(|numbers| numbers >= (1, 36, 0)) {
         &[Gates::Default]
@@ -158,7 +160,8 @@ fn on_version(
     programs: &Programs,
     failures: &Path,
 ) -> Result<Outcome> {
-    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
+    let wanted =
+        |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
     let suits = |case: &&divvy_e2e::case::Case| case.of_sharing && case.suits(version, gates);
     let cases: Vec<_> = SETS
         .iter()
@@ -167,11 +170,23 @@ fn on_version(
         .filter(|case| wanted(case.name))
         .copied()
         .collect();
-    crate::say(&format!("\nKubernetes {version}, {}: {} cases", gates.name(), cases.len()));
+    crate::say(&format!(
+        "\nKubernetes {version}, {}: {} cases",
+        gates.name(),
+        cases.len()
+    ));
     let cluster = up(OLDER_NAME, version, gates)?;
     let failures = failures.join(format!("{version}-{}", gates.name().replace(' ', "-")));
     let driver = install(&cluster, programs, &failures)?;
-    run_cases(&cluster, &driver, &Plan { cases, jobs: 1, failures })
+    run_cases(
+        &cluster,
+        &driver,
+        &Plan {
+            cases,
+            jobs: 1,
+            failures,
+        },
+    )
 }
 
 fn one_day(day: &Day, version: &str, programs: &Programs, failures: &Path) -> Result<()> {
@@ -193,7 +208,11 @@ fn one_day(day: &Day, version: &str, programs: &Programs, failures: &Path) -> Re
         day.length.as_secs() / 60
     )?;
     if !tally.wrong.is_empty() {
-        bail!("{} things were wrong; see {}", tally.wrong.len(), failures.display());
+        bail!(
+            "{} things were wrong; see {}",
+            tally.wrong.len(),
+            failures.display()
+        );
     }
     Ok(())
 }

@@ -1,54 +1,77 @@
-//! `cargo xtask ui`: the page of `divvy demo --ui` in a real browser: what it loads and how fast it paints, names and
-//! roles, keyboard, markup in names, light and dark.
+//! `cargo xtask ui`: the page of `divvy demo --ui` in a real browser: what it loads and how fast it
+//! paints, names and roles, keyboard, markup in names; and in light, dark and forced colours, at the
+//! widths of a desktop and of a phone, whether it fits and can be read.
 
 mod chromium;
+mod looks;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Value, json};
 
 use chromium::{Chromium, at};
+use looks::{MEASURE, SCHEMES, WINDOWS, forced_colours, looks, right, screenshots, window};
 
-/// What the page may cost: the network that it may come over is a tunnel to a cluster's machine.
+/// Budgets of the page, which may come through a tunnel to a cluster's machine.
 const MAX_BYTES: f64 = 40_000.0;
 const MAX_REQUESTS: usize = 8;
 const MAX_FIRST_PAINT_MS: f64 = 1500.0;
 
-/// When everything of the demo's manifests is to be seen: the last pod waits.
-const SCENE: &str = "document.querySelectorAll('.part').length === 8 && document.querySelectorAll('#waiting > li').length === 1";
+/// When everything of the demo's manifests is to be seen: the last pod waits, and the figures of
+/// the last claim are known.
+const SCENE: &str = "document.querySelectorAll('.part').length === 8 && \
+    document.querySelectorAll('#waiting > li').length === 1 && document.querySelector('.over') !== null";
 
-/// What `cargo xtask ui` takes.
+/// Arguments of `cargo xtask ui`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write screenshots, light and dark, into this folder
+    /// Write screenshots, light and dark, of a desktop and a phone, into this folder
     #[arg(long, value_name = "FOLDER")]
     screenshots: Option<PathBuf>,
 }
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let built = Command::new("cargo").args(["build", "--locked", "-p", "divvy"]).current_dir(root).status();
-    ensure!(built.context("running cargo")?.success(), "divvy does not build");
+    let built = Command::new("cargo")
+        .args(["build", "--locked", "-p", "divvy"])
+        .current_dir(root)
+        .status();
+    ensure!(
+        built.context("running cargo")?.success(),
+        "divvy does not build"
+    );
     let (demo, url) = demo(root)?;
     let profile = tempfile::tempdir()?;
     let mut browser = Chromium::start(profile.path())?;
-    let size = json!({ "width": 1000, "height": 960, "deviceScaleFactor": 1, "mobile": false });
-    browser.call("Emulation.setDeviceMetricsOverride", &size)?;
+    window(&mut browser, WINDOWS[0])?;
     browser.call("Page.navigate", &json!({ "url": url }))?;
     browser.until("location.search === '' && document.querySelectorAll('.part').length > 0")?;
     cost(&mut browser)?;
     browser.until(SCENE)?;
+    browser.value(MEASURE)?;
+    // The demo goes on; the page stays as it is.
+    browser.value("events.close()")?;
     if let Some(folder) = &args.screenshots {
         screenshots(&mut browser, folder)?;
     }
+    for size in WINDOWS {
+        window(&mut browser, size)?;
+        for scheme in SCHEMES {
+            looks(&mut browser, size, scheme)?;
+        }
+    }
+    window(&mut browser, WINDOWS[0])?;
+    forced_colours(&mut browser)?;
     names_and_roles(&mut browser)?;
     keyboard(&mut browser)?;
+    many_nodes(&mut browser)?;
     tenants_text(&mut browser)?;
-    let errors: Vec<&Value> =
-        browser.events("Log.entryAdded").filter(|e| *at(e, "/entry/level") == "error").collect();
+    let errors: Vec<&Value> = browser
+        .events("Log.entryAdded")
+        .filter(|e| *at(e, "/entry/level") == "error")
+        .collect();
     ensure!(errors.is_empty(), "the browser reports errors: {errors:?}");
     let thrown: Vec<&Value> = browser.events("Runtime.exceptionThrown").collect();
     ensure!(thrown.is_empty(), "the page fails: {thrown:?}");
@@ -59,10 +82,16 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 struct Demo(Child);
 
 impl Demo {
-    /// As Ctrl-C does it, after which nothing of it is left.
+    /// Interrupts it like Ctrl-C, after which nothing of it is left.
     fn interrupt(mut self) -> Result<()> {
         let process = self.0.id().to_string();
-        ensure!(Command::new("kill").args(["-INT", &process]).status()?.success(), "the demo has ended");
+        ensure!(
+            Command::new("kill")
+                .args(["-INT", &process])
+                .status()?
+                .success(),
+            "the demo has ended"
+        );
         let status = self.0.wait()?;
         ensure!(status.success(), "after Ctrl-C the demo ends with {status}");
         Ok(())
@@ -77,8 +106,19 @@ impl Drop for Demo {
 }
 
 fn demo(root: &Path) -> Result<(Demo, String)> {
-    let mut child = Command::new(root.join("target/debug/divvy"))
-        .args(["demo", "--ui", "--sim", "h100x5", "--sick", "4", "-f", "xtask/src/ui/fleet.yaml"])
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let mut child = Command::new(target.join("debug/divvy"))
+        .args([
+            "demo",
+            "--ui",
+            "--sim",
+            "h100x5",
+            "--sick",
+            "4",
+            "-f",
+            "xtask/src/ui/fleet.yaml",
+        ])
         .current_dir(root)
         .env_remove("DISPLAY")
         .env_remove("WAYLAND_DISPLAY")
@@ -90,14 +130,17 @@ fn demo(root: &Path) -> Result<(Demo, String)> {
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
     let url = line.trim().to_owned();
-    ensure!(url.starts_with("http://127.0.0.1:"), "divvy prints no link: {url:?}");
+    ensure!(
+        url.starts_with("http://127.0.0.1:"),
+        "divvy prints no link: {url:?}"
+    );
     Ok((demo, url))
 }
 
 /// Bytes and requests until the page stands, and the time to its first paint.
 fn cost(browser: &mut Chromium) -> Result<()> {
-    let paint =
-        browser.value("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1")?;
+    let paint = browser
+        .value("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1")?;
     let paint = paint.as_f64().context("no time of the first paint")?;
     let nodes = browser.value("document.querySelectorAll('*').length")?;
     let requests: Vec<&str> = browser
@@ -105,38 +148,40 @@ fn cost(browser: &mut Chromium) -> Result<()> {
         .filter_map(|event| at(event, "/request/url").as_str())
         .filter(|url| !url.starts_with("about:"))
         .collect();
-    let bytes: f64 =
-        browser.events("Network.dataReceived").filter_map(|event| at(event, "/dataLength").as_f64()).sum();
-    let foreign = requests.iter().find(|url| !url.starts_with("http://127.0.0.1:"));
+    let bytes: f64 = browser
+        .events("Network.dataReceived")
+        .filter_map(|event| at(event, "/dataLength").as_f64())
+        .sum();
+    let foreign = requests
+        .iter()
+        .find(|url| !url.starts_with("http://127.0.0.1:"));
     crate::say(&format!(
         "{} requests, {bytes} bytes, first paint after {paint:.0} ms, {nodes} elements",
         requests.len()
     ));
     ensure!(foreign.is_none(), "the page asks other hosts: {foreign:?}");
-    ensure!(requests.len() <= MAX_REQUESTS, "more than {MAX_REQUESTS} requests: {requests:?}");
-    ensure!(bytes > 0.0 && bytes <= MAX_BYTES, "not between 0 and {MAX_BYTES} bytes");
-    ensure!((0.0..=MAX_FIRST_PAINT_MS).contains(&paint), "not painted within {MAX_FIRST_PAINT_MS} ms");
+    ensure!(
+        requests.len() <= MAX_REQUESTS,
+        "more than {MAX_REQUESTS} requests: {requests:?}"
+    );
+    ensure!(
+        bytes > 0.0 && bytes <= MAX_BYTES,
+        "not between 0 and {MAX_BYTES} bytes"
+    );
+    ensure!(
+        (0.0..=MAX_FIRST_PAINT_MS).contains(&paint),
+        "not painted within {MAX_FIRST_PAINT_MS} ms"
+    );
     Ok(())
 }
 
-fn screenshots(browser: &mut Chromium, folder: &Path) -> Result<()> {
-    fs_err::create_dir_all(folder)?;
-    for scheme in ["light", "dark"] {
-        let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
-        browser.call("Emulation.setEmulatedMedia", &media)?;
-        let taken = browser.call("Page.captureScreenshot", &json!({ "format": "png" }))?;
-        let data = at(&taken, "/data").as_str().context("no picture")?;
-        let path = folder.join(format!("ui-{scheme}.png"));
-        fs_err::write(&path, BASE64_STANDARD.decode(data)?)?;
-        crate::say(&format!("{}: {} bytes", path.display(), fs_err::metadata(&path)?.len()));
-    }
-    browser.call("Emulation.setEmulatedMedia", &json!({ "features": [] })).map(drop)
-}
-
-/// Every control has a name, and what a screen reader announces of the page has its headings, lists and table.
+/// Checks that every control has a name, and that a screen reader is given the page's headings,
+/// lists and table.
 fn names_and_roles(browser: &mut Chromium) -> Result<()> {
     let tree = browser.call("Accessibility.getFullAXTree", &json!({}))?;
-    let nodes = at(&tree, "/nodes").as_array().context("no accessibility tree")?;
+    let nodes = at(&tree, "/nodes")
+        .as_array()
+        .context("no accessibility tree")?;
     let text = |node: &Value, place: &str| at(node, place).as_str().unwrap_or_default().to_owned();
     let all: Vec<(String, String)> = nodes
         .iter()
@@ -146,7 +191,10 @@ fn names_and_roles(browser: &mut Chromium) -> Result<()> {
     let unnamed = all.iter().find(|(role, name)| {
         ["button", "link", "heading", "region", "table"].contains(&role.as_str()) && name.is_empty()
     });
-    ensure!(unnamed.is_none(), "without a name for screen readers: {unnamed:?}");
+    ensure!(
+        unnamed.is_none(),
+        "without a name for screen readers: {unnamed:?}"
+    );
     for (role, name) in [
         ("heading", "GPUs of the cluster"),
         ("heading", "Free now"),
@@ -157,18 +205,23 @@ fn names_and_roles(browser: &mut Chromium) -> Result<()> {
         ("status", ""),
     ] {
         ensure!(
-            all.iter().any(|(r, n)| r == role && (name.is_empty() || n == name)),
+            all.iter()
+                .any(|(r, n)| r == role && (name.is_empty() || n == name)),
             "no {role} {name:?}: {all:?}"
         );
     }
     let holder = |(role, name): &&(String, String)| {
         role == "button" && name.starts_with("claim ") && name.contains("memory granted")
     };
-    ensure!(all.iter().any(|node| holder(&node)), "no claim is described: {all:?}");
+    ensure!(
+        all.iter().any(|node| holder(&node)),
+        "no claim is described: {all:?}"
+    );
     Ok(())
 }
 
-/// From the top of the page to a claim, what `divvy status` says of it, and back, with keys alone.
+/// Goes from the top of the page to a claim, to the report of `divvy status`, and back, with keys
+/// alone.
 fn keyboard(browser: &mut Chromium) -> Result<()> {
     browser.value("document.activeElement.blur()")?;
     let focused = "document.activeElement?.classList.contains('part')";
@@ -178,19 +231,84 @@ fn keyboard(browser: &mut Chromium) -> Result<()> {
             break;
         }
     }
-    ensure!(browser.value(focused)? == json!(true), "the Tab key does not lead to a claim");
+    ensure!(
+        browser.value(focused)? == json!(true),
+        "the Tab key does not lead to a claim"
+    );
     let outline = browser.value("getComputedStyle(document.activeElement).outlineStyle")?;
     ensure!(outline != json!("none"), "the focus cannot be seen");
     browser.press("Enter", 13, "\r")?;
     browser.until("document.getElementById('about').open")?;
     let said = browser.value("document.getElementById('about-text').textContent")?;
-    ensure!(said.as_str().is_some_and(|said| said.starts_with("claim ")), "it says {said}");
+    ensure!(
+        said.as_str().is_some_and(|said| said.starts_with("claim ")),
+        "it says {said}"
+    );
     browser.press("Escape", 27, "")?;
     browser.until("!document.getElementById('about').open")?;
+    ensure!(
+        browser.value(focused)? == json!(true),
+        "the focus does not come back from the report to the claim"
+    );
     Ok(())
 }
 
-/// What a tenant writes stays text, wherever it is shown.
+/// Checks that many nodes are rows of cells, of which those with problems are open, and that the
+/// filter has a key.
+fn many_nodes(browser: &mut Chromium) -> Result<()> {
+    let gpu = |name: String, troubles: Value| {
+        json!({
+            "name": name, "uuid": name, "product": "NVIDIA H100", "mode": "idle", "troubles": troubles, "memory": null,
+            "memoryUsed": null, "memoryUnattributed": null, "holds": [],
+        })
+    };
+    let nodes: Vec<Value> = (0..40)
+        .map(|node| {
+            let sick = if node == 7 { json!(["lost"]) } else { json!([]) };
+            let gpus: Vec<Value> = (0..8)
+                .map(|n| gpu(format!("gpu-{n}"), if n == 0 { sick.clone() } else { json!([]) }))
+                .collect();
+            json!({ "name": format!("node-{node}"), "free": 8, "trouble": "", "driver": "", "gpus": gpus })
+        })
+        .collect();
+    let view = json!({
+        "now": "2026-11-21T20:00:00Z", "cluster": "prod-eu", "free": null, "unread": [], "nodes": nodes, "troubles": [],
+        "refused": [], "waiting": [],
+    });
+    let seen = "JSON.stringify([document.querySelectorAll('.cell').length, document.querySelectorAll('.gpu').length])";
+    let now = browser.value(&format!("draw({view}), {seen}"))?;
+    ensure!(
+        now == json!("[320,8]"),
+        "40 nodes of 8 GPUs show as {now}: cells, and rows of the open node"
+    );
+    let height = browser.value("document.documentElement.scrollHeight")?;
+    ensure!(
+        height.as_f64().is_some_and(|height| height < 4000.0),
+        "40 nodes are {height} pixels high"
+    );
+    for size in WINDOWS {
+        window(browser, size)?;
+        right(browser, "fits", "40 nodes")?;
+        right(browser, "contrast", "40 nodes")?;
+    }
+    window(browser, WINDOWS[0])?;
+    browser.value("document.activeElement.blur()")?;
+    browser.press("/", 191, "/")?;
+    let focused = browser.value("document.activeElement.id")?;
+    ensure!(
+        focused == json!("filter-text"),
+        "the key / leads to {focused}"
+    );
+    browser.value("document.activeElement.value = 'node-12'")?;
+    let left = browser.value(&format!(
+        "document.getElementById('filter').dispatchEvent(new Event('input')), {seen}"
+    ))?;
+    ensure!(left == json!("[0,8]"), "the filter leaves {left}");
+    browser.value("document.getElementById('filter-text').value = ''")?;
+    Ok(())
+}
+
+/// Checks that names written by a tenant stay text, wherever they are shown.
 fn tenants_text(browser: &mut Chromium) -> Result<()> {
     const EVIL: &str = "<img src=x onerror=\"window.owned=1\"><script>window.owned=1</script>";
     let hold = json!({
@@ -217,7 +335,8 @@ fn tenants_text(browser: &mut Chromium) -> Result<()> {
     )?;
     let found: Value = serde_json::from_str(found.as_str().unwrap_or_default())?;
     let shown = at(&found, "/3").as_u64().unwrap_or(0);
-    let nothing = *at(&found, "/0") == 0 && *at(&found, "/1") == before && at(&found, "/2").is_null();
+    let nothing =
+        *at(&found, "/0") == 0 && *at(&found, "/1") == before && at(&found, "/2").is_null();
     ensure!(nothing, "markup in names has an effect: {found}");
     ensure!(shown > 20, "only {shown} of the names are shown");
     Ok(())

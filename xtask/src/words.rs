@@ -1,10 +1,9 @@
-//! The words that texts of this repository avoid, in files of every kind: documents, messages, comments and names. The
-//! words to use instead are in `docs/glossary.md`.
+//! The words that texts of this repository avoid, in files of every kind: documents, messages,
+//! comments and names. The words to use instead are in `docs/glossary.md`.
 
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 /// Words that are refused.
 struct Banned {
@@ -12,7 +11,7 @@ struct Banned {
     words: &'static [&'static str],
     /// Why a reader stumbles over them.
     reason: &'static str,
-    /// What to write.
+    /// Replacement.
     instead: &'static str,
 }
 
@@ -23,7 +22,15 @@ const BANNED: &[Banned] = &[
         instead: "report, notify, log, show, list, write an Event",
     },
     Banned {
-        words: &["somebody", "someone", "whoever", "whomever", "nobody", "anybody", "everybody"],
+        words: &[
+            "somebody",
+            "someone",
+            "whoever",
+            "whomever",
+            "nobody",
+            "anybody",
+            "everybody",
+        ],
         reason: "the reader has to work out who is meant",
         instead: "the noun: a claim, a process, an administrator, the plugin, another call; or a passive",
     },
@@ -33,7 +40,12 @@ const BANNED: &[Banned] = &[
         instead: "it, its; or they",
     },
     Banned {
-        words: &["no reason to", "no proof", "as good as", "none of its business"],
+        words: &[
+            "no reason to",
+            "no proof",
+            "as good as",
+            "none of its business",
+        ],
         reason: "an understatement by negation has to be decoded",
         instead: "what happens: a failed write does not prevent publishing",
     },
@@ -42,30 +54,33 @@ const BANNED: &[Banned] = &[
 /// Files that contain such words for a reason: path (or its beginning, if it ends in `/`), reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("LICENSE", "the text of the licence"),
-    ("proto/protos/", "Kubernetes' own definitions, with its comments"),
+    (
+        "proto/protos/",
+        "Kubernetes' own definitions, with its comments",
+    ),
     ("xtask/src/words.rs", "this list"),
 ];
 
-const KINDS: &[&str] =
-    &["rs", "md", "yaml", "yml", "json", "txt", "tpl", "toml", "sh", "proto", "py", "c", "h"];
+const KINDS: &[&str] = &[
+    "rs", "md", "yaml", "yml", "json", "txt", "tpl", "toml", "sh", "proto", "py", "c", "h",
+];
 
-/// All findings in the files of the tree.
+/// Adds the findings in the files of the tree.
 pub(crate) fn check(root: &Path, findings: &mut Vec<String>) -> Result<()> {
-    let out = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
-        .current_dir(root)
-        .output()
-        .context("running git")?;
-    ensure!(out.status.success(), "git ls-files: {}", String::from_utf8_lossy(&out.stderr));
-    let names = String::from_utf8(out.stdout)?;
-    for name in names.lines().filter(|name| is_text(name)) {
+    let names = crate::sources::files(root, "*")?;
+    for name in names.iter().filter(|name| is_text(name)) {
         if EXCEPTIONS.iter().any(|(path, _)| is_in(name, path)) {
             continue;
         }
-        let Ok(text) = fs_err::read_to_string(root.join(name)) else { continue };
+        let Ok(text) = fs_err::read_to_string(root.join(name)) else {
+            continue;
+        };
         let found = find(&text);
         findings.extend(found.iter().map(|(line, word, banned)| {
-            format!("{name}:{line}: {word:?}: {}; write {}", banned.reason, banned.instead)
+            format!(
+                "{name}:{line}: {word:?}: {}; write {}",
+                banned.reason, banned.instead
+            )
         }));
     }
     Ok(())
@@ -77,10 +92,15 @@ fn is_text(name: &str) -> bool {
 }
 
 fn is_in(name: &str, path: &str) -> bool {
-    if path.ends_with('/') { name.starts_with(path) } else { name == path }
+    if path.ends_with('/') {
+        name.starts_with(path)
+    } else {
+        name == path
+    }
 }
 
-/// Line, word and entry of each banned word. Names count too: `snake_case` is three words, and so is `CamelCase` two.
+/// Returns line, word and entry of each banned word. Names count too: `snake_case` is three words,
+/// and so is `CamelCase` two.
 fn find(text: &str) -> Vec<(usize, &'static str, &'static Banned)> {
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -88,7 +108,10 @@ fn find(text: &str) -> Vec<(usize, &'static str, &'static Banned)> {
         for banned in BANNED {
             for phrase in banned.words {
                 let phrase_words: Vec<&str> = phrase.split(' ').collect();
-                if words.windows(phrase_words.len()).any(|window| window == phrase_words) {
+                if words
+                    .windows(phrase_words.len())
+                    .any(|window| window == phrase_words)
+                {
                     found.push((number + 1, *phrase, banned));
                 }
             }
@@ -97,7 +120,8 @@ fn find(text: &str) -> Vec<(usize, &'static str, &'static Banned)> {
     found
 }
 
-/// The words of a line in lower case. A letter behind an apostrophe belongs to the word before.
+/// Returns the words of a line in lower case. A letter behind an apostrophe belongs to the word
+/// before.
 fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut last = ' ';
@@ -120,14 +144,26 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Vec<(usize, &'static str)> {
-        find(text).into_iter().map(|(line, word, _)| (line, word)).collect()
+        find(text)
+            .into_iter()
+            .map(|(line, word, _)| (line, word))
+            .collect()
     }
 
     #[test]
     fn banned_words_are_found_in_sentences_and_in_names() {
-        assert_eq!(found("a\nNobody's claim is TOLD.\n"), [(2, "told"), (2, "nobody")]);
-        assert_eq!(found("fn what_is_told() -> EventTeller"), [(1, "told"), (1, "teller")]);
-        assert_eq!(found("a full disk is no reason to stop"), [(1, "no reason to")]);
+        assert_eq!(
+            found("a\nNobody's claim is TOLD.\n"),
+            [(2, "told"), (2, "nobody")]
+        );
+        assert_eq!(
+            found("fn what_is_told() -> EventTeller"),
+            [(1, "told"), (1, "teller")]
+        );
+        assert_eq!(
+            found("a full disk is no reason to stop"),
+            [(1, "no reason to")]
+        );
     }
 
     #[test]

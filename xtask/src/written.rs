@@ -1,10 +1,11 @@
-//! Files that follow from code and are checked in: written by a command, compared by `cargo xtask check` and by tests.
+//! Files that follow from code and are checked in: written by a command, compared by `cargo xtask
+//! check` and by tests.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 
-/// What each file should contain.
+/// Files and the contents that they should have.
 pub(crate) type Files = Vec<(PathBuf, String)>;
 
 /// Writes the files.

@@ -1,6 +1,10 @@
-//! `cargo xtask chart`: what the chart makes of many sets of values, checked with helm alone: no cluster.
+//! `cargo xtask chart`: what the chart makes of many sets of values, checked with helm alone: no
+//! cluster.
 
+mod cluster;
+mod golden;
 mod made;
+mod notes;
 mod refused;
 
 use std::collections::BTreeSet;
@@ -11,7 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use divvy_e2e::parts;
 use serde_json::Value;
 
-/// Something that must be true of what was rendered. Objects are named `Kind/name`, fields by JSON pointers.
+/// Something that must be true of what was rendered. Objects are named `Kind/name`, fields by JSON
+/// pointers.
 #[derive(Debug, Clone, Copy)]
 enum Expected {
     There(&'static str),
@@ -20,12 +25,6 @@ enum Expected {
     Is(&'static str, &'static str, &'static str),
     /// The field is a text that contains this.
     Says(&'static str, &'static str, &'static str),
-    /// The plugin has this variable.
-    Env(&'static str, &'static str),
-    /// The plugin has this volume, a folder of the node.
-    Folder(&'static str, &'static str),
-    /// The object has no such field.
-    Lacks(&'static str, &'static str),
 }
 
 /// Cases of both lists, all with their flags.
@@ -33,15 +32,24 @@ fn all<E: Copy>(
     plain: &'static [(&'static str, E)],
     flagged: &'static [(&'static str, &'static [&'static str], E)],
 ) -> Vec<(&'static str, &'static [&'static str], E)> {
-    let plain = plain.iter().map(|(values, expected)| (*values, &[][..], *expected));
+    let plain = plain
+        .iter()
+        .map(|(values, expected)| (*values, &[][..], *expected));
     plain.chain(flagged.iter().copied()).collect()
 }
 
 /// Runs every check; the first that fails is the error.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let helm = Helm { program: parts::helm()?, chart: root.join("deploy/chart/divvy") };
+    let helm = Helm {
+        program: parts::helm()?,
+        chart: root.join("deploy/chart/divvy"),
+    };
     helm.run(&["lint", "--strict"], "{}")?;
-    let (made, refused) = (all(made::CASES, made::FLAGGED), all(refused::CASES, refused::FLAGGED));
+    golden::check(root, &helm)?;
+    let (made, refused) = (
+        all(made::CASES, made::FLAGGED),
+        all(refused::CASES, refused::FLAGGED),
+    );
     for (values, flags, expected) in &made {
         let check = || {
             ensure!(!expected.is_empty(), "nothing is expected");
@@ -52,20 +60,27 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         check().with_context(|| format!("values {values:?} {flags:?}"))?;
     }
     for (values, flags, why) in &refused {
-        let said = helm.template(values, flags).err().map(|error| format!("{error:#}"));
+        let said = helm
+            .template(values, flags)
+            .err()
+            .map(|error| format!("{error:#}"));
         ensure!(
             said.as_ref().is_some_and(|text| text.contains(why)),
             "values {values:?} {flags:?} must be refused with {why:?}, but: {said:?}"
         );
     }
     reserved_variables(&helm)?;
-    notes(&helm)?;
+    cluster::check(&helm)?;
+    notes::check(&helm)?;
     let snippets = snippets(root)?;
     for (place, values) in &snippets {
-        objects(&helm.template(values, &[])?).and_then(|o| consistent(&o)).with_context(|| place.clone())?;
+        objects(&helm.template(values, &[])?)
+            .and_then(|o| consistent(&o))
+            .with_context(|| place.clone())?;
     }
     crate::say(&format!(
-        "chart: {} sets of values rendered, {} refused, {} snippets of documents: fine",
+        "chart: {} golden renders, {} more sets of values rendered, {} refused, {} snippets of documents: fine",
+        golden::CASES.len(),
         made.len(),
         refused.len(),
         snippets.len()
@@ -80,47 +95,77 @@ struct Helm {
 
 impl Helm {
     fn template(&self, values: &str, flags: &[&str]) -> Result<String> {
-        self.run(&[&["template", "--name-template=divvy", "--namespace=gpus"], flags].concat(), values)
+        self.run(
+            &[
+                &["template", "--name-template=divvy", "--namespace=gpus"],
+                flags,
+            ]
+            .concat(),
+            values,
+        )
     }
 
     fn run(&self, args: &[&str], values: &str) -> Result<String> {
         let file = std::env::temp_dir().join(format!("divvy-values-{}.yaml", std::process::id()));
         fs_err::write(&file, values)?;
-        let out = Command::new(&self.program).args(args).arg(&self.chart).arg("--values").arg(&file).output();
+        let out = Command::new(&self.program)
+            .args(args)
+            .arg(&self.chart)
+            .arg("--values")
+            .arg(&file)
+            // A developer's own cluster is left alone.
+            .env("KUBECONFIG", "/dev/null")
+            .output();
         fs_err::remove_file(&file)?;
         let out = out.context("helm cannot be started")?;
         if !out.status.success() {
-            bail!("helm: {}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+            bail!(
+                "helm: {}{}",
+                String::from_utf8_lossy(&out.stdout),
+                String::from_utf8_lossy(&out.stderr)
+            );
         }
         Ok(String::from_utf8(out.stdout)?)
     }
 }
 
-/// The objects; a key that is there twice is an error.
+/// Reads the objects; a key that is there twice is an error.
 fn objects(yaml: &str) -> Result<Vec<Value>> {
-    let all: Vec<Value> = serde_saphyr::from_multiple(yaml).context("what helm printed is not YAML")?;
+    let all: Vec<Value> =
+        serde_saphyr::from_multiple(yaml).context("what helm printed is not YAML")?;
     Ok(all.into_iter().filter(|object| !object.is_null()).collect())
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
+/// Names an object by kind and name; claim templates, which are in namespaces of users, by these,
+/// too.
 fn name(object: &Value) -> String {
-    format!("{}/{}", text(object, "/kind"), text(object, "/metadata/name"))
+    let (kind, name) = (text(object, "/kind"), text(object, "/metadata/name"));
+    if kind == "ResourceClaimTemplate" {
+        format!("{kind}/{}/{name}", text(object, "/metadata/namespace"))
+    } else {
+        format!("{kind}/{name}")
+    }
 }
 
 const COMPONENT: &str = "/metadata/labels/app.kubernetes.io~1component";
 
-/// The account of a component's pods.
+/// Returns the account of a component's pods.
 fn account_of<'a>(objects: &'a [Value], component: &str) -> Result<&'a str> {
     let account = "/spec/template/spec/serviceAccountName";
-    let found =
-        find(objects, |object| text(object, COMPONENT) == component && !text(object, account).is_empty())?;
+    let found = find(objects, |object| {
+        text(object, COMPONENT) == component && !text(object, account).is_empty()
+    })?;
     Ok(text(found, account))
 }
 
-/// What holds whatever the values are.
+/// Checks the rules for every set of values: names, labels, accounts.
 fn consistent(objects: &[Value]) -> Result<()> {
     let mut seen = BTreeSet::new();
     let daemon_set = find(objects, |object| text(object, "/kind") == "DaemonSet")?;
@@ -131,11 +176,22 @@ fn consistent(objects: &[Value]) -> Result<()> {
         ensure!(seen.insert(name.clone()), "{name} is made twice");
         for label in ["name", "instance", "version", "managed-by", "part-of"] {
             let pointer = format!("/metadata/labels/app.kubernetes.io~1{label}");
-            ensure!(!text(object, &pointer).is_empty(), "{name} has no label app.kubernetes.io/{label}");
+            ensure!(
+                !text(object, &pointer).is_empty(),
+                "{name} has no label app.kubernetes.io/{label}"
+            );
         }
-        for subject in object.pointer("/subjects").and_then(Value::as_array).into_iter().flatten() {
+        for subject in object
+            .pointer("/subjects")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+        {
             let wanted = account_of(objects, text(object, COMPONENT))?;
-            ensure!(text(subject, "/name") == wanted, "{name} is for another account than {wanted}");
+            ensure!(
+                text(subject, "/name") == wanted,
+                "{name} is for another account than {wanted}"
+            );
         }
         let policy = text(object, "/spec/matchConditions/0/expression");
         ensure!(
@@ -143,111 +199,103 @@ fn consistent(objects: &[Value]) -> Result<()> {
             "{name} is about another account than the plugin's: {policy}"
         );
     }
-    let labels = daemon_set.pointer("/spec/template/metadata/labels").context("pods without labels")?;
-    for (key, value) in
-        daemon_set.pointer("/spec/selector/matchLabels").and_then(Value::as_object).into_iter().flatten()
+    let labels = daemon_set
+        .pointer("/spec/template/metadata/labels")
+        .context("pods without labels")?;
+    for (key, value) in daemon_set
+        .pointer("/spec/selector/matchLabels")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
     {
-        ensure!(labels.get(key) == Some(value), "the DaemonSet does not select its own pods by {key}");
+        ensure!(
+            labels.get(key) == Some(value),
+            "the DaemonSet does not select its own pods by {key}"
+        );
     }
     Ok(())
 }
 
 fn find(objects: &[Value], which: impl Fn(&Value) -> bool) -> Result<&Value> {
-    objects.iter().find(|object| which(object)).context("no such object")
+    objects
+        .iter()
+        .find(|object| which(object))
+        .context("no such object")
 }
 
 fn met(expected: Expected, objects: &[Value]) -> Result<()> {
     let there = |wanted: &str| {
         find(objects, |object| name(object) == wanted).with_context(|| {
-            format!("{wanted}; there are {}", objects.iter().map(name).collect::<Vec<_>>().join(", "))
+            format!(
+                "{wanted}; there are {}",
+                objects.iter().map(name).collect::<Vec<_>>().join(", ")
+            )
         })
     };
     match expected {
         Expected::There(wanted) => there(wanted).map(drop)?,
         Expected::Absent(unwanted) => {
-            ensure!(objects.iter().all(|object| name(object) != unwanted), "{unwanted} is made");
+            ensure!(
+                objects.iter().all(|object| name(object) != unwanted),
+                "{unwanted} is made"
+            );
         }
         Expected::Is(object, pointer, json) => {
             let found = there(object)?.pointer(pointer);
             let wanted: Value = serde_json::from_str(json).with_context(|| json.to_owned())?;
-            ensure!(found == Some(&wanted), "{object} {pointer} is {found:?}, not {wanted}");
+            ensure!(
+                found == Some(&wanted),
+                "{object} {pointer} is {found:?}, not {wanted}"
+            );
         }
         Expected::Says(object, pointer, part) => {
             let found = text(there(object)?, pointer);
-            ensure!(found.contains(part), "{object} {pointer} is {found:?}, without {part:?}");
-        }
-        Expected::Env(variable, wanted) => {
-            let found = named(objects, "containers/0/env", variable)?;
-            ensure!(text(found, "/value") == wanted, "{variable} is {found}, not {wanted}");
-        }
-        Expected::Folder(volume, wanted) => {
-            let found = named(objects, "volumes", volume)?;
-            ensure!(text(found, "/hostPath/path") == wanted, "{volume} is {found}, not {wanted}");
-        }
-        Expected::Lacks(object, pointer) => {
-            let found = there(object)?.pointer(pointer);
-            ensure!(found.is_none(), "{object} {pointer} is {found:?}");
+            ensure!(
+                found.contains(part),
+                "{object} {pointer} is {found:?}, without {part:?}"
+            );
         }
     }
     Ok(())
 }
 
-/// The entry of this name in a list of the plugin's pod.
-fn named<'a>(objects: &'a [Value], list: &str, wanted: &str) -> Result<&'a Value> {
-    let daemon_set = find(objects, |object| text(object, "/kind") == "DaemonSet")?;
-    let list = daemon_set.pointer(&format!("/spec/template/spec/{list}")).and_then(Value::as_array);
-    let found = list.into_iter().flatten().find(|entry| text(entry, "/name") == wanted);
-    found.with_context(|| format!("the pod has no {wanted}"))
-}
-
-/// Every variable that the chart sets is refused in `extraEnv`, where the last of two would win.
+/// Checks that every variable of the chart is refused in `extraEnv`, where the last of two would
+/// win.
 fn reserved_variables(helm: &Helm) -> Result<()> {
     let all = "{driverRoot: /opt/driver, nvmlLibrary: /opt/driver/libnvidia-ml.so.1}";
     let objects = objects(&helm.template(all, &[])?)?;
     let daemon_set = find(&objects, |object| text(object, "/kind") == "DaemonSet")?;
-    let env = daemon_set.pointer("/spec/template/spec/containers/0/env").and_then(Value::as_array);
+    let env = daemon_set
+        .pointer("/spec/template/spec/containers/0/env")
+        .and_then(Value::as_array);
     for variable in env.context("no variables")? {
         let name = text(variable, "/name");
-        let said = helm.template(&format!("extraEnv: [{{name: {name}, value: x}}]"), &[]).err();
+        let said = helm
+            .template(&format!("extraEnv: [{{name: {name}, value: x}}]"), &[])
+            .err();
         let said = said.map(|error| format!("{error:#}")).unwrap_or_default();
-        ensure!(said.contains(&format!("extraEnv must not set {name}")), "extraEnv may set {name}: {said}");
-    }
-    Ok(())
-}
-
-/// What helm prints after an installation: the next step for these values, and warnings where they are due.
-fn notes(helm: &Helm) -> Result<()> {
-    for (values, says, silent) in [
-        ("{}", "kubectl label node NODE divvy.dev/gpu=true", "divvy.dev/gpu=false"),
-        ("{}", "WARNING: image.repository is localhost/divvy", "admissionPolicy"),
-        ("{admissionPolicy: {enabled: false}}", "WARNING: without admissionPolicy.enabled", "as shares"),
-        (
-            "{image: {repository: r/d}, nodeSelection: discovered}",
-            "kubectl label node NODE divvy.dev/gpu=false",
-            "WARNING",
-        ),
-        ("{offer: everything, fullnameOverride: cards}", "daemonset/cards-node", "by their MIG mode"),
-    ] {
-        let text = helm.run(&["install", "divvy", "--namespace=gpus", "--dry-run=client"], values)?;
-        let notes = text.split_once("NOTES:").context("no notes")?.1;
-        ensure!(notes.contains(says) && !notes.contains(silent), "the notes with {values} are: {notes}");
+        ensure!(
+            said.contains(&format!("extraEnv must not set {name}")),
+            "extraEnv may set {name}: {said}"
+        );
     }
     Ok(())
 }
 
 /// Values in documents: fenced blocks whose first line is `# values.yaml`, with their place.
 fn snippets(root: &Path) -> Result<Vec<(String, String)>> {
-    let out = Command::new("git").args(["ls-files", "*.md"]).current_dir(root).output()?;
     let mut found = Vec::new();
-    for file in String::from_utf8_lossy(&out.stdout).lines() {
-        let Ok(text) = fs_err::read_to_string(root.join(file)) else { continue };
-        let blocks = blocks(&text).into_iter().filter(|(_, block)| block.starts_with("# values.yaml\n"));
+    for file in crate::sources::files(root, "*.md")? {
+        let text = fs_err::read_to_string(root.join(&file))?;
+        let blocks = blocks(&text)
+            .into_iter()
+            .filter(|(_, block)| block.starts_with("# values.yaml\n"));
         found.extend(blocks.map(|(line, yaml)| (format!("{file}:{line}"), yaml)));
     }
     Ok(found)
 }
 
-/// The fenced blocks of a document without their indentation, each with its line.
+/// Returns the fenced blocks of a document without their indentation, each with its line.
 fn blocks(document: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut lines = document.lines().enumerate();
@@ -255,7 +303,9 @@ fn blocks(document: &str) -> Vec<(usize, String)> {
         let text = fence.trim_start();
         if text.starts_with("```") {
             let indent = fence.len() - text.len();
-            let inside = lines.by_ref().map(|(_, line)| line.get(indent..).unwrap_or(line));
+            let inside = lines
+                .by_ref()
+                .map(|(_, line)| line.get(indent..).unwrap_or(line));
             let block: Vec<&str> = inside.take_while(|line| !line.starts_with("```")).collect();
             found.push((number + 1, block.join("\n") + "\n"));
         }
@@ -270,7 +320,13 @@ mod tests {
     #[test]
     fn blocks_are_found_with_their_lines_and_without_their_indentation() {
         let text = "a\n```yaml\nkind: Pod\n```\n1. x\n   ```yaml\n   a:\n     b: c\n   ```\nd\n";
-        assert_eq!(blocks(text), [(2, "kind: Pod\n".to_owned()), (6, "a:\n  b: c\n".to_owned())]);
+        assert_eq!(
+            blocks(text),
+            [
+                (2, "kind: Pod\n".to_owned()),
+                (6, "a:\n  b: c\n".to_owned())
+            ]
+        );
     }
 
     /// Users paste them.
@@ -286,10 +342,16 @@ mod tests {
                 }
                 for (line, yaml) in blocks(&fs_err::read_to_string(&path).unwrap()) {
                     if yaml.contains("kind: GpuPolicy\n") {
-                        let read: Vec<serde_json::Value> = serde_saphyr::from_multiple(&yaml).unwrap();
+                        let read: Vec<serde_json::Value> =
+                            serde_saphyr::from_multiple(&yaml).unwrap();
                         for policy in read.iter().filter(|object| object["kind"] == "GpuPolicy") {
                             let decoded = divvy_api::policy::decode_policy(policy);
-                            assert!(decoded.is_ok(), "{}:{line}: {:?}", path.display(), decoded.err());
+                            assert!(
+                                decoded.is_ok(),
+                                "{}:{line}: {:?}",
+                                path.display(),
+                                decoded.err()
+                            );
                             policies += 1;
                         }
                     }
@@ -301,8 +363,12 @@ mod tests {
 
     #[test]
     fn no_set_of_values_is_tried_twice() {
-        let made = all(made::CASES, made::FLAGGED).into_iter().map(|case| (case.0, case.1));
-        let refused = all(refused::CASES, refused::FLAGGED).into_iter().map(|case| (case.0, case.1));
+        let made = all(made::CASES, made::FLAGGED)
+            .into_iter()
+            .map(|case| (case.0, case.1));
+        let refused = all(refused::CASES, refused::FLAGGED)
+            .into_iter()
+            .map(|case| (case.0, case.1));
         let mut all: Vec<_> = made.chain(refused).collect();
         let count = all.len();
         all.sort_unstable();

@@ -3,46 +3,121 @@
 /// Values as YAML, and a part of the message.
 pub(super) const CASES: &[(&str, &str)] = &[
     ("nodeSelector: null", "nodeSelector"),
-    ("nodeSelector: {divvy.dev/gpu: null}", "minProperties: got 0, want 1"),
-    ("nodeSelector: {nvidia.com/gpu.present: true}", "got boolean, want string"),
-    ("nodeSelection: everywhere", "must be one of 'label', 'discovered'"),
-    ("{nodeSelection: discovered, affinity: {nodeAffinity: {}}}", "affinity.nodeAffinity cannot be set"),
-    ("drivername: gpu.divvy.dev", "additional properties 'drivername' not allowed"),
+    (
+        "nodeSelector: {divvy.dev/gpu: null}",
+        "minProperties: got 0, want 1",
+    ),
+    (
+        "nodeSelector: {nvidia.com/gpu.present: true}",
+        "got boolean, want string",
+    ),
+    (
+        "nodeSelection: everywhere",
+        "must be one of 'label', 'discovered'",
+    ),
+    (
+        "{nodeSelection: discovered, affinity: {nodeAffinity: {}}}",
+        "affinity.nodeAffinity cannot be set",
+    ),
+    (
+        "drivername: gpu.divvy.dev",
+        "additional properties 'drivername' not allowed",
+    ),
     ("driverName: GPU", "'GPU' does not match pattern"),
-    ("driverName: a-name-that-is-as-long-as-a-name-may-be.but-not-on-unix.example.com", "driverName"),
-    ("kubeletDir: var/lib/kubelet", "'var/lib/kubelet' does not match pattern"),
+    (
+        "driverName: a-name-that-is-as-long-as-a-name-may-be.but-not-on-unix.example.com",
+        "driverName",
+    ),
+    (
+        "kubeletDir: var/lib/kubelet",
+        "'var/lib/kubelet' does not match pattern",
+    ),
     (
         "kubeletDir: /a/folder/whose/name/is/even/longer/than/the/one/of/microk8s",
         "the limit is 107; shorten driverName",
     ),
-    ("{driverRoot: /run/nvidia/driver, nvmlLibrary: /usr/lib/libnvidia-ml.so.1}", "is not below driverRoot"),
-    ("driverRoot: opt/driver", "'opt/driver' does not match pattern"),
-    ("debugAddress: localhost", "'localhost' does not match pattern"),
+    (
+        "{driverRoot: /run/nvidia/driver, nvmlLibrary: /usr/lib/libnvidia-ml.so.1}",
+        "is not below driverRoot",
+    ),
+    (
+        "driverRoot: opt/driver",
+        "'opt/driver' does not match pattern",
+    ),
+    (
+        "debugAddress: localhost",
+        "'localhost' does not match pattern",
+    ),
     ("log: {level: verbose}", "'verbose' does not match pattern"),
     ("log: {level: 'info,h2=loud'}", "does not match pattern"),
     ("log: {format: yaml}", "'json', 'plain'"),
-    ("image: {digest: 'sha256:abc'}", "'sha256:abc' does not match pattern"),
-    ("image: {repository: 'r/divvy@sha256:abc'}", "does not match pattern"),
+    (
+        "image: {digest: 'sha256:abc'}",
+        "'sha256:abc' does not match pattern",
+    ),
+    (
+        "image: {repository: 'r/divvy@sha256:abc'}",
+        "does not match pattern",
+    ),
     ("image: {tag: 'a tag'}", "'a tag' does not match pattern"),
-    ("image: {pullPolicy: Sometimes}", "'Always', 'IfNotPresent', 'Never'"),
-    ("clusterController: {evictionsPerMinute: 0}", "minimum: got 0, want 1"),
-    ("clusterController: {dryrun: false}", "additional properties 'dryrun' not allowed"),
+    (
+        "image: {pullPolicy: Sometimes}",
+        "'Always', 'IfNotPresent', 'Never'",
+    ),
+    (
+        "clusterController: {evictionsPerMinute: 0}",
+        "minimum: got 0, want 1",
+    ),
+    (
+        "clusterController: {dryrun: false}",
+        "additional properties 'dryrun' not allowed",
+    ),
     ("updateStrategy: {type: Foo}", "'RollingUpdate', 'OnDelete'"),
     ("podAnnotations: {a: 1}", "got number, want string"),
     ("podLabels: {app.kubernetes.io/name: hijack}", "podLabels"),
-    ("podMonitor: {enabled: true, labels: {helm.sh/chart: x}}", "labels"),
+    (
+        "podMonitor: {enabled: true, labels: {helm.sh/chart: x}}",
+        "labels",
+    ),
     ("dashboards: {labels: {helm.sh/chart: x}}", "labels"),
-    ("dashboards: {namespace: 'Not a name'}", "'Not a name' does not match pattern"),
-    ("podMonitor: {interval: often}", "'often' does not match pattern"),
-    ("serviceAccount: {create: false}", "minLength: got 0, want 1"),
+    (
+        "dashboards: {namespace: 'Not a name'}",
+        "'Not a name' does not match pattern",
+    ),
+    (
+        "podMonitor: {interval: often}",
+        "'often' does not match pattern",
+    ),
+    (
+        "serviceAccount: {create: false}",
+        "minLength: got 0, want 1",
+    ),
     ("openshift: {scc: maybe}", "/openshift/scc"),
-    ("resourceQuota: {pods: many}", "'many' does not match pattern"),
-    ("networkPolicy: {enabled: true, from: [{}]}", "minProperties: got 0, want 1"),
-    ("tolerations: [{key: a, effect: NoRun}]", "'NoSchedule', 'PreferNoSchedule', 'NoExecute'"),
-    ("adminAccess: {namespaces: ['Not a name']}", "'Not a name' does not match pattern"),
+    (
+        "resourceQuota: {pods: many}",
+        "'many' does not match pattern",
+    ),
+    (
+        "networkPolicy: {enabled: true, from: [{}]}",
+        "minProperties: got 0, want 1",
+    ),
+    (
+        "tolerations: [{key: a, effect: NoRun}]",
+        "'NoSchedule', 'PreferNoSchedule', 'NoExecute'",
+    ),
+    (
+        "adminAccess: {namespaces: ['Not a name']}",
+        "'Not a name' does not match pattern",
+    ),
     ("extraDeviceClasses: [{name: a}]", "missing property 'mode'"),
-    ("extraDeviceClasses: [{name: a, mode: half}]", "'gpu', 'mig', 'share', 'admin'"),
-    ("extraDeviceClasses: [{name: a, mode: gpu, config: {kind: MigConfig}}]", "/extraDeviceClasses/0/config"),
+    (
+        "extraDeviceClasses: [{name: a, mode: half}]",
+        "'gpu', 'mig', 'share', 'admin'",
+    ),
+    (
+        "extraDeviceClasses: [{name: a, mode: gpu, config: {kind: MigConfig}}]",
+        "/extraDeviceClasses/0/config",
+    ),
     (
         "extraDeviceClasses: [{name: a, mode: share, config: {timeSlicing: {interval: Long}}}]",
         "/extraDeviceClasses/0/config/timeSlicing",
@@ -51,18 +126,93 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "extraDeviceClasses: [{name: a, mode: gpu, config: {timeSlicing: {interval: long}}}]",
         "'Default', 'Short', 'Medium', 'Long'",
     ),
-    ("extraDeviceClasses: [{name: gpu.divvy.dev, mode: gpu}]", "two DeviceClasses have one name"),
+    (
+        "extraDeviceClasses: [{name: gpu.divvy.dev, mode: gpu}]",
+        "two DeviceClasses have one name",
+    ),
     (
         "{deviceClass: {extendedResourceNames: {gpu: a.io/b}}, extraDeviceClasses: [{name: x, mode: gpu, extendedResourceName: a.io/b}]}",
         "two DeviceClasses have one extendedResourceName",
     ),
     (
-        "{deviceClass: {extendedResourceNames: {gpu: nvidia.com/gpu}}, nvidiaDeviceClasses: {enabled: true, extendedResourceName: nvidia.com/gpu}}",
+        "nvidiaDeviceClasses: {enabled: true, extendedResourceName: nvidia.com/gpu}",
+        "nvidia.com/gpu stands for gpu.divvy.dev and for gpu.nvidia.com; set deviceClass.extendedResourceNames.gpu to \"\"",
+    ),
+    (
+        "deviceClass: {extendedResourceNames: {mig: nvidia.com/gpu}}",
         "two DeviceClasses have one extendedResourceName",
     ),
-    ("deviceClass: {extendedResourceNames: {gpu: gpu}}", "'gpu' does not match pattern"),
-    ("deviceClass: {extendedResourceNames: {admin: a.io/b}}", "additional properties 'admin' not allowed"),
-    ("nvidiaDeviceClasses: {bothDrivers: true}", "no effect without nvidiaDeviceClasses.enabled"),
+    (
+        "extraDeviceClasses: [{name: x, mode: mig, extendedResourceName: nvidia.com/mig-1g.10gb}]",
+        "take 1g.10gb out of migClasses, or take extendedResourceName out of extraDeviceClasses, x",
+    ),
+    (
+        "extraDeviceClasses: [{name: 1g.10gb.mig.divvy.dev, mode: mig}]",
+        "two DeviceClasses have one name, 1g.10gb.mig.divvy.dev",
+    ),
+    ("migClasses: [1g.10GB]", "'1g.10GB' does not match pattern"),
+    ("migClasses: ['10gb']", "'10gb' does not match pattern"),
+    (
+        "migClasses: ['1c.2g.20gb']",
+        "'1c.2g.20gb' does not match pattern",
+    ),
+    (
+        "migClasses: ['1g.10gb+mee']",
+        "'1g.10gb+mee' does not match pattern",
+    ),
+    (
+        "migClasses: [1g.10gb, 1g.10gb]",
+        "items at 0 and 1 are equal",
+    ),
+    (
+        "claimTemplates: {namespaces: [a]}",
+        "claimTemplates.namespaces has no effect without claimTemplates.templates",
+    ),
+    (
+        "claimTemplates: {templates: {tenth: {}}}",
+        "minProperties: got 0, want 1",
+    ),
+    (
+        "claimTemplates: {templates: {tenth: {mem: 10Gi}}}",
+        "additional properties 'mem' not allowed",
+    ),
+    (
+        "claimTemplates: {templates: {tenth: {memory: 10GB}}}",
+        "'10GB' does not match pattern",
+    ),
+    (
+        "claimTemplates: {templates: {tenth: {cores: 0.1}}}",
+        "got number, want integer",
+    ),
+    (
+        "claimTemplates: {templates: {Tenth: {cores: 10}}}",
+        "'Tenth' does not match pattern",
+    ),
+    (
+        "claimTemplates: {namespaces: ['Not a name']}",
+        "'Not a name' does not match pattern",
+    ),
+    (
+        "commonLabels: {app.kubernetes.io/name: hijack}",
+        "commonLabels",
+    ),
+    ("extraObjects: [{}]", "minProperties: got 0, want 1"),
+    (
+        "prometheusRule: {runbookUrl: docs/runbooks}",
+        "'docs/runbooks' does not match pattern",
+    ),
+    (
+        "deviceClass: {extendedResourceNames: {gpu: gpu}}",
+        "'gpu' does not match pattern",
+    ),
+    (
+        "deviceClass: {extendedResourceNames: {admin: a.io/b}}",
+        "additional properties 'admin' not allowed",
+    ),
+    (
+        "nvidiaDeviceClasses: {bothDrivers: true}",
+        "no effect without nvidiaDeviceClasses.enabled",
+    ),
     ("httpPort: 0", "minimum: got 0, want 1"),
     ("offer: whole", "'auto', 'everything'"),
     ("extraEnv: [{value: x}]", "missing property 'name'"),
@@ -71,5 +221,8 @@ pub(super) const CASES: &[(&str, &str)] = &[
 ];
 
 /// The same with further flags of `helm template`.
-pub(super) const FLAGGED: &[(&str, &[&str], &str)] =
-    &[("{}", &["--kube-version=1.33.0"], "incompatible with Kubernetes v1.33.0")];
+pub(super) const FLAGGED: &[(&str, &[&str], &str)] = &[(
+    "{}",
+    &["--kube-version=1.33.0"],
+    "incompatible with Kubernetes v1.33.0",
+)];

@@ -19,8 +19,8 @@ const FIELDS: &[(&str, &str)] = &[
     ),
     (
         "extraNodes",
-        "Device nodes of the host that the containers need besides those of the GPU. Each must stand in the same words in the chart's \
-         value `extraNodes`; a `*` at the end stands for the rest of the name ([containers](../containers.md)).",
+        "Device nodes of the host that the containers need besides those of the GPU. Each must be listed, spelt identically, in the \
+         chart's value `extraNodes`; a `*` at the end stands for the rest of the name ([containers](../containers.md)).",
     ),
 ];
 
@@ -31,8 +31,22 @@ pub(super) fn page() -> Result<String> {
         ("MIG partitions", ConfigKind::Mig, None),
         ("shares", ConfigKind::Share, None),
     ]
-    .map(|(what, kind, time_slice)| (what, DeviceConfig { kind, time_slice, extra_nodes: nodes.clone() }));
-    let intervals = [TimeSlice::Default, TimeSlice::Short, TimeSlice::Medium, TimeSlice::Long];
+    .map(|(what, kind, time_slice)| {
+        (
+            what,
+            DeviceConfig {
+                kind,
+                time_slice,
+                extra_nodes: nodes.clone(),
+            },
+        )
+    });
+    let intervals = [
+        TimeSlice::Default,
+        TimeSlice::Short,
+        TimeSlice::Medium,
+        TimeSlice::Long,
+    ];
     let mut text = INTRO.to_owned();
     let mut described = 0;
     for (what, config) in &all {
@@ -43,22 +57,31 @@ pub(super) fn page() -> Result<String> {
             config.kind.name()
         );
         let yaml = serde_saphyr::to_string(&value).context("a config as YAML")?;
-        text +=
-            &format!("\n## {}\n\nFor {what}.\n\n```yaml\n{}\n```\n\n", config.kind.name(), yaml.trim_end());
+        text += &format!(
+            "\n## {}\n\nFor {what}.\n\n```yaml\n{}\n```\n\n",
+            config.kind.name(),
+            yaml.trim_end()
+        );
         text += "| field | values | meaning |\n|---|---|---|\n";
         for (field, meaning) in FIELDS {
-            let Some(found) = value.pointer(&format!("/{}", field.replace('.', "/"))) else { continue };
+            let Some(found) = value.pointer(&format!("/{}", field.replace('.', "/"))) else {
+                continue;
+            };
             let values = if found.is_array() {
                 "paths below `/dev`".to_owned()
             } else {
-                intervals.map(|interval| format!("`{}`", interval.name())).join(", ")
+                intervals
+                    .map(|interval| format!("`{}`", interval.name()))
+                    .join(", ")
             };
             text += &format!("| `{field}` | {values} | {meaning} |\n");
             described += 1;
         }
     }
-    let fields =
-        all.iter().filter_map(|(_, config)| Some(config.to_value().as_object()?.len() - 2)).sum::<usize>();
+    let fields = all
+        .iter()
+        .filter_map(|(_, config)| Some(config.to_value().as_object()?.len() - 2))
+        .sum::<usize>();
     ensure!(
         fields == described,
         "a config has a field that is not described in xtask/src/reference/configs.rs"

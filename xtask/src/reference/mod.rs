@@ -1,5 +1,5 @@
-//! `cargo xtask reference`: writes the pages of `docs/reference` that follow from code. `cargo xtask check` and tests say when
-//! one is not what the code says.
+//! `cargo xtask reference`: writes the pages of `docs/reference` that follow from code. `cargo
+//! xtask check` and tests say when one is not what the code says.
 
 mod attributes;
 mod configs;
@@ -27,17 +27,23 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     written::write(&wanted(root)?)?;
     for (package, test) in ELSEWHERE {
         let mut cargo = Command::new("cargo");
-        cargo.args(["test", "--quiet", "-p", package, test]).env("DIVVY_BLESS", "1").current_dir(root);
+        cargo
+            .args(["test", "--quiet", "-p", package, test])
+            .env("DIVVY_BLESS", "1")
+            .current_dir(root);
         succeeds(&mut cargo)?;
     }
     Ok(())
 }
 
-/// What the pages should contain.
+/// Returns the pages with the contents that the code demands.
 pub(crate) fn wanted(root: &Path) -> Result<Files> {
     let read = |path: &str| fs_err::read_to_string(root.join(path));
     let mut pages = vec![
-        ("attributes.md", attributes::page(&read("api/src/names.rs")?)?),
+        (
+            "attributes.md",
+            attributes::page(&read("api/src/names.rs")?)?,
+        ),
         ("configs.md", configs::page()?),
         (
             "chart-values.md",
@@ -48,19 +54,29 @@ pub(crate) fn wanted(root: &Path) -> Result<Files> {
         ),
     ];
     for (file, definition) in divvy_api::crd::all()? {
-        let name = if file.starts_with("gpunodes") { "gpunode.md" } else { "gpupolicy.md" };
+        let name = if file.starts_with("gpunodes") {
+            "gpunode.md"
+        } else {
+            "gpupolicy.md"
+        };
         pages.push((name, schema::page(&definition)?));
     }
     let written = |(name, text): (&str, String)| {
         let note = "<!-- Written by `cargo xtask reference`. -->\n\n";
-        (root.join(FOLDER).join(name), format!("{note}{}\n", text.trim_end()))
+        (
+            root.join(FOLDER).join(name),
+            format!("{note}{}\n", text.trim_end()),
+        )
     };
     Ok(pages.into_iter().map(written).collect())
 }
 
-/// A text in a cell of a table.
+/// Writes a text for a cell of a table.
 fn cell(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+    text.split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace('|', "\\|")
 }
 
 #[cfg(test)]

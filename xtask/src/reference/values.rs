@@ -1,5 +1,5 @@
-//! The chart's values: names and defaults from `values.yaml`, meanings from its comments, what is a value and what a part of
-//! one from the schema.
+//! The chart's values: names and defaults from `values.yaml`, meanings from its comments, what is a
+//! value and what a part of one from the schema.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,9 @@ pub(super) fn page(yaml: &str, schema: &str) -> Result<String> {
     let comments = comments(yaml);
     let mut rows = String::new();
     describe(&defaults, &schema, "", &comments, &mut rows)?;
-    Ok(format!("{INTRO}\n| value | default | meaning |\n|---|---|---|\n{rows}"))
+    Ok(format!(
+        "{INTRO}\n| value | default | meaning |\n|---|---|---|\n{rows}"
+    ))
 }
 
 fn describe(
@@ -30,15 +32,28 @@ fn describe(
     rows: &mut String,
 ) -> Result<()> {
     for (name, value) in values.as_object().into_iter().flatten() {
-        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        let path = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
         let inner = schema.get("properties").and_then(|all| all.get(name));
         let inner = inner.with_context(|| format!("the schema lacks {path}"))?;
         let comment = comments.get(&path).map(String::as_str).unwrap_or_default();
-        let above = path.rsplit_once('.').is_some_and(|(above, _)| comments.contains_key(above));
+        let above = path
+            .rsplit_once('.')
+            .is_some_and(|(above, _)| comments.contains_key(above));
         let leaf = !value.is_object() || inner.get("properties").is_none();
-        ensure!(!leaf || above || !comment.is_empty(), "{path} has no comment in values.yaml");
+        ensure!(
+            !leaf || above || !comment.is_empty(),
+            "{path} has no comment in values.yaml"
+        );
         if leaf {
-            *rows += &format!("| `{path}` | `{}` | {} |\n", cell(&value.to_string()), cell(comment));
+            *rows += &format!(
+                "| `{path}` | `{}` | {} |\n",
+                cell(&value.to_string()),
+                cell(comment)
+            );
             continue;
         }
         if !comment.is_empty() {
@@ -49,7 +64,8 @@ fn describe(
     Ok(())
 }
 
-/// The comment above each key, without examples (its lines that are indented or begin with a dash).
+/// Returns the comment above each key, without examples (its lines that are indented or begin with
+/// a dash).
 fn comments(yaml: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut pending = String::new();
@@ -62,7 +78,11 @@ fn comments(yaml: &str) -> BTreeMap<String, String> {
             }
         } else if let Some((key, _)) = text.split_once(':').filter(|_| !text.starts_with('-')) {
             let nested = text.len() < line.len();
-            let path = if nested { format!("{parent}.{key}") } else { key.to_owned() };
+            let path = if nested {
+                format!("{parent}.{key}")
+            } else {
+                key.to_owned()
+            };
             if !nested {
                 parent.clone_from(&path);
             }
@@ -82,9 +102,13 @@ mod tests {
     #[test]
     fn a_value_has_the_comment_above_it() {
         let yaml = "# The file.\n\n# One,\n# two:\n# - an example\n#   of it\na:\n  # Inner.\n  b: 1\n  c: {d: 2}\n# Last.\ne: []\n";
-        let schema = r#"{"properties": {"a": {"properties": {"b": {}, "c": {}}}, "e": {"properties": {}}}}"#;
+        let schema =
+            r#"{"properties": {"a": {"properties": {"b": {}, "c": {}}}, "e": {"properties": {}}}}"#;
         let text = super::page(yaml, schema).unwrap();
-        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
+        let rows: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .collect();
         assert_eq!(
             rows,
             [
@@ -94,6 +118,9 @@ mod tests {
                 "| `e` | `[]` | Last. |"
             ]
         );
-        assert!(super::page("e: []\n", schema).is_err(), "a value without a comment");
+        assert!(
+            super::page("e: []\n", schema).is_err(),
+            "a value without a comment"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Chromium without a window, spoken to in its DevTools protocol over a pair of pipes: no port, no other program.
+//! Chromium without a window, spoken to in its DevTools protocol over a pair of pipes: no port, no
+//! other program.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-/// How long an answer or a condition may take.
+/// Longest time for an answer or a condition.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A browser with one page.
@@ -17,7 +18,7 @@ pub(super) struct Chromium {
     child: Child,
     input: ChildStdin,
     messages: Receiver<Value>,
-    /// What was reported since the start, in order.
+    /// Events since the start, in order.
     events: Vec<Value>,
     session: Value,
     last: u64,
@@ -28,13 +29,24 @@ impl Chromium {
     pub(super) fn start(profile: &Path) -> Result<Self> {
         let found = ["chromium", "chromium-browser", "google-chrome"]
             .into_iter()
-            .find(|name| Command::new(name).arg("--version").stdout(Stdio::null()).status().is_ok());
+            .find(|name| {
+                Command::new(name)
+                    .arg("--version")
+                    .stdout(Stdio::null())
+                    .status()
+                    .is_ok()
+            });
         let name = found.context(
             "no Chromium is on this machine (Debian: apt-get install -y --no-install-recommends chromium)",
         )?;
         // The protocol is on the file descriptors 3 and 4.
         let mut child = Command::new("sh")
-            .args(["-c", "exec \"$@\" 3<&0 4>&1 0</dev/null 1>/dev/null 2>/dev/null", "sh", name])
+            .args([
+                "-c",
+                "exec \"$@\" 3<&0 4>&1 0</dev/null 1>/dev/null 2>/dev/null",
+                "sh",
+                name,
+            ])
             .args([
                 "--remote-debugging-pipe",
                 "--headless",
@@ -42,8 +54,16 @@ impl Chromium {
                 "--disable-gpu",
                 "--disable-quic",
             ])
-            .args(["--no-first-run", "--disable-background-networking", "--disable-component-update"])
-            .args(["--disable-sync", "--hide-scrollbars", "--force-renderer-accessibility"])
+            .args([
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+            ])
+            .args([
+                "--disable-sync",
+                "--hide-scrollbars",
+                "--force-renderer-accessibility",
+            ])
             .arg(format!("--user-data-dir={}", profile.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -55,13 +75,22 @@ impl Chromium {
         std::thread::spawn(move || {
             for message in BufReader::new(output).split(0) {
                 let Ok(bytes) = message else { return };
-                let Ok(message) = serde_json::from_slice(&bytes) else { continue };
+                let Ok(message) = serde_json::from_slice(&bytes) else {
+                    continue;
+                };
                 if sender.send(message).is_err() {
                     return;
                 }
             }
         });
-        let mut browser = Self { child, input, messages, events: Vec::new(), session: Value::Null, last: 0 };
+        let mut browser = Self {
+            child,
+            input,
+            messages,
+            events: Vec::new(),
+            session: Value::Null,
+            last: 0,
+        };
         let target = browser.call("Target.createTarget", &json!({ "url": "about:blank" }))?;
         let attach = json!({ "targetId": at(&target, "/targetId"), "flatten": true });
         let attached = browser.call("Target.attachToTarget", &attach)?;
@@ -72,18 +101,25 @@ impl Chromium {
         Ok(browser)
     }
 
-    /// One call, and its result.
+    /// Makes a call and returns its result.
     pub(super) fn call(&mut self, method: &str, parameters: &Value) -> Result<Value> {
         self.last += 1;
         let message = match &self.session {
             Value::Null => json!({ "id": self.last, "method": method, "params": parameters }),
-            page => json!({ "id": self.last, "method": method, "params": parameters, "sessionId": page }),
+            page => {
+                json!({ "id": self.last, "method": method, "params": parameters, "sessionId": page })
+            }
         };
-        self.input.write_all(format!("{message}\0").as_bytes()).context("Chromium has ended")?;
+        self.input
+            .write_all(format!("{message}\0").as_bytes())
+            .context("Chromium has ended")?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let message = self.messages.recv_timeout(left).with_context(|| format!("{method}: no answer"))?;
+            let message = self
+                .messages
+                .recv_timeout(left)
+                .with_context(|| format!("{method}: no answer"))?;
             if *at(&message, "/id") == self.last {
                 let error = at(&message, "/error");
                 ensure!(error.is_null(), "{method}: {error}");
@@ -93,9 +129,10 @@ impl Chromium {
         }
     }
 
-    /// The value of an expression on the page, promises awaited.
+    /// Evaluates an expression on the page, promises awaited.
     pub(super) fn value(&mut self, expression: &str) -> Result<Value> {
-        let parameters = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
+        let parameters =
+            json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
         let answer = self.call("Runtime.evaluate", &parameters)?;
         let thrown = at(&answer, "/exceptionDetails");
         ensure!(thrown.is_null(), "{expression}: {thrown}");
@@ -106,7 +143,10 @@ impl Chromium {
     pub(super) fn until(&mut self, expression: &str) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
-            if self.value(expression).is_ok_and(|value| value == json!(true)) {
+            if self
+                .value(expression)
+                .is_ok_and(|value| value == json!(true))
+            {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -117,11 +157,18 @@ impl Chromium {
     /// Presses and releases a key.
     pub(super) fn press(&mut self, key: &str, code: u32, text: &str) -> Result<()> {
         let key = |kind: &str| json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text });
-        self.call("Input.dispatchKeyEvent", &key(if text.is_empty() { "rawKeyDown" } else { "keyDown" }))?;
+        self.call(
+            "Input.dispatchKeyEvent",
+            &key(if text.is_empty() {
+                "rawKeyDown"
+            } else {
+                "keyDown"
+            }),
+        )?;
         self.call("Input.dispatchKeyEvent", &key("keyUp")).map(drop)
     }
 
-    /// The reports of a kind, such as `Network.responseReceived`.
+    /// Returns the reports of a kind, such as `Network.responseReceived`.
     pub(super) fn events(&self, method: &str) -> impl Iterator<Item = &Value> {
         self.events
             .iter()
@@ -130,7 +177,7 @@ impl Chromium {
     }
 }
 
-/// What is at a place in a document; null if nothing is.
+/// Returns the value at a place in a document; null if nothing is there.
 pub(super) fn at<'v>(value: &'v Value, place: &str) -> &'v Value {
     value.pointer(place).unwrap_or(&Value::Null)
 }
