@@ -32,6 +32,9 @@ app.kubernetes.io/part-of: divvy
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* A digest names one image whatever the tag says. */}}
@@ -75,6 +78,48 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- printf "admin.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}
 
+{{/* A MIG profile as a part of names: `1g.10gb+me` is `1g.10gb.me`, as NVIDIA's device plugin has it. */}}
+{{- define "divvy.profileName" -}}
+{{- replace "+" "." . -}}
+{{- end -}}
+
+{{/* The classes of single MIG profiles, as JSON: name of the class to profile. */}}
+{{- define "divvy.profileClasses" -}}
+{{- $all := dict -}}
+{{- if .Values.deviceClass.enabled -}}
+{{- range $profile := .Values.migClasses -}}
+{{- $_ := set $all (printf "%s.%s" (include "divvy.profileName" $profile) (include "divvy.migClass" $)) $profile -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}
+
+{{/*
+The extended resources of the classes, as JSON: a list of resource, class, and the value that names it.
+*/}}
+{{- define "divvy.extendedResources" -}}
+{{- $all := list -}}
+{{- if .Values.deviceClass.enabled -}}
+{{- $classes := dict "gpu" .Values.driverName "mig" (include "divvy.migClass" .) "share" (include "divvy.shareClass" .) -}}
+{{- range $mode, $resource := .Values.deviceClass.extendedResourceNames -}}
+{{- $all = append $all (dict "resource" $resource "class" (get $classes $mode) "value" (printf "set deviceClass.extendedResourceNames.%s to \"\"" $mode)) -}}
+{{- end -}}
+{{- range $class, $profile := include "divvy.profileClasses" . | fromJson -}}
+{{- $resource := printf "nvidia.com/mig-%s" (include "divvy.profileName" $profile) -}}
+{{- $all = append $all (dict "resource" $resource "class" $class "value" (printf "take %s out of migClasses" $profile)) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.nvidiaDeviceClasses.enabled -}}
+{{- $all = append $all (dict "resource" .Values.nvidiaDeviceClasses.extendedResourceName "class" "gpu.nvidia.com" "value" "set nvidiaDeviceClasses.extendedResourceName to \"\"") -}}
+{{- end -}}
+{{- range $class := .Values.extraDeviceClasses -}}
+{{- $all = append $all (dict "resource" ($class.extendedResourceName | default "") "class" $class.name "value" (printf "take extendedResourceName out of extraDeviceClasses, %s" $class.name)) -}}
+{{- end -}}
+{{- $named := list -}}
+{{- range $all -}}{{- if .resource -}}{{- $named = append $named . -}}{{- end -}}{{- end -}}
+{{- toJson (dict "all" $named) -}}
+{{- end -}}
+
 {{/* The kind of config that devices of a mode take. */}}
 {{- define "divvy.configKind" -}}
 {{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "admin" "GpuConfig") . -}}
@@ -85,3 +130,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "admin" "gpu-admin") .mode -}}
 device.driver == '{{ .driver }}' && device.attributes['{{ .driver }}'].type == '{{ $type }}'
 {{- end -}}
+
+{{/* The labels that select the nodes, as kubectl -l takes them. */}}
+{{- define "divvy.nodeSelectorText" -}}
+{{- $discovered := eq .Values.nodeSelection "discovered" -}}
+{{- $terms := list -}}
+{{- range $key, $value := .Values.nodeSelector -}}
+{{- if not (and $discovered (eq $key "divvy.dev/gpu")) -}}
+{{- $terms = append $terms (printf "%s=%s" $key $value) -}}
+{{- end -}}
+{{- end -}}
+{{- if $discovered -}}
+{{- $terms = append $terms "divvy.dev/gpu!=false" -}}
+{{- end -}}
+{{- join "," $terms -}}
+{{- end }}
