@@ -43,10 +43,12 @@ use crate::sources::usage::UsageSource;
 use crate::supervise::Tasks;
 use crate::upkeep::cdi_files::{CdiFiles, Due};
 use crate::upkeep::drain;
+use crate::upkeep::granted::Granted;
 use crate::upkeep::leaving::Leaving;
 use crate::upkeep::lingering::Lingering;
 use crate::upkeep::publisher_lock::PublisherLock;
 use crate::upkeep::rounds::Rounds;
+
 use crate::upkeep::{Keeper, Reporter};
 
 /// The parts that the plugin needs from outside; the demo and tests put a fake API server and
@@ -103,6 +105,8 @@ pub(crate) struct Channels {
     changed: Arc<Notify>,
     /// A claim was unprepared and lingers.
     lingers: Arc<Notify>,
+    /// Another grant of a GPU is on disk.
+    granted: Arc<Notify>,
     /// A record could not be written.
     unwritten: Arc<Notify>,
 }
@@ -123,6 +127,7 @@ impl Senders {
             refresh: Arc::default(),
             changed: Arc::default(),
             lingers: Arc::default(),
+            granted: Arc::default(),
             unwritten: Arc::default(),
         };
         (channels, brain)
@@ -417,6 +422,7 @@ impl Shared {
             in_charge,
             registered,
             facts,
+            granted,
             ..
         } = self.channels.clone();
         let (config, timing) = (&self.config, &self.config.timing);
@@ -425,6 +431,7 @@ impl Shared {
             executor: self.executor.clone(),
             pool,
             retry: timing.driver_retry,
+            granted,
             facts: facts.clone(),
         };
         tasks.add("the grants and the pool", slices.run(tasks.stop.clone()));
@@ -496,6 +503,7 @@ impl Shared {
             in_charge,
             changed,
             lingers,
+            granted,
             ..
         } = self.channels.clone();
         let (timing, reporter) = (
@@ -529,6 +537,12 @@ impl Shared {
                 notifier: self.notifier.clone(),
                 metrics: self.metrics.clone(),
                 records: ready.records.clone(),
+                reporter: reporter.clone(),
+            },
+            granted: Granted {
+                executor: self.executor.clone(),
+                retry: timing.reconcile_busy,
+                granted,
                 reporter,
             },
         }

@@ -208,6 +208,13 @@ impl Executor {
         finish_lingering(&self.context)
     }
 
+    /// Brings GPUs to what claims and policies ask of them now, by asking only the GPUs.
+    pub fn tidy(&self) -> Report {
+        let mut report = Report::default();
+        Gpus::of(&self.context).tidy(false, &mut report);
+        report
+    }
+
     /// Gives back the MIG modes that divvy has changed, on GPUs that nothing holds: the node goes
     /// to another driver. The caller serves no claims any more.
     pub fn leave(&self) -> Report {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use divvy_executor::Executor;
 use divvy_model::{GpuUuid, Grant};
 use divvy_offer::Pool;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +22,8 @@ pub(crate) struct SlicesSink {
     pub(crate) pool: watch::Sender<Option<Pool>>,
     /// The pause between a failed write and the next.
     pub(crate) retry: Duration,
+    /// Notified when other grants are on disk.
+    pub(crate) granted: Arc<Notify>,
     /// Reports grants that cannot be stored.
     pub(crate) facts: Facts,
 }
@@ -70,6 +72,7 @@ impl SlicesSink {
                 .into_iter()
                 .filter(|(gpu, _)| !failed.contains_key(gpu));
             granted.extend(stored);
+            self.granted.notify_one();
             // Without a brain the plugin ends.
             drop(self.facts.send(Report::Ungranted(failed.clone()).into()));
             if failed.is_empty() {

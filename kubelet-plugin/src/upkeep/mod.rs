@@ -1,11 +1,13 @@
 //! Keeps what containers and claims rely on right: CDI files are there before the kubelet may call
-//! and come back when they vanish, lingering claims are finished (every instance), and records are
+//! and come back when they vanish, lingering claims are finished and GPUs follow their policies (every
+//! instance), and records are
 //! squared with the API, the kubelet and the GPUs at start and periodically (the instance that
 //! publishes). The executor knows what there is to do; here is when, with what view.
 
 pub(crate) mod cdi_files;
 mod cdi_watch;
 pub(crate) mod drain;
+pub(crate) mod granted;
 pub(crate) mod leaving;
 pub(crate) mod lingering;
 pub(crate) mod publisher_lock;
@@ -21,11 +23,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
-/// The three loops that keep files and records right, each with a clock of its own.
+/// The four loops that keep files and records right, each with a clock of its own.
 pub(crate) struct Keeper {
     pub(crate) files: cdi_files::CdiFiles,
     pub(crate) lingering: lingering::Lingering,
     pub(crate) rounds: rounds::Rounds,
+    pub(crate) granted: granted::Granted,
 }
 
 impl Keeper {
@@ -39,7 +42,8 @@ impl Keeper {
         tokio::join!(
             self.files.run(stop.clone()),
             self.lingering.run(stop.clone()),
-            self.rounds.run(stop)
+            self.rounds.run(stop.clone()),
+            self.granted.run(stop)
         );
     }
 }

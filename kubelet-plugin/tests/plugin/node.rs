@@ -178,6 +178,20 @@ impl Node {
         config
     }
 
+    /// The same for a plugin that looks at nothing by the clock: a test waits for what an event brings
+    /// about.
+    pub(crate) fn seldom(&self) -> Config {
+        let mut config = self.config(&[]);
+        for period in [
+            &mut config.timing.refresh,
+            &mut config.timing.reconcile,
+            &mut config.timing.cdi_check,
+        ] {
+            *period = Duration::from_hours(1);
+        }
+        config
+    }
+
     pub(crate) fn metadata_dir(&self) -> PathBuf {
         self.dir
             .path()

@@ -276,7 +276,8 @@ async fn mig_mode_of_a_deleted_policy_is_given_back_and_its_gpu_is_whole() {
         "p",
         json!({ "rules": [{ "modes": ["Whole", "Mig"] }] }),
     );
-    let plugin = node.start().await;
+    let plugin = node.start_with(node.seldom());
+    plugin.wait_ready().await;
     wait_for_offers(&node, &["wm", "wm"]).await;
     let serve = async |name: &str| {
         let claim = node.claim("c", &[name]);

@@ -45,10 +45,7 @@ async fn the_plugin_registers_and_publishes_its_gpus_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slices_wiped_by_a_starting_kubelet_are_back_without_a_round() {
     let node = Node::new("h100x2");
-    let mut config = node.config(&[]);
-    config.timing.refresh = Duration::from_hours(1);
-    config.timing.reconcile = Duration::from_hours(1);
-    let plugin = node.start_with(config);
+    let plugin = node.start_with(node.seldom());
     plugin.wait_ready().await;
     node.kubelet.restart();
     node.api

@@ -181,12 +181,8 @@ async fn a_released_claim_with_processes_keeps_its_gpu_tainted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lingering_gpu_is_free_soon_after_its_last_process() {
     let node = Node::new("h100x1");
-    let mut config = node.config(&[]);
     // Only the unprepare itself can trigger a check.
-    config.timing.refresh = std::time::Duration::from_hours(1);
-    config.timing.reconcile = std::time::Duration::from_hours(1);
-    config.timing.cdi_check = std::time::Duration::from_hours(1);
-    let plugin = node.start_with(config);
+    let plugin = node.start_with(node.seldom());
     plugin.wait_ready().await;
     let claim = node.claim("c", &["gpu-0"]);
     node.prepare(&claim).await.unwrap();

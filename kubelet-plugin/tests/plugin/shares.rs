@@ -78,6 +78,23 @@ fn time_slice(node: &Node) -> TimeSlice {
     node.host.time_slice(&node.sim.uuids().remove(0))
 }
 
+/// Nothing but the policy itself changes: no claim comes or goes, and no round is due.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_time_slice_is_set_under_shares_that_are_in_use() {
+    let node = Node::new("h100x1");
+    policy(&node, Some("Long"));
+    let plugin = node.start_with(node.seldom());
+    plugin.wait_ready().await;
+    published(&node, Some("Long")).await;
+    let claim = shares(&node, "c", &["s-1"]);
+    node.prepare(&claim).await.unwrap();
+    assert_eq!(time_slice(&node), TimeSlice::Long);
+    policy(&node, Some("Short"));
+    let is_short = || (time_slice(&node) == TimeSlice::Short).then_some(());
+    wait("the time slice of the changed policy", is_short).await;
+    plugin.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shares_come_with_ids_env_and_slice_and_the_last_gives_it_back() {
     let node = Node::new("h100x1");
