@@ -542,7 +542,7 @@ impl Shared {
             granted: Granted {
                 executor: self.executor.clone(),
                 retry: timing.reconcile_busy,
-                granted,
+                stored: granted,
                 reporter,
             },
         }

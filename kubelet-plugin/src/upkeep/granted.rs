@@ -19,7 +19,7 @@ pub(crate) struct Granted {
     /// Pause before what failed is tried again; it doubles from one failure to the next.
     pub(crate) retry: Duration,
     /// Notifies that another grant of a GPU is on disk.
-    pub(crate) granted: Arc<Notify>,
+    pub(crate) stored: Arc<Notify>,
     pub(crate) reporter: Reporter,
 }
 
@@ -37,7 +37,7 @@ impl Granted {
                 }
             };
             tokio::select! {
-                () = self.granted.notified() => {}
+                () = self.stored.notified() => {}
                 () = again => {}
                 () = stop.cancelled() => return,
             }
