@@ -579,6 +579,16 @@ async fn a_claim_in_the_other_unit_gets_a_hint_with_the_one_there_is() {
     let says =
         "no capacity percent: gpu-0 is shared by amounts. A GpuPolicy with shares: {unit: Percent}";
     assert!(found.contains(says), "{found}");
+    // Another class has it.
+    let whole = SHARES.to_owned()
+        + &pod_with_share("a", "cores: \"10\"").replace("share.divvy.dev", "gpu.divvy.dev");
+    let found = memory_of_shares(&of("l4x1", &whole).await)["a"]
+        .clone()
+        .unwrap_err();
+    assert!(
+        found.contains("A share has cores: class share.divvy.dev"),
+        "{found}"
+    );
     // The hint is all: what the GPUs have instead is no second one before it.
     for (policy, requests) in [(PERCENT, "memory: 10Gi"), (SHARES, "percent: \"50\"")] {
         let text = policy.to_owned() + &pod_with_share("a", requests);
