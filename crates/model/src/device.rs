@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Of the name that is longest without a suffix, too.
+    /// The name that is longest without a suffix has room for each.
     #[test]
     fn the_longest_name_of_each_sharing_is_a_dns_label() {
         let id = crate::mig::GpuInstanceProfileId(u32::MAX);
