@@ -580,7 +580,7 @@ async fn a_claim_in_the_other_unit_gets_a_hint_with_the_one_there_is() {
         "no capacity percent: gpu-0 is shared by amounts. A GpuPolicy with shares: {unit: Percent}";
     assert!(found.contains(says), "{found}");
     // Another class has it.
-    let whole = SHARES.to_owned()
+    let whole = SHARES.replace("[TimeSlicing]", "[Whole, TimeSlicing]")
         + &pod_with_share("a", "cores: \"10\"").replace("share.divvy.dev", "gpu.divvy.dev");
     let found = memory_of_shares(&of("l4x1", &whole).await)["a"]
         .clone()
