@@ -1,6 +1,6 @@
 //! Answers that stay the same while the driver is loaded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
 use divvy_model::{GpuUuid, lock};
@@ -9,9 +9,9 @@ use divvy_model::{GpuUuid, lock};
 /// way.
 const TIMES: u32 = 16;
 
-/// An answer for each GPU, kept for a while once it came twice in a row: a single odd answer of NVML
+/// An answer for each GPU, or each of something, kept for a while once it came twice in a row: a single odd answer of NVML
 /// may have left something out, and must be forgotten with the next.
-pub(crate) struct Kept<T>(Mutex<BTreeMap<GpuUuid, Answer<T>>>);
+pub(crate) struct Kept<T, K = GpuUuid>(Mutex<BTreeMap<K, Answer<T>>>);
 
 struct Answer<T> {
     value: T,
@@ -19,22 +19,22 @@ struct Answer<T> {
     left: u32,
 }
 
-impl<T> Default for Kept<T> {
+impl<T, K> Default for Kept<T, K> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T: Clone + PartialEq> Kept<T> {
+impl<T: Clone + PartialEq, K: Clone + Ord> Kept<T, K> {
     /// Returns the confirmed answer, or asks. The second value of an answer says whether it is
     /// whole: one that is known to lack something confirms nothing.
     pub(crate) fn get_or_ask<E>(
         &self,
-        gpu: &GpuUuid,
+        of: &K,
         ask: impl FnOnce() -> Result<(T, bool), E>,
     ) -> Result<T, E> {
         // A statement of its own: no lock is held while NVML is called.
-        let confirmed = self.confirmed(gpu);
+        let confirmed = self.confirmed(of);
         if let Some(value) = confirmed {
             return Ok(value);
         }
@@ -43,26 +43,67 @@ impl<T: Clone + PartialEq> Kept<T> {
         // Two callers may have asked at once, which does no harm: their answers are compared like
         // any two in a row.
         if is_whole {
-            let is_confirmed = kept.get(gpu).is_some_and(|before| before.value == value);
+            let is_confirmed = kept.get(of).is_some_and(|before| before.value == value);
             let answer = Answer {
                 value: value.clone(),
                 left: if is_confirmed { TIMES } else { 0 },
             };
-            kept.insert(gpu.clone(), answer);
+            kept.insert(of.clone(), answer);
         } else {
-            kept.remove(gpu);
+            kept.remove(of);
         }
         Ok(value)
     }
 
-    fn confirmed(&self, gpu: &GpuUuid) -> Option<T> {
+    fn confirmed(&self, of: &K) -> Option<T> {
         let mut kept = self.lock();
-        let answer = kept.get_mut(gpu)?;
+        let answer = kept.get_mut(of)?;
         answer.left = answer.left.checked_sub(1)?;
         Some(answer.value.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, Answer<T>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, Answer<T>>> {
         lock(&self.0)
+    }
+}
+
+impl<T: Clone + Ord, K: Clone + Ord> Kept<BTreeSet<T>, K> {
+    /// Returns all that an answer ever named: what lives is listed by it, and what an odd answer
+    /// leaves out would count as gone. The first time it is asked for twice.
+    pub(crate) fn all_ever<E>(
+        &self,
+        of: &K,
+        ask: impl Fn() -> Result<BTreeSet<T>, E>,
+    ) -> Result<BTreeSet<T>, E> {
+        self.get_or_ask(of, || {
+            let mut all = ask()?;
+            let before = self.lock().get(of).map(|before| before.value.clone());
+            all.extend(before.map_or_else(&ask, Ok)?);
+            // An old driver with MIG mode off names none.
+            let is_whole = !all.is_empty();
+            Ok((all, is_whole))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_takes_nothing_away_from_what_lives_is_listed_by() {
+        let kept = Kept::<BTreeSet<u32>, u32>::default();
+        // The first and the second answer are odd, and one after the answer was kept.
+        let answers = [vec![1], vec![2], vec![1, 2, 3], vec![1, 2, 3], vec![]];
+        let mut asked = answers.iter().cycle();
+        let asked = Mutex::new(&mut asked);
+        let ask = || Ok::<_, ()>(lock(&asked).next().into_iter().flatten().copied().collect());
+        let mut seen = Vec::new();
+        for _ in 0..40 {
+            seen.push(kept.all_ever(&0, ask).unwrap());
+        }
+        seen.dedup();
+        let [first, all] = [vec![1, 2], vec![1, 2, 3]].map(BTreeSet::from_iter);
+        assert_eq!(seen, [first, all]);
     }
 }

@@ -671,6 +671,32 @@ fn an_odd_answer_that_nothing_lives_leaves_no_partition_behind() {
     }
 }
 
+/// That a GPU is gone, and all that lived on it, takes more than odd answers to all that is asked of
+/// it.
+#[test]
+fn a_gpu_that_is_listed_keeps_its_partitions_whatever_it_says() {
+    let codes = [
+        GpuErrorCode::NOT_FOUND,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::GPU_NOT_FOUND,
+    ];
+    for code in codes {
+        for op in [GpuOp::GpuInstances, GpuOp::ComputeInstances] {
+            let (world, executor, a, _) = setup();
+            world.prepare(&executor, &a).unwrap();
+            let sim = sim(&world);
+            for op in [op, GpuOp::GpuInstances, GpuOp::MigMode] {
+                sim.fault(Fault::fail(code).of(op));
+            }
+            let answer = world.unprepare(&executor, &a.uid);
+            assert!(!matches!(answer, Ok(Unprepared::Done)), "{op:?} {code}");
+            sim.clear_faults();
+            world.unprepare(&executor, &a.uid).unwrap();
+            assert!(is_clean(&world), "{op:?} answered {code}");
+        }
+    }
+}
+
 /// The same while it is made: a compute instance fails, and then its GPU instance cannot be seen.
 #[test]
 fn an_instance_that_is_half_made_is_ours_whatever_is_said_of_it() {
