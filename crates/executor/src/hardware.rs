@@ -79,12 +79,14 @@ impl<'a> Hardware<'a> {
             Err(error) if is_gone(error.code) => match self.mig_mode(gpu) {
                 Ok(mode) if mode.is_on() => Err(error),
                 Ok(_) => Ok(Vec::new()),
-                Err(mode) if is_gone(mode.code) => match self.gpus.list() {
-                    Ok(listed) if listed.contains(gpu) => Err(mode),
-                    Ok(_) => Ok(Vec::new()),
-                    Err(list) if list.code == GpuErrorCode::DRIVER_NOT_LOADED => Ok(Vec::new()),
-                    Err(list) => Err(list),
-                },
+                Err(mode) if is_gone(mode.code) && mode.code != GpuErrorCode::NOT_SUPPORTED => {
+                    match self.gpus.list() {
+                        Ok(listed) if listed.contains(gpu) => Err(mode),
+                        Ok(_) => Ok(Vec::new()),
+                        Err(list) if list.code == GpuErrorCode::DRIVER_NOT_LOADED => Ok(Vec::new()),
+                        Err(list) => Err(list),
+                    }
+                }
                 Err(mode) => Err(mode),
             },
             other => other,

@@ -115,8 +115,17 @@ impl NvmlDriver {
     /// Looks further for a GPU that NVML does not know by its UUID: that is believed if it lists
     /// every GPU, and not this one. What lives on a GPU that is gone counts as gone, too.
     fn handle_by_list(&self, gpu: &GpuUuid) -> Result<Handle, Failure> {
-        for index in 0..self.library.count()? {
-            if self.uuid_at(index).map_err(of_present)? == *gpu {
+        let unclear = |failure: Failure| {
+            if failure.is_final() {
+                return failure;
+            }
+            Failure {
+                code: GpuErrorCode::UNKNOWN,
+                detail: Some(format!("NVML cannot list all GPUs: {}", failure.code)),
+            }
+        };
+        for index in 0..self.library.count().map_err(unclear)? {
+            if self.uuid_at(index).map_err(unclear)? == *gpu {
                 let found = lock(&self.handles).get(gpu).copied();
                 return found.ok_or_else(|| Failure::code(GpuErrorCode::UNKNOWN));
             }
@@ -216,16 +225,23 @@ impl GpuDriver for NvmlDriver {
         let fail = |f| error(GpuOp::Facts, Some(gpu), of_present(f));
         let facts = facts::read(&self.library, handle, gpu).map_err(fail)?;
         self.believed(gpu, facts.mig_mode).map_err(fail)?;
+        // What is kept is asked for again in the reading that this is part of.
+        self.capabilities.age(|of| of == gpu);
+        if facts.mig_mode.is_on() {
+            self.profiles.age(|of| of == gpu);
+            self.compute_profiles.age(|(of, _)| of == gpu);
+        }
         Ok(facts)
     }
 
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
         let fail = |f| error(GpuOp::MigMode, Some(gpu), f);
         let handle = match self.handle(GpuOp::MigMode, gpu) {
-            Err(failed) if failed.code == GpuErrorCode::NOT_FOUND => {
-                self.handle_by_list(gpu).map_err(fail)?
+            Err(lost) if lost.code == GpuErrorCode::GPU_IS_LOST || ends_session(lost.code) => {
+                return Err(lost);
             }
-            handle => handle?,
+            Err(_) => self.handle_by_list(gpu).map_err(fail)?,
+            Ok(handle) => handle,
         };
         facts::mig_mode(&self.library, handle)
             .and_then(|mode| self.believed(gpu, mode))
@@ -337,8 +353,12 @@ impl GpuDriver for NvmlDriver {
 
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         self.on(GpuOp::MigCapabilities, gpu, |library, handle| {
-            self.capabilities
-                .get_or_ask(gpu, || mig::capabilities(library, handle))
+            self.capabilities.get_or_ask(gpu, || {
+                let (found, is_whole) = mig::capabilities(library, handle)?;
+                let ids = found.profiles().iter().map(|profile| profile.id);
+                self.profiles.learn_also(gpu, ids.collect());
+                Ok((found, is_whole))
+            })
         })
     }
 

@@ -139,7 +139,7 @@ fn a_profile_that_is_left_out_twice_in_a_row_is_not_lost_for_good() {
         seen.as_ref()
             .is_some_and(|seen| names(seen, &gpu) == expected)
     });
-    assert_eq!(back, Some(16));
+    assert_eq!(back, Some(15));
 }
 
 /// An instance that is not listed counts as gone, and is never removed.
@@ -234,12 +234,18 @@ fn a_gpu_that_is_listed_is_there_whatever_is_said_of_it() {
         driver
     };
     let by_uuid = "nvmlDeviceGetHandleByUUID";
-    let driver = odd(&[by_uuid], GpuErrorCode::NOT_FOUND);
-    assert_eq!(driver.mig_mode(&gpu), mode);
-    for function in ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"] {
-        let driver = odd(&[by_uuid, function], GpuErrorCode::NOT_FOUND);
-        let error = driver.mig_mode(&gpu).unwrap_err();
-        assert_eq!(error.code, GpuErrorCode::UNKNOWN, "{function}");
+    for code in [GpuErrorCode::NOT_FOUND, GpuErrorCode::NOT_SUPPORTED] {
+        let driver = odd(&[by_uuid], code);
+        assert_eq!(driver.mig_mode(&gpu), mode, "{code}");
+        for function in [
+            "nvmlDeviceGetCount_v2",
+            "nvmlDeviceGetHandleByIndex_v2",
+            "nvmlDeviceGetUUID",
+        ] {
+            let driver = odd(&[by_uuid, function], code);
+            let error = driver.mig_mode(&gpu).unwrap_err();
+            assert_eq!(error.code, GpuErrorCode::UNKNOWN, "{function}: {code}");
+        }
     }
     let driver = odd(&["nvmlDeviceGetMigMode"], GpuErrorCode::NOT_FOUND);
     assert_eq!(

@@ -40,7 +40,7 @@ impl Hardware<'_> {
             Ok(MigActivation::Active | MigActivation::Pending(_)) => {
                 not_done(self.in_use(gpu, to, None))
             }
-            Err(error) if error.code == GpuErrorCode::IN_USE => {
+            Err(error) if error.code == GpuErrorCode::IN_USE && now.is_ok() => {
                 not_done(self.in_use(gpu, to, Some(error)))
             }
             Err(error) if nothing_happened(error.code) => not_done(Cause::from_gpu(
