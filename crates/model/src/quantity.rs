@@ -268,13 +268,11 @@ impl Number<'_> {
             // Less than the smallest amount.
             return Some(1);
         };
-        match digits.split_at_checked(whole) {
-            Some((nanos, rest)) => integer(nanos)?.checked_add(i128::from(!is_zero(rest))),
-            None => {
-                let zeros = u32::try_from(whole - digits.len()).ok()?;
-                integer(&digits)?.checked_mul(10_i128.checked_pow(zeros)?)
-            }
+        if let Some((nanos, rest)) = digits.split_at_checked(whole) {
+            return integer(nanos)?.checked_add(i128::from(!is_zero(rest)));
         }
+        let zeros = u32::try_from(whole - digits.len()).ok()?;
+        integer(&digits)?.checked_mul(10_i128.checked_pow(zeros)?)
     }
 }
 

@@ -219,8 +219,8 @@ pub(crate) fn create_gpu_instance(
 /// Returns the failure of a question about what exists: whatever its code would mean for the
 /// operation, the thing is there.
 fn unreadable(why: &str, failure: &Failure) -> Failure {
-    let detail = failure.detail.iter();
-    let detail: String = detail.map(|detail| format!(" ({detail})")).collect();
+    let detail = failure.detail.as_ref();
+    let detail = detail.map_or_else(String::new, |detail| format!(" ({detail})"));
     Failure {
         code: GpuErrorCode::UNKNOWN,
         detail: Some(format!(
@@ -356,8 +356,8 @@ mod tests {
         };
         assert_eq!(listed(&list, read), Ok(vec![2]));
         // A lost GPU is asked no further.
-        let lost = Failure::code(GpuErrorCode::GPU_IS_LOST);
-        let read = |_| Err::<(), _>(lost.clone());
-        assert_eq!(listed(&|| Ok(vec![1]), read), Err(lost.clone()));
+        let failure = Failure::code(GpuErrorCode::GPU_IS_LOST);
+        let read = |_| Err::<(), _>(failure.clone());
+        assert_eq!(listed(&|| Ok(vec![1]), read), Err(failure.clone()));
     }
 }
