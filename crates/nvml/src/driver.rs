@@ -113,7 +113,7 @@ impl NvmlDriver {
     }
 
     /// Looks further for a GPU that NVML does not know by its UUID: that is believed if it lists
-    /// every GPU, and not this one. What lives on a GPU that is gone counts as gone, too.
+    /// every GPU, and not this one. All that lives on a GPU that is gone counts as gone, too.
     fn handle_by_list(&self, gpu: &GpuUuid) -> Result<Handle, Failure> {
         let unclear = |failure: Failure| {
             if failure.is_final() {
@@ -225,7 +225,7 @@ impl GpuDriver for NvmlDriver {
         let fail = |f| error(GpuOp::Facts, Some(gpu), of_present(f));
         let facts = facts::read(&self.library, handle, gpu).map_err(fail)?;
         self.believed(gpu, facts.mig_mode).map_err(fail)?;
-        // What is kept is asked for again in the reading that this is part of.
+        // Kept answers are asked for again in the reading that this is part of.
         self.capabilities.age(|of| of == gpu);
         if facts.mig_mode.is_on() {
             self.profiles.age(|of| of == gpu);

@@ -71,7 +71,7 @@ struct Asked<'a> {
     gpu: Handle,
 }
 
-/// Reads the MIG mode. That there is none is asked twice: one odd answer must not make a whole GPU
+/// Reads the MIG mode. An answer that there is none is asked for twice: one odd answer must not make a whole GPU
 /// of one that is cut.
 pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Failure> {
     match mig_mode_once(library, handle)? {

@@ -163,7 +163,7 @@ pub(crate) fn profile_ids(
         .collect())
 }
 
-/// Lists what lives, and reads each. What is listed and cannot be read may have been removed since,
+/// Lists what lives, and reads each. An entry that cannot be read may have been removed since,
 /// which only another list shows: left out because of an odd answer, it would count as gone, and is
 /// never removed.
 fn listed<H, T>(

@@ -169,7 +169,7 @@ fn one_odd_answer_hides_no_instance() {
     }
 }
 
-/// That something which is listed is not there is believed only if another list lacks it.
+/// An instance that is listed is believed to be gone only if another list lacks it.
 #[test]
 fn an_instance_that_is_listed_is_not_gone_whatever_is_said_of_it() {
     let library = cut("h100x1");
@@ -218,7 +218,7 @@ fn a_compute_profile_that_is_left_out_at_first_hides_no_instance() {
     assert_eq!(error.code, GpuErrorCode::UNKNOWN);
 }
 
-/// What lives on a GPU that is gone, or that has no MIG mode, counts as gone.
+/// All that lives on a GPU that is gone, or that has no MIG mode, counts as gone.
 #[test]
 fn a_gpu_that_is_listed_is_there_whatever_is_said_of_it() {
     let library = cut("h100x2");

@@ -660,7 +660,7 @@ fn calls<'a>(story: &mut Story<'a>, mut act: impl FnMut(&mut Story<'a>)) -> Vec<
     (0..40).map(one).collect()
 }
 
-/// What is kept of NVML's answers is asked for again while GPUs are read, and not while a pod waits.
+/// Kept answers of NVML are asked for again while GPUs are read, and not while a pod waits.
 #[test]
 fn a_prepare_pays_for_no_answer_that_is_asked_for_again() {
     let _alone = lock(&LIBRARY);
@@ -719,8 +719,7 @@ fn an_odd_answer_that_nothing_lives_leaves_no_partition_behind() {
     }
 }
 
-/// That a GPU is gone, and all that lived on it, takes more than odd answers to all that is asked of
-/// it.
+/// A GPU is gone, with all that lived on it, if it is not listed any more, and not by what it answers.
 #[test]
 fn a_gpu_that_is_listed_keeps_its_partitions_whatever_it_says() {
     let codes = [

@@ -346,7 +346,7 @@ fn a_removed_gpu_is_forgotten_and_a_lost_one_only_after_a_while() {
     assert_eq!(book.removed().len(), 0);
 }
 
-/// Whoever counts ailments by their changes must not be left with one that no GPU has.
+/// Ailments are reported by their changes: none may be left that no GPU has.
 #[test]
 fn all_that_a_removed_gpu_had_is_over_in_its_partitions_too() {
     let rules = HealthRules::default();
