@@ -177,12 +177,13 @@ pub(super) fn not_evicted(snapshot: &Snapshot, node: &str) -> Vec<Trouble> {
     let found = claims.filter_map(|claim| {
         let status = claim.status.as_ref()?;
         let results = status.allocation.as_ref()?.devices.as_ref()?.results.iter();
-        let ours = results
+        let mut ours = results
             .flatten()
             .filter(|result| result.driver == snapshot.driver && result.pool == pool);
-        let (device, key) = ours
-            .filter_map(|result| evicting.iter().find(|(device, _)| *device == result.device))
-            .next()?;
+        let (device, key) = ours.find_map(|result| {
+            let is_its = |(device, _): &&(&str, &str)| *device == result.device;
+            evicting.iter().find(is_its)
+        })?;
         let pods = status.reserved_for.iter().flatten();
         let pods: Vec<&str> = pods.map(|pod| pod.name.as_str()).collect();
         let kind = DeviceKind::parse(&device.parse().ok()?).ok()?;
