@@ -17,7 +17,7 @@ pub struct HealthView {
     pub sick: BTreeMap<GpuUuid, Sick>,
     /// GPUs that were taken out of the machine.
     pub removed: BTreeSet<GpuUuid>,
-    /// Those of them that are missing: nothing is in their place, and the node's GpuNode was not
+    /// The missing ones among them: nothing is in their place, and the node's GpuNode was not
     /// deleted since.
     pub missing: BTreeSet<GpuUuid>,
     /// Places of partitions that claims hold and that are no longer there, after a reset of their

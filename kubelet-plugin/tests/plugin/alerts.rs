@@ -148,7 +148,7 @@ async fn a_gpu_and_a_partition_that_vanish_fire_held_or_not() {
         node.prepare(claim).await.unwrap();
     }
     fires(&plugin.metrics, &[]).await;
-    // Held by nobody.
+    // No claim holds it.
     let board = node.sim.remove_gpu(&gpus[2]).unwrap();
     fires(&plugin.metrics, &["DivvyGpuUnhealthy"]).await;
     assert!(firing_for(&gpus[2], "gpu-removed"));

@@ -101,7 +101,7 @@ async fn a_changed_time_slice_is_set_under_shares_that_are_in_use() {
     plugin.stop().await;
 }
 
-/// Whether a version of the share device has a taint, and the slots it offers.
+/// Returns whether a version of the share device has a taint, and the slots it offers.
 fn shown(slice: &ResourceSlice) -> Option<(bool, String)> {
     let devices = slice.spec.devices.iter().flatten();
     let share = devices.into_iter().find(|d| d.name == "gpu-0-ts")?;

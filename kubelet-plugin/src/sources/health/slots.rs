@@ -8,8 +8,8 @@ use divvy_model::{GpuUuid, PciAddress};
 pub(super) type Slots = BTreeMap<GpuUuid, PciAddress>;
 
 /// Notes where the GPUs are now. A GPU that was never seen before replaces the one that was in its
-/// place, as a new board does, or the GPU of a virtual machine that was started on another host. One
-/// that only moved does not: a machine may number its buses anew when a board is dead.
+/// place, as a new board does, or the GPU of a virtual machine that was started on another host. A
+/// known GPU that only moved does not: a machine may number its buses anew when a board is dead.
 pub(super) fn see(slots: &mut Slots, listed: Slots) {
     let is_new = |gpu: &GpuUuid| !slots.contains_key(gpu);
     let new = listed.iter().filter(|(gpu, _)| is_new(gpu));
