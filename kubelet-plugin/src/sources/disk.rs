@@ -51,9 +51,14 @@ impl DiskSource {
     }
 }
 
+/// Returns the file that is tried: a temporary one of the store, which removes it after a crash.
+fn trial(folder: &Path) -> PathBuf {
+    folder.join(format!(".writable.{}.tmp", std::process::id()))
+}
+
 /// Writes and removes a file as large as a record; returns the error, if there is one.
 fn write_something(folder: &Path) -> Option<String> {
-    let file = folder.join(format!(".writable.{}", std::process::id()));
+    let file = trial(folder);
     let written = fs_err::write(&file, [0; 4096])
         .and_then(|()| fs_err::File::open(&file)?.sync_all())
         .err();
@@ -73,8 +78,7 @@ mod tests {
     fn a_full_disk_is_named() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(write_something(dir.path()), None);
-        let file = dir.path().join(format!(".writable.{}", std::process::id()));
-        fs_err::os::unix::fs::symlink("/dev/full", file).unwrap();
+        fs_err::os::unix::fs::symlink("/dev/full", trial(dir.path())).unwrap();
         let why = write_something(dir.path()).unwrap();
         assert!(why.contains("No space left on device"), "{why}");
         assert_eq!(write_something(dir.path()), None, "the link is removed");

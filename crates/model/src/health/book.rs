@@ -27,8 +27,8 @@ pub struct HealthRules {
     pub bad_polls: u32,
     /// A lost GPU that the driver no longer knows was taken out, after so long.
     pub lost_for_good: Duration,
-    /// A fault that may end by itself ([`Ailment::may_pass`]) is no reason to evict pods before it
-    /// has been seen for so long.
+    /// A fault that may end by itself ([`Ailment::may_pass`]) evicts pods once it has been seen for
+    /// so long.
     pub evict_after: Duration,
 }
 

@@ -43,7 +43,7 @@ impl HealthFile {
         }
     }
 
-    /// Reads the file. Of an earlier boot only the GPUs that were there count.
+    /// Reads the file. An earlier boot counts for the places of GPUs only.
     pub(super) fn load(&self) -> StoredHealth {
         match saved::load(&self.path) {
             Some(Stored { boot, memory }) if boot == self.boot => memory,
