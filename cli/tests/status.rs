@@ -125,6 +125,99 @@ async fn a_rule_of_an_administrator_that_taints_devices_is_why_a_claim_waits() {
     );
 }
 
+/// The example's rule, on a GPU in several forms. An administrator who has written it believes that
+/// the GPU is out of service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_that_leaves_a_gpu_in_service_is_named() {
+    let cluster = Cluster::new().await;
+    let forms = ["gpu-0", "gpu-0-ts", "gpu-0-mig-1g10gb-19-0", "gpu-1"];
+    let devices = forms.iter().map(|name| mk_device(name)).collect();
+    let mut slice: ResourceSlice = mk_slice("n2-0", DRIVER, "n2", devices);
+    "n2/divvy".clone_into(&mut slice.spec.pool.name);
+    cluster.api.put(&mk_node("n2")).unwrap();
+    cluster.api.put(&slice).unwrap();
+    let example = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../examples/device-taint/taint.yaml"
+    );
+    let example = fs_err::read_to_string(example).unwrap();
+    let rule = |name: &str, pool: &str, device: &str| {
+        let text = example
+            .replace("NODE/divvy", pool)
+            .replace(": gpu-0", &format!(": {device}"));
+        let mut rule: DeviceTaintRule = serde_saphyr::from_str(&text).unwrap();
+        rule.metadata.name = Some(name.to_owned());
+        rule
+    };
+    for (name, pool, device) in [
+        ("by-node", "n2", "gpu-0"),
+        ("no-pool", "n7/divvy", "gpu-0"),
+        ("no-device", "n2/divvy", "gpu-9"),
+    ] {
+        cluster.api.put(&rule(name, pool, device)).unwrap();
+    }
+    let (code, text) = cluster.status(&[]).await;
+    assert_eq!(code, Some(3), "{text}");
+    for words in [
+        "n2 is a node and no pool",
+        "set spec.deviceSelector.pool to n2/divvy",
+        "no pool \"n7/divvy\" of gpu.divvy.dev is published",
+        "no device is called gpu-9 there",
+    ] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    for name in ["by-node", "no-pool", "no-device"] {
+        cluster.api.delete::<DeviceTaintRule>("", name).unwrap();
+    }
+
+    cluster
+        .api
+        .put(&rule("whole", "n2/divvy", "gpu-0"))
+        .unwrap();
+    let (_, text) = cluster.status(&[]).await;
+    let left = "keeps claims off gpu-0 only, and they can have the same GPU as gpu-0-mig-1g10gb-19-0, gpu-0-ts";
+    assert!(text.contains(left), "{text}");
+    for form in &forms[1..3] {
+        cluster.api.put(&rule(form, "n2/divvy", form)).unwrap();
+    }
+    let (_, text) = cluster.status(&[]).await;
+    assert!(!text.contains("DeviceTaintRule"), "{text}");
+}
+
+/// Kubernetes evicts by the claims in a pod's spec, and these have theirs in the status.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_an_evicting_taint_leaves_is_named() {
+    let cluster = Cluster::new().await;
+    let named = |code, text: &str| {
+        assert_eq!(code, Some(3), "{text}");
+        assert!(text.contains("n1 gpu-0 gpu-0: not-evicted"), "{text}");
+        assert!(
+            text.contains("kubectl -n default delete pod runs"),
+            "{text}"
+        );
+    };
+    let mut slice = cluster.api.get::<ResourceSlice>("", "n1-0").unwrap();
+    let taint = json!([{ "key": "gpu.divvy.dev/xid", "value": "79", "effect": "NoExecute" }]);
+    let devices = slice.spec.devices.as_mut().unwrap();
+    devices[0].taints = serde_json::from_value(taint).unwrap();
+    cluster.api.put(&slice).unwrap();
+    let (_, text) = cluster.status(&[]).await;
+    assert!(!text.contains("not-evicted"), "of a claim: {text}");
+    let mut claim = cluster.api.get::<ResourceClaim>("default", "held").unwrap();
+    claim.metadata.annotations = Some(
+        [(
+            "resource.kubernetes.io/extended-resource-claim".to_owned(),
+            "true".to_owned(),
+        )]
+        .into(),
+    );
+    cluster.api.put(&claim).unwrap();
+    for about in [&[][..], &["gpu", "n1/gpu-0"]] {
+        let (code, text) = cluster.status(about).await;
+        named(code, &text);
+    }
+}
+
 /// A claim's CEL is its tenant's text, and an administrator's terminal shows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_text_of_tenants_cannot_clear_an_administrators_terminal() {

@@ -109,6 +109,8 @@ pub(crate) struct Channels {
     granted: Arc<Notify>,
     /// A record could not be written.
     unwritten: Arc<Notify>,
+    /// The GpuNode was made anew.
+    new_node: Arc<Notify>,
 }
 
 impl Senders {
@@ -129,6 +131,7 @@ impl Senders {
             lingers: Arc::default(),
             granted: Arc::default(),
             unwritten: Arc::default(),
+            new_node: Arc::default(),
         };
         (channels, brain)
     }
@@ -318,6 +321,7 @@ impl Shared {
                 &self.config.plugin_dir,
                 self.executor.boot().clone(),
             )),
+            new_node: self.channels.new_node.clone(),
         };
         tasks.add("the health watch", health.run(tasks.stop.clone()));
         let neighbours = Neighbours {
@@ -457,6 +461,7 @@ impl Shared {
             every: timing.gpu_node,
             look: timing.gpu_node_look,
             retry: timing.policy_retry,
+            made: self.channels.new_node.clone(),
         };
         tasks.add("the GpuNode", writer.run(tasks.stop.clone()));
     }

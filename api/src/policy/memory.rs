@@ -18,12 +18,38 @@ pub struct MemorySize {
 
 /// Not an amount of memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is no amount of memory (write a whole number with Ki, Mi, Gi or Ti, such as \"100Mi\")"
-)]
-pub struct MemoryError(String);
+pub enum MemoryError {
+    /// It cannot be read.
+    #[error(
+        "{0:?} is no amount of memory (write a whole number with Ki, Mi, Gi or Ti, such as \"100Mi\")"
+    )]
+    Unreadable(String),
+    /// A number of bytes that is no part of a GPU's memory worth the name: a unit was forgotten.
+    #[error("{0} without a unit is {0} bytes, less than 1Mi (did you mean \"{0}Mi\"?)")]
+    Crumb(u64),
+}
+
+/// The least number of bytes that may be written without a unit, besides 0.
+const LEAST_PLAIN: u64 = 1 << 20;
+
+/// CEL by which the API server refuses what [`MemoryError::Crumb`] is about. Texts are up to the
+/// pattern of the field.
+fn no_crumb() -> serde_json::Value {
+    serde_json::json!([{
+        "rule": format!("type(self) != int || self == 0 || self >= {LEAST_PLAIN}"),
+        "message": "a number without a unit is in bytes, and this is less than 1Mi: add the unit, such as Mi",
+    }])
+}
 
 impl MemorySize {
+    /// Takes a number without a unit.
+    fn plain(bytes: u64) -> Result<Self, MemoryError> {
+        match bytes {
+            1..LEAST_PLAIN => Err(MemoryError::Crumb(bytes)),
+            bytes => Ok(Self { bytes }),
+        }
+    }
+
     /// In MiB, rounded up.
     pub fn mib(self) -> u64 {
         self.bytes.div_ceil(1 << 20)
@@ -41,7 +67,10 @@ impl FromStr for MemorySize {
         let amount = plain.then(|| text.parse::<Quantity>().ok()).flatten();
         let bytes = amount
             .and_then(|amount| amount.to_u64())
-            .ok_or_else(|| MemoryError(text.to_owned()))?;
+            .ok_or_else(|| MemoryError::Unreadable(text.to_owned()))?;
+        if text.bytes().all(|b| b.is_ascii_digit()) {
+            return Self::plain(bytes);
+        }
         Ok(Self { bytes })
     }
 }
@@ -64,7 +93,8 @@ impl JsonSchema for MemorySize {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "x-kubernetes-int-or-string": true,
-            "pattern": "^[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+            "pattern": "^(0|[0-9]{7,15}|[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T))$",
+            "x-kubernetes-validations": no_crumb(),
         })
     }
 }
@@ -85,7 +115,7 @@ impl<'de> Deserialize<'de> for MemorySize {
                 f.write_str("an amount of memory, such as \"100Mi\"")
             }
             fn visit_u64<E: Error>(self, bytes: u64) -> Result<MemorySize, E> {
-                Ok(MemorySize { bytes })
+                MemorySize::plain(bytes).map_err(E::custom)
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<MemorySize, E> {
                 text.parse().map_err(E::custom)
@@ -106,10 +136,16 @@ pub enum MemoryPart {
 
 /// Neither an amount of memory nor a percentage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is no part of a GPU's memory (write a whole number with Ki, Mi, Gi or Ti, such as \"2Gi\", or 0 to 99 percent, such as \"10%\")"
-)]
-pub struct MemoryPartError(String);
+pub enum MemoryPartError {
+    /// It cannot be read.
+    #[error(
+        "{0:?} is no part of a GPU's memory (write a whole number with Ki, Mi, Gi or Ti, such as \"2Gi\", or 0 to 99 percent, such as \"10%\")"
+    )]
+    Unreadable(String),
+    /// An amount without its unit.
+    #[error(transparent)]
+    Crumb(MemoryError),
+}
 
 impl MemoryPart {
     /// Returns the part in MiB, rounded up; a percentage is of a GPU with `bytes` of memory, and
@@ -130,9 +166,13 @@ impl FromStr for MemoryPart {
     type Err = MemoryPartError;
 
     fn from_str(text: &str) -> Result<Self, MemoryPartError> {
-        let wrong = || MemoryPartError(text.to_owned());
+        let wrong = || MemoryPartError::Unreadable(text.to_owned());
         let Some(number) = text.strip_suffix('%') else {
-            return text.parse().map(Self::Amount).map_err(|_| wrong());
+            return match text.parse() {
+                Ok(size) => Ok(Self::Amount(size)),
+                Err(MemoryError::Unreadable(_)) => Err(wrong()),
+                Err(crumb) => Err(MemoryPartError::Crumb(crumb)),
+            };
         };
         // Digits alone, as in the schema: no sign.
         let digits = matches!(number.len(), 1 | 2) && number.bytes().all(|b| b.is_ascii_digit());
@@ -162,7 +202,8 @@ impl JsonSchema for MemoryPart {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "x-kubernetes-int-or-string": true,
-            "pattern": "^([0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?|[0-9]{1,2}%)$",
+            "pattern": "^(0|[0-9]{7,15}|[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)|[0-9]{1,2}%)$",
+            "x-kubernetes-validations": no_crumb(),
         })
     }
 }
@@ -183,7 +224,9 @@ impl<'de> Deserialize<'de> for MemoryPart {
                 f.write_str("a part of a GPU's memory, such as \"2Gi\" or \"10%\"")
             }
             fn visit_u64<E: Error>(self, bytes: u64) -> Result<MemoryPart, E> {
-                Ok(MemoryPart::Amount(MemorySize { bytes }))
+                MemorySize::plain(bytes)
+                    .map(MemoryPart::Amount)
+                    .map_err(E::custom)
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<MemoryPart, E> {
                 text.parse().map_err(E::custom)
@@ -202,7 +245,7 @@ mod tests {
         const CARD: u64 = 81_559 << 20;
         for (text, mib, written) in [
             ("2Gi", 2048, "2Gi"),
-            ("1", 1, "1"),
+            ("0", 0, "0"),
             ("0%", 0, "0%"),
             ("10%", 8156, "10%"),
             ("07%", 5710, "7%"),
@@ -235,8 +278,9 @@ mod tests {
     fn amounts_are_read_with_a_unit_and_written_with_the_largest_that_fits() {
         for (text, bytes, written) in [
             ("0", 0, "0"),
-            ("1023", 1023, "1023"),
-            ("1024", 1024, "1Ki"),
+            ("1Ki", 1024, "1Ki"),
+            ("1048576", 1 << 20, "1Mi"),
+            ("1073741825", (1 << 30) + 1, "1073741825"),
             ("1536Mi", 1536 << 20, "1536Mi"),
             ("2048Mi", 2 << 30, "2Gi"),
             ("1G", 1_000_000_000, "1000000000"),
@@ -263,6 +307,30 @@ mod tests {
         ] {
             assert!(bad.parse::<MemorySize>().is_err(), "{bad}");
         }
-        assert_eq!("1".parse::<MemorySize>().unwrap().mib(), 1);
+        assert_eq!("1Ki".parse::<MemorySize>().unwrap().mib(), 1);
+    }
+
+    /// `minMemory: 4096` is meant in MiB, and would be a share of 1 MiB.
+    #[test]
+    fn a_number_without_a_unit_that_is_below_a_mebibyte_is_refused() {
+        let words = "4096 without a unit is 4096 bytes, less than 1Mi (did you mean \"4096Mi\"?)"
+            .to_owned();
+        for written in ["4096", "\"4096\""] {
+            let size = serde_json::from_str::<MemorySize>(written).unwrap_err();
+            let part = serde_json::from_str::<MemoryPart>(written).unwrap_err();
+            for error in [size.to_string(), part.to_string()] {
+                assert!(error.starts_with(&words), "{written}: {error}");
+            }
+        }
+        for (bytes, is_fine) in [(0, true), (1, false), (1_048_575, false), (1_048_576, true)] {
+            let text = bytes.to_string();
+            assert_eq!(text.parse::<MemorySize>().is_ok(), is_fine, "{text}");
+            assert_eq!(text.parse::<MemoryPart>().is_ok(), is_fine, "{text}");
+            assert_eq!(
+                serde_json::from_str::<MemorySize>(&text).is_ok(),
+                is_fine,
+                "{text}"
+            );
+        }
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod render;
 pub(crate) mod report;
 mod shares;
 pub(crate) mod snapshot;
+mod taints;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod waiting;

@@ -13,6 +13,7 @@ use super::claim::{ClaimLine, refused, reported_use};
 use super::read::{GPU_NODES, NOT_SERVED, SLICES};
 use super::shares;
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
+use super::taints;
 use super::waiting::{Asker, Verdict, Why, open_claims};
 
 /// Questions that are answered for the fleet; pods of one Deployment ask the same.
@@ -141,6 +142,7 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
     let mut troubles: Vec<NodeTrouble> = nodes
         .iter()
         .flat_map(|node| troubles(snapshot, &node.name))
+        .chain(taints::rules(snapshot))
         .collect();
     troubles.sort_by_key(|entry| entry.trouble.notice);
     let shown = |of: &str| only.is_none_or(|only| only == of);
@@ -312,6 +314,7 @@ pub(crate) fn troubles(snapshot: &Snapshot, node: &str) -> Vec<NodeTrouble> {
     let status = snapshot.reports.get(node);
     let mut all: Vec<NodeTrouble> = outside(snapshot, node, status)
         .into_iter()
+        .chain(taints::not_evicted(snapshot, node))
         .map(|trouble| NodeTrouble {
             node: node.to_owned(),
             trouble,

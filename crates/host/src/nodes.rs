@@ -68,6 +68,14 @@ pub enum NodeError {
     /// Something else is in a node's place.
     #[error("{} is not a character device; remove it and run nvidia-modprobe, or reboot the node", path.display())]
     NotADevice { path: PathBuf },
+    /// A folder or file is where a node of another module is looked for.
+    #[error("{path} is {what} and no device node; {fix}")]
+    NotAnExtraNode {
+        path: String,
+        /// The kind of file.
+        what: &'static str,
+        fix: String,
+    },
     /// The kernel module is not loaded, so there are no numbers.
     #[error(
         "{path} does not exist and /proc/devices has no entry for {module}; load the kernel module ({module}) on the node"
@@ -309,15 +317,40 @@ pub fn extra_nodes(
     nodes: &DeviceNodes,
     path: &str,
 ) -> Result<Vec<DeviceNode>, NodeError> {
-    let paths = match path.strip_suffix('*') {
+    let pattern = path.strip_suffix('*');
+    let paths = match pattern {
         None => vec![path.to_owned()],
         Some(begin) => nodes.beginning_with(host, begin)?,
     };
-    let look = |path: String| {
-        let found = nodes.look_up(host, &path).transpose()?;
-        Some(found.map(|info| DeviceNode { path, info }))
-    };
-    paths.into_iter().filter_map(look).collect()
+    let mut all = Vec::new();
+    for path in paths {
+        match nodes.look_up(host, &path) {
+            Ok(Some(info)) => all.push(DeviceNode { path, info }),
+            Ok(None) => {}
+            // It is no file of NVIDIA's driver, which its own program would make again.
+            Err(NodeError::NotADevice { path: file }) => {
+                let is_folder = file.is_dir();
+                // A pattern is for nodes: `/dev/infiniband/*` has folders of links beside them.
+                if pattern.is_some() && is_folder {
+                    continue;
+                }
+                let (what, fix) = if is_folder {
+                    (
+                        "a folder",
+                        format!("ask for the nodes in it, by name or as {path}/*"),
+                    )
+                } else {
+                    (
+                        "a file",
+                        "ask for device nodes only, or remove it from the node".to_owned(),
+                    )
+                };
+                return Err(NodeError::NotAnExtraNode { path, what, fix });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
 }
 
 /// The nodes of one GPU.

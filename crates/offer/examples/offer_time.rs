@@ -142,7 +142,7 @@ fn step_time(inventory: &Inventory, ordinals: &Ordinals, rare: bool) -> Duration
         if let Some(gpu) = inventory.gpus.keys().next().filter(|_| round % 2 == 0) {
             let sick = Sick {
                 gpu: [Ailment::Xid(79)].into(),
-                partitions: Vec::new(),
+                ..Sick::default()
             };
             health.sick.insert(gpu.clone(), sick);
         }

@@ -17,6 +17,9 @@ pub struct HealthView {
     pub sick: BTreeMap<GpuUuid, Sick>,
     /// GPUs that were taken out of the machine.
     pub removed: BTreeSet<GpuUuid>,
+    /// The missing ones among them: nothing is in their place, and the node's GpuNode was not
+    /// deleted since.
+    pub missing: BTreeSet<GpuUuid>,
     /// Places of partitions that claims hold and that are no longer there, after a reset of their
     /// GPU, say.
     pub gone: BTreeSet<(GpuUuid, Placement)>,
@@ -40,6 +43,8 @@ pub struct Sick {
     pub gpu: BTreeSet<Ailment>,
     /// With single partitions, by place.
     pub partitions: Vec<(Placement, BTreeSet<Ailment>)>,
+    /// Faults of the whole GPU that may end by themselves, and are too young to evict pods.
+    pub young: BTreeSet<Ailment>,
 }
 
 impl HealthView {

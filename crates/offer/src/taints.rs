@@ -97,7 +97,9 @@ impl Hazards {
         };
         for (gpu, sick) in &health.sick {
             for ailment in &sick.gpu {
-                self.gpu(gpu, taint(*ailment, evicts(gpu)));
+                // New pods stay away at once. Pods that run may outlast a fault that passes.
+                let evicts = evicts(gpu) && !sick.young.contains(ailment);
+                self.gpu(gpu, taint(*ailment, evicts));
             }
             for (place, ailment) in sick
                 .partitions

@@ -3,7 +3,7 @@
 
 mod usage;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use divvy_claims::Phase;
 use divvy_executor::HeldDevice;
 use divvy_model::health::{HealthBook, XidClass};
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Inventory, Ordinals};
-use divvy_offer::{OneMode, Outputs};
+use divvy_offer::{Finding, HealthView, OneMode, Outputs};
 use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, MetricsRegistry};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Atomic;
@@ -67,6 +67,8 @@ pub(crate) struct Metrics {
     fenced: Gauge,
     /// 1 if the driver answers.
     pub(crate) driver_up: Gauge,
+    /// Devices of claims that are not there any more.
+    gone: Info,
     /// Devices of claims, with their pods.
     devices_of_claims: Info,
     /// Published slices, and their size.
@@ -135,6 +137,11 @@ impl Metrics {
             unmonitored: registry.gauge("gpus_unmonitored", "GPUs without event monitoring"),
             fenced: registry.gauge("gpus_fenced", "GPUs withheld because their state is uncertain"),
             driver_up: registry.gauge("driver_up", "1 if the NVIDIA driver answers"),
+            gone: Info::new(registry.gauges(
+                "claim_device_gone",
+                "1 if a device that a claim holds is not there any more",
+                [],
+            )),
             devices_of_claims: Info::new(registry.gauges(
                 "claim_device_info",
                 "Devices held by claims, with pods",
@@ -180,8 +187,8 @@ impl Metrics {
         self.xids.get_or_create_owned(&labels).inc();
     }
 
-    /// Sets what is wrong with each GPU.
-    pub(crate) fn health(&self, book: &HealthBook, ordinals: &Ordinals) {
+    /// Sets what is wrong with each GPU, and which are gone.
+    pub(crate) fn health(&self, book: &HealthBook, view: &HealthView, ordinals: &Ordinals) {
         let name = |gpu: &GpuUuid| {
             ordinals
                 .of(gpu)
@@ -194,11 +201,17 @@ impl Metrics {
             ]
         };
         let gpus = book.gpus();
-        self.healthy.set(
-            gpus.iter()
-                .map(|(uuid, gpu)| (labels(uuid), gpu.is_well().into()))
-                .collect(),
-        );
+        // A GPU that is gone has no place in the book, and one whose partition is gone is well by
+        // it: no series would look like no fault.
+        let is_of_node = |gpu: &&GpuUuid| ordinals.of(gpu).is_some() || view.missing.contains(*gpu);
+        let removed: Vec<&GpuUuid> = view.removed.iter().filter(is_of_node).collect();
+        let halved: BTreeSet<&GpuUuid> = view.gone.iter().map(|(gpu, _)| gpu).collect();
+        let listed = gpus.iter().map(|(uuid, gpu)| {
+            let is_well = gpu.is_well() && !halved.contains(uuid);
+            (labels(uuid), is_well.into())
+        });
+        let of_removed = removed.iter().map(|uuid| (labels(uuid), 0));
+        self.healthy.set(listed.chain(of_removed).collect());
         let ailments = gpus.iter().flat_map(|(uuid, gpu)| {
             let whole = gpu.ailments.keys().map(|ailment| (None, ailment));
             let parts = gpu
@@ -212,7 +225,40 @@ impl Metrics {
                 (labels, 1)
             })
         });
-        self.ailments.set(ailments.collect());
+        let removed = removed.iter().map(|uuid| (*uuid, "gpu-removed"));
+        let halved = halved.iter().map(|uuid| (*uuid, "partition-gone"));
+        let absent = removed.chain(halved).map(|(uuid, fault)| {
+            let mut labels = labels(uuid);
+            labels.push(("ailment", fault.to_owned()));
+            (labels, 1)
+        });
+        self.ailments.set(ailments.chain(absent).collect());
+    }
+
+    /// Sets what claims hold and is not there any more.
+    pub(crate) fn gone(&self, findings: &BTreeSet<Finding>) {
+        let gone = findings.iter().filter_map(|finding| {
+            let (device, claim, gpu) = match finding {
+                Finding::GoneUnderClaim {
+                    gpu, device, claim, ..
+                } => (device, claim.as_str(), gpu.to_string()),
+                // Allocated in the API, and never prepared here.
+                Finding::HeldAndGone {
+                    device,
+                    recorded: false,
+                } => (device, "", String::new()),
+                _ => return None,
+            };
+            let (namespace, claim) = claim.split_once('/').unwrap_or_default();
+            let labels = vec![
+                ("namespace", namespace.to_owned()),
+                ("claim", claim.to_owned()),
+                ("device", device.to_string()),
+                ("UUID", gpu),
+            ];
+            Some((labels, 1))
+        });
+        self.gone.set(gone.collect());
     }
 
     /// Sets what the records say.

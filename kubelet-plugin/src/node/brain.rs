@@ -147,8 +147,11 @@ impl Brain {
         // Metrics and the report first, the offer last: a reader of the new slices finds the
         // reasons for them in the GpuNode's status already on its way.
         if let Some(recorded) = &node.recorded {
-            self.metrics.health(&node.book.book, &recorded.ordinals);
+            let view = node.view.clone().unwrap_or_default();
+            self.metrics
+                .health(&node.book.book, &view, &recorded.ordinals);
         }
+        self.metrics.gone(findings);
         self.metrics.offer(node.seen.inventory.as_deref(), &outputs);
         if let Some(report) = node.report(&outputs, findings) {
             set(&self.out.report, Some(report));

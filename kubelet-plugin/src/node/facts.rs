@@ -10,7 +10,7 @@ use divvy_claims::{Fence, Head};
 use divvy_executor::HeldDevice;
 use divvy_model::health::{HealthBook, HealthChange};
 use divvy_model::mig::{GpuInstanceId, Placement};
-use divvy_model::{ClaimUid, GpuErrorCode, GpuUuid, Inventory, Ordinals, ShareUnit};
+use divvy_model::{ClaimUid, GpuErrorCode, GpuUuid, Inventory, Ordinals, PciAddress, ShareUnit};
 use divvy_offer::{HealthView, Held, Records, Resolved};
 use divvy_usage::GpuUsage;
 use k8s_openapi::api::core::v1::Node;
@@ -140,6 +140,8 @@ pub(crate) struct HealthState {
     pub(crate) no_events: Option<(GpuErrorCode, String)>,
     /// Places of partitions that claims hold and that are no longer there.
     pub(crate) gone: BTreeSet<(GpuUuid, Placement)>,
+    /// Where each GPU of the node was last seen.
+    pub(crate) slots: BTreeMap<GpuUuid, PciAddress>,
 }
 
 /// The policies, and the labels of the node that they may ask for.

@@ -211,7 +211,9 @@ fn blinding(known: &Known<'_>, gpu: &GpuUuid) -> Option<Ailment> {
 /// Returns what is not in the machine any more: GPUs, and devices that claims hold.
 fn gone(known: &Known<'_>) -> Vec<Finding> {
     let removed = known.health.removed.iter();
-    let removed = removed.filter(|gpu| known.is_numbered(gpu));
+    // Numbers are soon free again, and a node without one of its GPUs stays trouble.
+    let removed =
+        removed.filter(|gpu| known.is_numbered(gpu) || known.health.missing.contains(*gpu));
     let removed = removed.map(|gpu| Finding::Removed { gpu: gpu.clone() });
     let held = known.recorded.held.iter().filter_map(|held| {
         let why = known.health.gone_under(&held.hold)?;

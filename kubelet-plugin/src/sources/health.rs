@@ -3,6 +3,7 @@
 
 mod file;
 mod schedule;
+mod slots;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +18,7 @@ use divvy_model::health::{
 use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId, Placement};
 use divvy_model::{ClaimUid, GpuDriver, GpuError, GpuErrorCode, GpuUuid, Target};
 use divvy_offer::{HealthView, Sick, Unmonitored};
-use tokio::sync::{mpsc, watch as channel};
+use tokio::sync::{Notify, mpsc, watch as channel};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -42,6 +43,8 @@ pub(crate) struct HealthOwner {
     pub(crate) metrics: Metrics,
     /// Faults that an earlier process learnt of by events, which a later one cannot poll.
     pub(crate) file: Arc<HealthFile>,
+    /// The GpuNode is a new object: GPUs that are not there any more are no part of the node.
+    pub(crate) new_node: Arc<Notify>,
 }
 
 /// The answers of one GPU.
@@ -145,6 +148,7 @@ impl HealthOwner {
                 kept.book.all_away();
                 self.remember(&kept, &mut remembered).await;
             }
+            self.place_gpus(&mut kept);
             schedule.see(driver, epoch.elapsed());
             if kept.sent {
                 schedule.published();
@@ -183,6 +187,14 @@ impl HealthOwner {
                 }
                 () = sleep_until(epoch + until.unwrap_or_default()), if until.is_some() => Event::Time,
                 Ok(()) = self.seen.changed() => continue,
+                () = self.new_node.notified() => {
+                    kept.slots.clear();
+                    self.place_gpus(&mut kept);
+                    if kept.sent {
+                        self.report(&mut kept, &[]);
+                    }
+                    Event::Time
+                }
                 () = stop.cancelled() => return,
             };
             self.remember(&kept, &mut remembered).await;
@@ -200,7 +212,18 @@ impl HealthOwner {
             .iter()
             .map(|(gpu, id, place)| ((gpu.clone(), *id), *place))
             .collect();
+        kept.slots.clone_from(&remembered.slots);
         (kept, remembered)
+    }
+
+    /// Notes where the GPUs are.
+    fn place_gpus(&self, kept: &mut HealthState) {
+        let seen = self.seen.borrow();
+        if let Some(inventory) = &seen.inventory {
+            let listed = inventory.gpus.iter();
+            let listed = listed.map(|(gpu, read)| (gpu.clone(), read.facts.pci_address));
+            slots::see(&mut kept.slots, listed.collect());
+        }
     }
 
     /// Returns the state of the driver, and whether its events can be heard.
@@ -232,7 +255,11 @@ impl HealthOwner {
         let places = places
             .map(|((gpu, id), place)| (gpu.clone(), *id, *place))
             .collect();
-        let memory = StoredHealth { gpus, places };
+        let memory = StoredHealth {
+            gpus,
+            places,
+            slots: kept.slots.clone(),
+        };
         if memory == *saved {
             return;
         }
@@ -352,14 +379,16 @@ impl HealthOwner {
 
     /// Begins to poll all GPUs that are listed or numbered.
     fn poll(&self, kept: &HealthState, listed: &BTreeSet<GpuUuid>) -> Polling {
-        let (gpus, executor, listed) = (self.gpus.clone(), self.executor.clone(), listed.clone());
+        let (gpus, executor) = (self.gpus.clone(), self.executor.clone());
+        // Those of before too: whatever comes back is found.
+        let mut all: BTreeSet<GpuUuid> = listed.clone();
+        all.extend(kept.slots.keys().cloned());
         let with_instances: BTreeSet<GpuUuid> =
             kept.places.keys().map(|(gpu, _)| gpu.clone()).collect();
         let polled = tokio::task::spawn_blocking(move || {
             let ordinals = executor.ordinals().unwrap_or_default();
             // GPUs that are not listed any more too: their answer says whether they are lost or
             // were taken out.
-            let mut all = listed;
             all.extend(ordinals.iter().map(|(gpu, _)| gpu.clone()));
             // Records before the GPUs: a partition that is made in between is not looked for.
             let held = Partition::all_held(&executor);
@@ -473,7 +502,7 @@ impl HealthOwner {
             (change.clone(), place)
         });
         let changes = changes.collect();
-        self.send(kept, Arc::new(view_of(kept)), changes);
+        self.send(kept, Arc::new(view_of(kept, &self.rules)), changes);
     }
 
     fn send(
@@ -493,7 +522,7 @@ impl HealthOwner {
     }
 }
 
-fn view_of(kept: &HealthState) -> HealthView {
+fn view_of(kept: &HealthState, rules: &HealthRules) -> HealthView {
     let sick = kept.book.gpus().iter().filter(|(_, gpu)| !gpu.is_well());
     let sick = sick.map(|(uuid, gpu)| {
         let partitions = gpu.partitions.iter().filter_map(|(id, ailments)| {
@@ -503,12 +532,16 @@ fn view_of(kept: &HealthState) -> HealthView {
         let sick = Sick {
             gpu: gpu.ailments.keys().copied().collect(),
             partitions: partitions.collect(),
+            young: gpu.young(rules),
         };
         (uuid.clone(), sick)
     });
+    let removed = kept.book.removed();
+    let missing = removed.iter().filter(|gpu| kept.slots.contains_key(*gpu));
     HealthView {
         sick: sick.collect(),
-        removed: kept.book.removed().clone(),
+        removed: removed.clone(),
+        missing: missing.cloned().collect(),
         gone: kept.gone.clone(),
         unmonitored: unmonitored(kept),
     }

@@ -131,6 +131,52 @@ async fn none_fires_while_claims_come_and_go_and_a_sick_gpu_fires_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_and_a_partition_that_vanish_fire_held_or_not() {
+    let node = Node::new("h100x3");
+    let plugin = node.start_with(node.config(&["--offer", "everything"]));
+    plugin.wait_ready().await;
+    let gpus = node.sim.uuids();
+    let firing_for = |gpu: &divvy_model::GpuUuid, ailment: &str| {
+        let labels = format!("UUID=\"{gpu}\"");
+        let text = plugin.metrics.encode();
+        let mut of_gpu = text.lines().filter(|line| line.contains(&labels));
+        of_gpu.any(|line| line.contains(&format!("ailment=\"{ailment}\"")))
+    };
+    let claim = node.claim("whole", &["gpu-0"]);
+    let part = node.claim("part", &["gpu-1-mig-1g10gb-19-0"]);
+    for claim in [&claim, &part] {
+        node.prepare(claim).await.unwrap();
+    }
+    fires(&plugin.metrics, &[]).await;
+    // No claim holds it.
+    let board = node.sim.remove_gpu(&gpus[2]).unwrap();
+    fires(&plugin.metrics, &["DivvyGpuUnhealthy"]).await;
+    assert!(firing_for(&gpus[2], "gpu-removed"));
+    node.sim.edit(|e| e.insert_gpu(board));
+    fires(&plugin.metrics, &[]).await;
+
+    let board = node.sim.remove_gpu(&gpus[0]).unwrap();
+    fires(
+        &plugin.metrics,
+        &["DivvyGpuUnhealthy", "DivvyClaimDeviceGone"],
+    )
+    .await;
+    node.sim.edit(|e| e.insert_gpu(board));
+    fires(&plugin.metrics, &[]).await;
+
+    node.sim.edit(|e| e.reset_gpu(&gpus[1])).unwrap();
+    fires(
+        &plugin.metrics,
+        &["DivvyGpuUnhealthy", "DivvyClaimDeviceGone"],
+    )
+    .await;
+    assert!(firing_for(&gpus[1], "partition-gone"));
+    node.unprepare(&part).await.unwrap();
+    fires(&plugin.metrics, &[]).await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fence_a_lingering_claim_and_failing_prepares_fire() {
     let node = Node::new("h100x2");
     let plugin = node.start().await;

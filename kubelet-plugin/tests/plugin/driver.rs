@@ -23,7 +23,7 @@ use crate::binary::{Process, library};
 use crate::node::{DRIVER, Node, PATIENCE, device, plain, wait};
 
 impl Node {
-    fn host_file(&self, path: &str) -> PathBuf {
+    pub(crate) fn host_file(&self, path: &str) -> PathBuf {
         self.dir.path().join("host").join(path)
     }
 

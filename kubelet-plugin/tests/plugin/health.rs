@@ -617,6 +617,38 @@ async fn a_gpu_whose_fabric_is_not_ready_is_tainted_until_it_is() {
     plugin.stop().await;
 }
 
+/// A restart of the fabric manager under running pods keeps new ones away, and evicts none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fabric_that_may_soon_be_ready_does_not_evict_pods() {
+    let node = Node::new("h100x1");
+    let rule = json!({ "modes": ["Whole"], "health": { "evict": true } });
+    node.api
+        .put(&GpuPolicy::new("evict", json!({ "rules": [rule] })))
+        .unwrap();
+    let fabric = FabricState {
+        state: FabricState::IN_PROGRESS,
+        status: 0,
+        health: 0,
+    };
+    let gpu = node.uuid(0);
+    let set = node.sim.edit(|e| e.set_fabric(&gpu, Some(fabric)));
+    set.unwrap();
+    for (evict_after, taint) in [
+        (PATIENCE, "gpu.divvy.dev/fabric=in-progress:NoSchedule"),
+        (
+            Duration::from_millis(100),
+            "gpu.divvy.dev/fabric=in-progress:NoExecute",
+        ),
+    ] {
+        let mut config = node.config(&[]);
+        config.health.evict_after = evict_after;
+        let plugin = node.start_with(config);
+        plugin.wait_ready().await;
+        node.wait_tainted(&[("gpu-0", &[taint])]).await;
+        plugin.stop().await;
+    }
+}
+
 /// A GPU that is taken out under a claim is reported everywhere and its pods may leave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_taken_out_under_a_claim_is_reported_and_its_pods_may_leave() {
@@ -634,7 +666,8 @@ async fn a_gpu_taken_out_under_a_claim_is_reported_and_its_pods_may_leave() {
         .await
         .unwrap();
     reported(&mut watch, &[("gpu-0", None)]).await;
-    node.sim.remove_gpu(&node.uuid(0)).unwrap();
+    let gone = node.uuid(0);
+    node.sim.remove_gpu(&gone).unwrap();
     let message = "the device is gone: the driver no longer lists its GPU (delete the pod)";
     reported(&mut watch, &[("gpu-0", Some(message))]).await;
     node.wait_tainted(&[
@@ -650,10 +683,55 @@ async fn a_gpu_taken_out_under_a_claim_is_reported_and_its_pods_may_leave() {
     assert_eq!(kinds, ["Node", "Pod", "ResourceClaim"]);
     node.wait_trouble("gpu-0 gpu-removed+held-and-gone").await;
 
-    // Released: the GPU stays in the report until its number is free.
+    // Released: the node misses the GPU, also when its number is free again.
+    let missing = format!("{gone} gpu-removed");
     node.unprepare(&claim).await.unwrap();
     node.api.delete::<ResourceClaim>("default", "c").unwrap();
     node.wait_trouble("gpu-0 gpu-removed").await;
+    node.wait_trouble(&missing).await;
+    plugin.stop().await;
+}
+
+/// A node without one of its GPUs is trouble for as long as it takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_gpu_is_trouble_until_it_is_back_replaced_or_given_up() {
+    let node = Node::new("h100x3");
+    let plugin = node.start().await;
+    node.wait_trouble("").await;
+    let gpus = node.sim.uuids();
+    let missing = |gpu: &GpuUuid| format!("{gpu} gpu-removed");
+    let board = node.sim.remove_gpu(&gpus[1]).unwrap();
+    node.wait_trouble(&missing(&gpus[1])).await;
+    // A later process knows it as well, also after a reboot.
+    plugin.stop().await;
+    fs_err::write(
+        node.host_file("proc/sys/kernel/random/boot_id"),
+        "11111111-2222-4333-8444-555555555555\n",
+    )
+    .unwrap();
+    let plugin = node.start().await;
+    let stays = format!("divvy_gpu_healthy{{UUID=\"{}\",device=\"\"}} 0", gpus[1]);
+    wait("its metric", || {
+        plugin.metrics.encode().contains(&stays).then_some(())
+    })
+    .await;
+    node.wait_trouble(&missing(&gpus[1])).await;
+    node.sim.edit(|e| e.insert_gpu(board));
+    node.wait_trouble("").await;
+
+    // Another one in its place.
+    let board = node.sim.remove_gpu(&gpus[1]).unwrap();
+    node.wait_trouble(&missing(&gpus[1])).await;
+    let mut other = board;
+    other.facts.uuid = "GPU-99999999-1234-1234-1234-123456780001".parse().unwrap();
+    let new = other.facts.uuid.clone();
+    node.sim.edit(|e| e.insert_gpu(other));
+    node.wait_trouble("").await;
+
+    // Taken out for good: an administrator says so.
+    node.sim.remove_gpu(&new).unwrap();
+    node.wait_trouble(&missing(&new)).await;
+    node.api.delete::<GpuNode>("", "n1").unwrap();
     node.wait_trouble("").await;
     plugin.stop().await;
 }

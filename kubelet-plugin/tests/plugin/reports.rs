@@ -308,6 +308,9 @@ async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
     node.prepare(&node.claim("conflict", &["gpu-0"]))
         .await
         .unwrap_err();
+    node.prepare(&node.claim("gone", &["gpu-3"])).await.unwrap();
+    let gone = node.sim.uuids().remove(3);
+    node.sim.remove_gpu(&gone).unwrap();
     let gpu = node.sim.uuids()[1].clone();
     node.sim
         .edit(|e| e.set_recovery(&gpu, Some(RecoveryAction::Reset)))

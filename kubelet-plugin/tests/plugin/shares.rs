@@ -5,15 +5,21 @@
 //! shares -- --nocapture`.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_fake_cluster::{ClaimRef, GpuPolicy};
+use divvy_fake_cluster::{ClaimRef, GpuNode, GpuPolicy};
 use divvy_model::{ComputeMode, GpuDriver, TimeSlice};
+use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::Api;
+use kube::runtime::watcher;
+use kube::runtime::watcher::Event;
 use rustix::process::Signal;
 use serde_json::json;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::binary::Process;
@@ -92,6 +98,80 @@ async fn a_changed_time_slice_is_set_under_shares_that_are_in_use() {
     policy(&node, Some("Short"));
     let is_short = || (time_slice(&node) == TimeSlice::Short).then_some(());
     wait("the time slice of the changed policy", is_short).await;
+    plugin.stop().await;
+}
+
+/// Returns whether a version of the share device has a taint, and the slots it offers.
+fn shown(slice: &ResourceSlice) -> Option<(bool, String)> {
+    let devices = slice.spec.devices.iter().flatten();
+    let share = devices.into_iter().find(|d| d.name == "gpu-0-ts")?;
+    let slots = share.capacity.as_ref()?.get("slots")?.value.0.clone();
+    Some((share.taints.iter().flatten().next().is_some(), slots))
+}
+
+/// A withdrawn device that comes back with other limits loses its taint with them, and not before:
+/// claims would be allocated by the limits of the earlier policy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_withdrawn_share_comes_back_with_the_limits_of_its_new_policy() {
+    let node = Node::new("h100x1");
+    // What prepare has to know of a policy changes with what is reserved.
+    let slots = |slots: u32, reserved: &str| {
+        let shares = json!({ "slots": slots, "reservedMemory": reserved });
+        let rule = json!({ "modes": ["TimeSlicing"], "shares": shares });
+        let policy = GpuPolicy::new("slots", json!({ "rules": [rule] }));
+        node.api.put(&policy).unwrap();
+    };
+    slots(16, "1Gi");
+    let mut config = node.config(&[]);
+    // Withdrawn until the test has done with it.
+    config.timing.leave = PATIENCE;
+    let plugin = node.start_with(config);
+    let published = |expected: (bool, &str)| {
+        let found = node.api.list::<ResourceSlice>();
+        let found = found.iter().find_map(shown);
+        (found == Some((expected.0, expected.1.to_owned()))).then_some(())
+    };
+    wait("sixteen slots", || published((false, "16"))).await;
+    let versions = Arc::new(Mutex::new(Vec::new()));
+    let slices = Api::<ResourceSlice>::all(node.api.client());
+    let (seen, begun) = (versions.clone(), Arc::new(Notify::new()));
+    let watches = begun.clone();
+    let watch = tokio::spawn(async move {
+        let mut events = std::pin::pin!(watcher(slices, watcher::Config::default()));
+        while let Some(event) = events.next().await {
+            if let Ok(Event::InitApply(slice) | Event::Apply(slice)) = event {
+                seen.lock().unwrap().extend(shown(&slice));
+                watches.notify_one();
+            }
+        }
+    });
+    begun.notified().await;
+    node.api.delete::<GpuPolicy>("", "slots").unwrap();
+    wait("the withdrawn share", || published((true, "16"))).await;
+    // The grant of the new limits cannot be stored for a while.
+    let lock = plugin.config.plugin_dir.join("locks");
+    let lock = lock.join(format!("{}.lock", node.sim.uuids()[0]));
+    fs_err::remove_file(&lock).unwrap();
+    fs_err::create_dir(&lock).unwrap();
+    slots(4, "2Gi");
+    wait("the trouble", || {
+        let report = node.api.get::<GpuNode>("", "n1")?.status;
+        report.to_string().contains("not-stored").then_some(())
+    })
+    .await;
+    assert_eq!(published((true, "16")), Some(()));
+    fs_err::remove_dir(&lock).unwrap();
+    wait("four slots", || published((false, "4"))).await;
+    let last = (false, "4".to_owned());
+    wait("all versions", || {
+        (versions.lock().unwrap().last() == Some(&last)).then_some(())
+    })
+    .await;
+    let versions = versions.lock().unwrap().clone();
+    let withdrawn = versions.iter().skip_while(|version| !version.0);
+    let early = withdrawn.filter(|version| **version == (false, "16".to_owned()));
+    assert_eq!(early.count(), 0, "{versions:?}");
+    watch.abort();
     plugin.stop().await;
 }
 

@@ -483,7 +483,8 @@ impl<'a> Driver<'a> {
         )
     }
 
-    fn plugin_dir(&self) -> PathBuf {
+    /// The plugin's folder, on the node.
+    pub fn plugin_dir(&self) -> PathBuf {
         self.cluster
             .node_path(format!("/var/lib/kubelet/plugins/{}", names::DRIVER))
     }

@@ -393,8 +393,19 @@ fn extra_nodes_are_those_that_the_host_has() {
         found(&DeviceNodes::Given(table), "/dev/nvidia-fs*").unwrap(),
         fs
     );
+    // A pattern is for nodes; a folder or file by name, or a file among nodes, cannot be given.
+    fs_err::create_dir_all(dir.path().join("dev/nvidia-fs-by-path")).unwrap();
+    assert_eq!(real("/dev/nvidia-fs*").unwrap(), fs);
+    let refused = |path: &str| real(path).unwrap_err().to_string();
+    assert_eq!(
+        refused("/dev/imex"),
+        "/dev/imex is a folder and no device node; ask for the nodes in it, by name or as /dev/imex/*"
+    );
     write(dir.path(), "dev/nvidia-fs2", b"");
-    real("/dev/nvidia-fs*").unwrap_err();
+    assert_eq!(
+        refused("/dev/nvidia-fs*"),
+        "/dev/nvidia-fs2 is a file and no device node; ask for device nodes only, or remove it from the node"
+    );
 }
 
 #[test]

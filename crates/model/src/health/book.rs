@@ -27,6 +27,9 @@ pub struct HealthRules {
     pub bad_polls: u32,
     /// A lost GPU that the driver no longer knows was taken out, after so long.
     pub lost_for_good: Duration,
+    /// A fault that may end by itself ([`Ailment::may_pass`]) evicts pods once it has been seen for
+    /// so long.
+    pub evict_after: Duration,
 }
 
 impl Default for HealthRules {
@@ -37,6 +40,7 @@ impl Default for HealthRules {
             recover_after: Duration::from_mins(1),
             bad_polls: 3,
             lost_for_good: Duration::from_mins(10),
+            evict_after: Duration::from_mins(2),
         }
     }
 }
@@ -74,6 +78,18 @@ impl GpuHealth {
     /// Returns whether nothing is wrong, with any part of it.
     pub fn is_well(&self) -> bool {
         self.ailments.is_empty() && self.partitions.is_empty()
+    }
+
+    /// Returns the ailments that may end by themselves and have not been seen for long enough to
+    /// evict pods.
+    pub fn young(&self, rules: &HealthRules) -> BTreeSet<Ailment> {
+        let young = self.ailments.iter().filter(|(ailment, illness)| {
+            // When it was seen last and not the present: a fault that is over does not grow old
+            // while it waits for its good polls.
+            let lasted = illness.seen.saturating_sub(illness.since);
+            ailment.may_pass() && lasted < rules.evict_after
+        });
+        young.map(|(ailment, _)| *ailment).collect()
     }
 }
 

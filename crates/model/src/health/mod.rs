@@ -224,6 +224,15 @@ impl Ailment {
         self.is_of_a_moment() || self.is_of_memory()
     }
 
+    /// Returns whether it comes and goes without a fault of the GPU: a restart of the fabric manager
+    /// registers the GPUs anew.
+    pub fn may_pass(self) -> bool {
+        matches!(
+            self,
+            Self::Fabric(FabricFault::NotStarted | FabricFault::InProgress)
+        )
+    }
+
     /// Known from an event and not from a state that can be read: its end has to be concluded.
     pub(crate) fn is_of_a_moment(self) -> bool {
         matches!(self, Self::Xid(_) | Self::Ecc)

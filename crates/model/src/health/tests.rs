@@ -518,3 +518,44 @@ fn rows_awaiting_a_reset_are_done_once_the_gpu_was_away() {
     book.all_away();
     assert!(well_at(&mut book, 30, remap(None)).is_some());
 }
+
+#[test]
+fn a_fault_that_may_pass_is_young_until_it_was_seen_for_a_while() {
+    let rules = HealthRules::default();
+    let mut book = HealthBook::default();
+    let fabric = |state| GpuVitals {
+        fabric: Some(FabricState {
+            state,
+            status: 0,
+            health: 0,
+        }),
+        ..vitals(Some(1))
+    };
+    let young = |book: &HealthBook| book.gpus()[&gpu()].young(&rules);
+    let passing = Ailment::Fabric(FabricFault::InProgress);
+    book.poll(&rules, at(0), &gpu(), Ok(fabric(FabricState::IN_PROGRESS)));
+    assert_eq!(
+        young(&book),
+        BTreeSet::from([passing]),
+        "a recovery is none"
+    );
+    // Over, and only not yet out of the book.
+    book.poll(&rules, at(200), &gpu(), Ok(fabric(FabricState::COMPLETED)));
+    assert_eq!(young(&book), BTreeSet::from([passing]));
+    book.poll(
+        &rules,
+        at(201),
+        &gpu(),
+        Ok(fabric(FabricState::IN_PROGRESS)),
+    );
+    assert_eq!(young(&book), BTreeSet::new());
+    let failed = GpuVitals {
+        fabric: Some(FabricState {
+            status: 999,
+            ..FabricState::READY
+        }),
+        ..vitals(None)
+    };
+    book.poll(&rules, at(202), &gpu(), Ok(failed));
+    assert_eq!(young(&book), BTreeSet::new(), "it ended without success");
+}

@@ -216,7 +216,7 @@ impl Finding {
                 "a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node"
             }
             Self::Removed { .. } => {
-                "if it was not taken out on purpose, check the board and the kernel's messages (`dmesg | grep -i nvrm`) and reboot the node; if it was, this ends by itself some minutes after its last claim"
+                "check the board and the kernel's messages (`dmesg | grep -i nvrm`) and reboot the node; if it was taken out on purpose, delete the GpuNode of this node (`kubectl delete gpunode NODE`): divvy writes it again without the GPU"
             }
             Self::GoneUnderClaim { .. } => "delete the pods of the claim",
             Self::NotStored { .. } | Self::GrantNotStored { .. } => STORE,

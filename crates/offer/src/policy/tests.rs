@@ -181,7 +181,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
     let full = rules(&json!({
         "modes": ["Mig", "TimeSlicing"],
         "mig": { "profiles": ["1g.10gb"], "placementOrder": "Descending", "instances": "Static" },
-        "shares": { "slots": 4, "minMemory": 1, "minCores": 10, "reservedMemory": "2Gi", "timeSlice": "Short" },
+        "shares": { "slots": 4, "minMemory": "1Mi", "minCores": 10, "reservedMemory": "2Gi", "timeSlice": "Short" },
         "health": { "evict": true },
         "usage": {
             "overuse": "Evict",

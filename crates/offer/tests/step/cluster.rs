@@ -180,7 +180,7 @@ impl Cluster {
         if is_sick {
             let sick = Sick {
                 gpu: [Ailment::Xid(79)].into(),
-                partitions: Vec::new(),
+                ..Sick::default()
             };
             self.health.sick.insert(gpu, sick);
         } else {

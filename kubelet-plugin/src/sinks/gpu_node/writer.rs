@@ -1,6 +1,7 @@
 //! The task that writes the `GpuNode`: when something has changed, not more often than now and
 //! then, and only while this instance is the one that publishes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::names::FIELD_MANAGER;
@@ -11,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::{Api, Client};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +36,8 @@ pub(crate) struct Writer {
     /// The first pause after a write that failed; longer each time, since the definition may be
     /// missing for good.
     pub(crate) retry: Duration,
+    /// Notified after an object was made that was not there.
+    pub(crate) made: Arc<Notify>,
 }
 
 /// Longest pause between two attempts.
@@ -67,7 +70,10 @@ impl Writer {
                 let report = self.reports.borrow_and_update().clone().unwrap_or(report);
                 since.see(&report, Timestamp::now());
                 match self.target.write(&report, is_there, &mut since).await {
-                    Ok(()) => {
+                    Ok(is_new) => {
+                        if is_new {
+                            self.made.notify_one();
+                        }
                         (written, reported) = (Some(report), None);
                         (is_there, pause) = (true, self.retry);
                         not_before = Instant::now() + self.every;
@@ -116,7 +122,7 @@ impl Target {
     pub(crate) async fn write_last(&self, report: &GpuNodeStatus) -> Result<(), kube::Error> {
         let mut since = Since::default();
         since.see(report, Timestamp::now());
-        self.write(report, true, &mut since).await
+        self.write(report, true, &mut since).await.map(drop)
     }
 
     /// A report that cannot be read is overwritten.
@@ -131,14 +137,15 @@ impl Target {
     }
 
     /// Writes the status, and before it the object unless it exists. The answer to that has the
-    /// earlier report.
+    /// earlier report. Returns whether there was none: then the object is new.
     async fn write(
         &self,
         report: &GpuNodeStatus,
         is_there: bool,
         since: &mut Since,
-    ) -> Result<(), kube::Error> {
+    ) -> Result<bool, kube::Error> {
         let api = self.api();
+        let mut is_new = false;
         // Forced: a field that a person has edited is the plugin's again. Both instances of an
         // update write under one name, so neither is in the other's way.
         let params = PatchParams::apply(FIELD_MANAGER).force();
@@ -151,18 +158,17 @@ impl Target {
             let there = api
                 .patch(&self.node, &params, &Patch::Apply(object(&self.node, uid)))
                 .await?;
-            let earlier = there
-                .0
-                .ok()
-                .and_then(|object| object.status)
-                .unwrap_or_default();
+            // A report that cannot be read was there all the same.
+            let earlier = there.0.ok().map(|object| object.status);
+            is_new = matches!(earlier, Some(None));
+            let earlier = earlier.flatten().unwrap_or_default();
             since.take_over(&earlier, Timestamp::now());
         }
         let mut object = GpuNode::new(&self.node, GpuNodeSpec {});
         object.status = Some(since.stamp(report, Timestamp::now()));
         api.patch_status(&self.node, &params, &Patch::Apply(object))
             .await
-            .map(drop)
+            .map(|_| is_new)
     }
 }
 
@@ -205,6 +211,7 @@ mod tests {
             every,
             look: Duration::from_hours(1),
             retry: Duration::from_secs(1),
+            made: Arc::default(),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(writer.run(stop.clone()));
@@ -255,6 +262,7 @@ mod tests {
             every: Duration::ZERO,
             look: Duration::from_hours(1),
             retry: Duration::from_secs(1),
+            made: Arc::default(),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(writer.run(stop.clone()));

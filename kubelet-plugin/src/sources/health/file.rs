@@ -1,5 +1,5 @@
-//! A file of faults known from events: a process that starts later in the same boot cannot poll
-//! them, where the driver reports no recovery action.
+//! A file of what a process that starts later cannot find out: faults known from events, which it
+//! cannot poll where the driver reports no recovery action, and GPUs that are gone.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use divvy_model::health::Remembered;
 use divvy_model::mig::{GpuInstanceId, Placement};
-use divvy_model::{BootId, GpuUuid};
+use divvy_model::{BootId, GpuUuid, PciAddress};
 use serde::{Deserialize, Serialize};
 
 use crate::saved;
@@ -18,6 +18,8 @@ pub(super) struct StoredHealth {
     pub(super) gpus: BTreeMap<GpuUuid, Remembered>,
     /// Where the GPU instances are that something is wrong with.
     pub(super) places: Vec<(GpuUuid, GpuInstanceId, Placement)>,
+    /// Where each GPU of the node was last seen.
+    pub(super) slots: BTreeMap<GpuUuid, PciAddress>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,11 +43,18 @@ impl HealthFile {
         }
     }
 
-    /// Reads the file; nothing of an earlier boot counts.
+    /// Reads the file. An earlier boot counts for the places of GPUs only.
     pub(super) fn load(&self) -> StoredHealth {
-        // A reboot resets the GPUs: faults of before it are over.
-        let stored = saved::load(&self.path).filter(|stored: &Stored| stored.boot == self.boot);
-        stored.map(|stored| stored.memory).unwrap_or_default()
+        match saved::load(&self.path) {
+            Some(Stored { boot, memory }) if boot == self.boot => memory,
+            // A reboot resets the GPUs: faults of before it are over. A GPU that does not come back
+            // with it is missing all the same.
+            Some(Stored { memory, .. }) => StoredHealth {
+                slots: memory.slots,
+                ..StoredHealth::default()
+            },
+            None => StoredHealth::default(),
+        }
     }
 
     /// Replaces what was saved.
@@ -82,12 +91,21 @@ mod tests {
             GpuInstanceId(3),
             Placement { start: 4, size: 4 },
         )];
+        let slots = BTreeMap::from([(gpu.clone(), "0000:1b:00.0".parse().unwrap())]);
         let memory = StoredHealth {
             gpus: [(gpu, remembered)].into(),
             places,
+            slots: slots.clone(),
         };
         file("b1").save(&memory).unwrap();
         assert_eq!(file("b1").load(), memory);
-        assert_eq!(file("b2").load(), StoredHealth::default());
+        let next = file("b2").load();
+        assert_eq!(
+            next,
+            StoredHealth {
+                slots,
+                ..StoredHealth::default()
+            }
+        );
     }
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::SHARED;
 use super::policy::{OF_NODE, Token};
 use super::shares::is_withdrawn;
+use super::status::says;
 use crate::api::{at, has_condition};
 use crate::case::{Env, PATIENCE};
 use crate::components::Component;
@@ -46,6 +47,60 @@ pub(super) fn plugin_killed(env: &Env) -> Result<()> {
     );
     env.end("before", &uid)?;
     env.end("after", &after)
+}
+
+/// Numbers, records and all else of the plugin's folder are lost while the slices stay published:
+/// an administrator empties it, or the node gets a new disk and keeps its name.
+pub(super) fn folder_emptied(env: &Env) -> Result<()> {
+    let before = pod_with_gpu(env, "before")?;
+    let named = || -> Result<BTreeSet<String>> {
+        let named = env.driver.devices()?.into_iter().map(|device| {
+            let text = |path: &str| at(&device, path).as_str().unwrap_or_default().to_owned();
+            format!("{} {}", text("name"), text("attributes.uuid.string"))
+        });
+        Ok(named.collect())
+    };
+    let published = named()?;
+    let folder = env.driver.plugin_dir();
+    let numbers = folder.join("node/ordinals.json");
+    // Twice: what the first one has made again has to be enough for the next.
+    for pod in ["first", "second"] {
+        env.driver.kill_and(|| {
+            for entry in fs_err::read_dir(&folder)? {
+                let path = entry?.path();
+                if path.is_dir() {
+                    fs_err::remove_dir_all(path)?;
+                } else {
+                    fs_err::remove_file(path)?;
+                }
+            }
+            Ok(())
+        })?;
+        poll("the numbers and the record, made again", PATIENCE, || {
+            Ok(numbers.exists() && env.driver.record(&before).exists())
+        })?;
+        undisturbed(env, "before")?;
+        let uid = pod_with_gpu(env, pod)?;
+        ensure!(
+            env.minors("before")? != env.minors(pod)?,
+            "one GPU was given out twice"
+        );
+        ensure!(
+            named()? == published,
+            "devices have other names: {published:?} were {:?}",
+            named()?
+        );
+        let claim = format!("{}/before", env.namespace);
+        says(
+            env,
+            &["status", "claim", &claim],
+            0,
+            &["devices are ready", "pods before"],
+        )?;
+        env.end(pod, &uid)?;
+    }
+    says(env, &["status"], 0, &["no action required"])?;
+    env.end("before", &before)
 }
 
 /// A process that hangs is killed at once when the kubelet has found out: it gets no minute to

@@ -162,6 +162,10 @@ const WHOLE: &[Case] = &[
         faults::api_server_stopped,
     ),
     alone(
+        "a_plugin_whose_folder_was_emptied_beside_its_slices_goes_on",
+        faults::folder_emptied,
+    ),
+    alone(
         "a_claim_deleted_while_the_plugin_is_away_is_undone",
         faults::claim_deleted_meanwhile,
     ),

@@ -200,7 +200,7 @@ fn every_trouble_is_reported_with_its_reason_in_order() {
         gpus[5].clone(),
         Sick {
             gpu: whole.into(),
-            partitions: Vec::new(),
+            ..Sick::default()
         },
     );
     let part = vec![(Placement { start: 0, size: 1 }, [Ailment::Ecc].into())];
@@ -209,6 +209,7 @@ fn every_trouble_is_reported_with_its_reason_in_order() {
         Sick {
             gpu: BTreeSet::new(),
             partitions: part,
+            ..Sick::default()
         },
     );
     let inventory = world.inventory.as_mut().unwrap();
@@ -306,7 +307,7 @@ fn a_claim_that_lingers_on_a_sick_gpu_has_the_remedy_of_the_gpu() {
         world.recorded.lingering.insert(uid);
         let sick = ailment.map(|ailment| Sick {
             gpu: [ailment].into(),
-            partitions: Vec::new(),
+            ..Sick::default()
         });
         world
             .health
