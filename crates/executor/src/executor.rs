@@ -304,6 +304,31 @@ impl Executor {
         Ok(fine(&records).flat_map(of_record).collect())
     }
 
+    /// Returns the memory that a device of a CDI file is capped to; `None` if the claim has no such
+    /// device here, or none that is capped.
+    pub fn capped_share(
+        &self,
+        claim: &ClaimUid,
+        cdi_device: &str,
+    ) -> Result<Option<CappedShare>, StoreError> {
+        let record = self.context.state.record(claim)?;
+        let Some(record) = record.fine().filter(|r| r.phase == Phase::Prepared) else {
+            return Ok(None);
+        };
+        let is_it = |device: &&RecordedDevice| {
+            let of = &device.allocated;
+            cdi_device_name(claim, &of.device, of.share_id.as_deref()) == cdi_device
+        };
+        let share = record.devices.iter().find(is_it);
+        Ok(share.and_then(|share| {
+            Some(CappedShare {
+                claim: record.reference(),
+                gpu: share.gpu.clone(),
+                bytes: share.memory_cap?,
+            })
+        }))
+    }
+
     /// Returns the partitions that a claim was given, by device; none for a claim without a record.
     pub fn partitions(&self, claim: &ClaimUid) -> Result<BTreeMap<DeviceName, Made>, StoreError> {
         let stored = self.context.state.record(claim)?;

@@ -1,9 +1,11 @@
 //! The time-sliced shares of a GPU: one device that many claims have, each with a part of its
-//! memory, its compute and its places, or with a percentage of all. Accounted by the scheduler, not
-//! enforced.
+//! memory, its compute and its places, or with a percentage of all. Accounted by the scheduler; the
+//! memory is capped where the driver can.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{Alternative, DeviceKind, GpuFacts, ShareUnit, Sharing, TargetKind, TimeSlice};
+use divvy_model::{
+    Alternative, DeviceKind, GpuFacts, MemoryCaps, ShareUnit, Sharing, TargetKind, TimeSlice,
+};
 
 use crate::whole::limits;
 use crate::{
@@ -21,9 +23,9 @@ pub(crate) fn device(
     whole: &Device,
     facts: &GpuFacts,
     rules: &GpuRules,
-    unit: ShareUnit,
+    (unit, caps): (ShareUnit, MemoryCaps),
 ) -> Option<Device> {
-    let mut device = described(ordinal, whole, rules.shares.time_slice);
+    let mut device = described(ordinal, whole, rules.shares.time_slice, caps);
     // Boards without memory of their own give out only compute and places.
     let mib = match facts.memory_bytes {
         Some(bytes) => Some(
@@ -81,8 +83,13 @@ fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
 }
 
 /// The same, with nothing to give out.
-pub(crate) fn described(ordinal: u32, whole: &Device, time_slice: Option<TimeSlice>) -> Device {
-    let mut device = bare(ordinal, whole);
+pub(crate) fn described(
+    ordinal: u32,
+    whole: &Device,
+    time_slice: Option<TimeSlice>,
+    caps: MemoryCaps,
+) -> Device {
+    let mut device = bare(ordinal, whole, caps);
     let slice = time_slice.unwrap_or(TimeSlice::Default);
     device.attributes.insert(
         attr::TIME_SLICE.into(),
@@ -92,7 +99,7 @@ pub(crate) fn described(ordinal: u32, whole: &Device, time_slice: Option<TimeSli
 }
 
 /// The same, with what `whole` says alone.
-pub(crate) fn bare(ordinal: u32, whole: &Device) -> Device {
+pub(crate) fn bare(ordinal: u32, whole: &Device, caps: MemoryCaps) -> Device {
     let mut device = Device::new(DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).device_name());
     device.allow_multiple = true;
     device.attributes.clone_from(&whole.attributes);
@@ -101,7 +108,7 @@ pub(crate) fn bare(ordinal: u32, whole: &Device) -> Device {
         (attr::TYPE, Alternative::TIME_SLICED.device_type()),
         (attr::SHARING, Sharing::TimeSliced.attribute()),
     ];
-    let limits = limits(TargetKind::Gpu, Sharing::TimeSliced);
+    let limits = limits(TargetKind::Gpu, Sharing::TimeSliced, caps);
     for (name, value) in own.into_iter().chain(limits) {
         device
             .attributes

@@ -375,6 +375,11 @@ impl DeviceEdits for World {
         let made = device.given.as_ref();
         Ok(Self::edits_of(gpu, made.map(|made| &made.uuid)))
     }
+    fn cap(&self, claim: &ClaimUid, device: &str) -> Option<Hook> {
+        let args = ["limits", claim.as_str(), device].map(str::to_owned);
+        let path = "/opt/divvy/hook".to_owned();
+        Some(Hook::new(Stage::CreateRuntime, path, args.to_vec(), Vec::new(), 30))
+    }
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {
         Self::attributes_of(inventory, &device.gpu)
     }
