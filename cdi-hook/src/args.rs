@@ -231,6 +231,15 @@ mod tests {
             folder: "/l".into(),
         };
         assert_eq!(parsed(compat), in_root(expected));
+        let share = || Share {
+            socket: "/run/s".to_owned(),
+            claim: "u".to_owned(),
+            device: "d".to_owned(),
+        };
+        assert_eq!(
+            parsed("limits --socket /run/s --claim u --device=d"),
+            Ok(Command::Limits(share()))
+        );
         assert_eq!(parsed("--version"), Ok(Command::Show(VERSION)));
     }
 

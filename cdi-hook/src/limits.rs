@@ -33,13 +33,17 @@ pub(crate) struct Share {
 
 /// Has the plugin cap the share's memory for the container with this state.
 pub(crate) fn cap(state: &State, share: &Share) -> Result<(), HookError> {
+    cap_within(PATIENCE, state, share)
+}
+
+fn cap_within(patience: Duration, state: &State, share: &Share) -> Result<(), HookError> {
     let question = json!({
         "claim": share.claim,
         "device": share.device,
         "pid": state.pid()?,
         "container": state.id(),
     });
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience;
     loop {
         // Asked again after a failure between question and answer: a cap that is set twice is set.
         match ask(&share.socket, &question, until) {
@@ -89,4 +93,111 @@ fn is_timeout(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    const STATE: &str =
+        r#"{"ociVersion":"1.2.0","id":"c1","status":"creating","pid":4711,"bundle":"/b"}"#;
+
+    /// Asks a server that treats one connection after the other so, and returns the question that it
+    /// was asked last, with the result.
+    fn asked(answers: &[Option<&str>]) -> (Value, Result<(), HookError>) {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let share = Share {
+            socket: socket.display().to_string(),
+            claim: "uid".to_owned(),
+            device: "uid-gpu-0-ts".to_owned(),
+        };
+        let listener = UnixListener::bind(&socket).unwrap();
+        let state = State::read(STATE.as_bytes()).unwrap();
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let mut question = String::new();
+                for answer in answers {
+                    let (stream, _) = listener.accept().unwrap();
+                    question.clear();
+                    BufReader::new(&stream).read_line(&mut question).unwrap();
+                    // Without an answer: the plugin is killed.
+                    if let Some(answer) = answer {
+                        writeln!(&stream, "{answer}").unwrap();
+                    }
+                }
+                serde_json::from_str(&question).unwrap()
+            });
+            let result = cap(&state, &share);
+            (server.join().unwrap(), result)
+        })
+    }
+
+    #[test]
+    fn the_plugin_is_asked_about_the_process_and_gives_its_word() {
+        let (question, result) = asked(&[Some(r#"{"capped":true}"#)]);
+        let expected =
+            json!({"claim": "uid", "device": "uid-gpu-0-ts", "pid": 4711, "container": "c1"});
+        assert_eq!(question, expected);
+        assert!(result.is_ok());
+    }
+
+    #[test]
+    fn a_plugin_that_is_killed_before_its_answer_is_asked_again() {
+        let (_, result) = asked(&[None, None, Some(r#"{"capped":true}"#)]);
+        assert!(result.is_ok());
+    }
+
+    #[test]
+    fn each_reason_has_its_words_and_its_exit_status() {
+        let answers = [
+            (
+                r#"{"refused":"x is so"}"#,
+                71,
+                "the memory of this share is not capped: x is so",
+            ),
+            (
+                r#"{"failed":"y fell"}"#,
+                72,
+                "failed to cap the memory of this share: y fell",
+            ),
+            (
+                r#"{"capped":false}"#,
+                72,
+                "an answer that this program does not know",
+            ),
+        ];
+        for (answer, code, text) in answers {
+            let error = asked(&[Some(answer)]).1.unwrap_err();
+            assert_eq!(error.exit_code(), code, "{error}");
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_plugin_that_is_away_or_silent_is_named_in_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let share = |name: &str| Share {
+            socket: dir.path().join(name).display().to_string(),
+            claim: "uid".to_owned(),
+            device: "d".to_owned(),
+        };
+        // Nothing of it takes a connection: the kernel does, for a listener.
+        let _silent = UnixListener::bind(dir.path().join("silent")).unwrap();
+        let state = State::read(STATE.as_bytes()).unwrap();
+        for (name, code, text) in [
+            ("away", 70, "divvy's node plugin does not answer at"),
+            (
+                "silent",
+                73,
+                "divvy's node plugin took too long to answer at",
+            ),
+        ] {
+            let error = cap_within(PAUSE, &state, &share(name)).unwrap_err();
+            assert_eq!(error.exit_code(), code, "{error}");
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
 }

@@ -61,7 +61,9 @@ impl Snapshot<'_> {
     /// Returns the node's ability to cap the memory of shares.
     fn memory_caps(&self) -> MemoryCaps {
         let inventory = self.inventory.as_ref();
-        inventory.map_or_else(MemoryCaps::default, |inventory| inventory.system.memory_caps)
+        inventory.map_or_else(MemoryCaps::default, |inventory| {
+            inventory.system.memory_caps
+        })
     }
 
     /// Returns the filling of a place, if it was asked for.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use divvy_claims::{
     AllocatedDevice, Claim, ClaimRef, Fence, Head, Made, Phase, PodRef, Prepared, Record,
-    RecordedDevice, ShareAmounts, Stored,
+    RecordedDevice, ShareAmounts, Stored, cdi_device_name,
 };
 use divvy_model::{
     BootId, ClaimUid, DeviceName, GpuDriver, GpuUuid, Grant, Hold, Ordinals, PciAddress, ShareUnit,
@@ -126,6 +126,15 @@ pub struct Parts {
 /// Carries claims out. Shared between threads; one thread per call.
 pub struct Executor {
     context: Context,
+}
+
+/// A share whose memory is capped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CappedShare {
+    pub claim: ClaimRef,
+    pub gpu: GpuUuid,
+    /// Cap in bytes.
+    pub bytes: u64,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.

@@ -36,17 +36,18 @@ pub(crate) fn device(
         None => None,
     };
     match unit {
-        ShareUnit::Amounts => amounts(&mut device, mib, &rules.shares),
-        ShareUnit::Percent => percent(&mut device, mib, &rules.shares),
+        ShareUnit::Amounts => amounts(&mut device, mib, &rules.shares, caps),
+        ShareUnit::Percent => percent(&mut device, mib, &rules.shares, caps),
     }
     Some(device)
 }
 
 /// Gives out memory, compute and places, each by itself.
-fn amounts(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
+fn amounts(device: &mut Device, mib: Option<u64>, rules: &ShareRules, caps: MemoryCaps) {
     let slots = u64::from(rules.slots.max(1));
     if let Some(mib) = mib {
-        let smallest = rules.smallest_mib.max(1);
+        let context = || ShareRules::context_mib(caps);
+        let smallest = rules.smallest_mib.unwrap_or_else(context).max(1);
         let part = parts(mib, smallest, mib / slots, |mib| {
             Amount::Bytes(mib.saturating_mul(MIB))
         });
@@ -62,14 +63,14 @@ fn amounts(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
 /// Gives out percent alone: memory and compute beside it would be counted a second time, and a
 /// capacity without a policy goes to the first claim as a whole. The memory that the percent are of
 /// is an attribute.
-fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
+fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules, caps: MemoryCaps) {
     if let Some(mib) = mib.and_then(|mib| i64::try_from(mib).ok()) {
         device
             .attributes
             .insert(attr::MEMORY_MIB.into(), AttributeValue::Int(mib));
     }
     // Not zero here: `device` makes no shares of a GPU without memory to give out.
-    let for_context = |mib: u64| (ShareRules::CONTEXT_MIB * ALL).div_ceil(mib);
+    let for_context = |mib: u64| (ShareRules::context_mib(caps) * ALL).div_ceil(mib);
     let smallest = match rules.smallest_percent {
         Some(percent) => percent.into(),
         None => mib.map_or(1, for_context),

@@ -3,8 +3,8 @@
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::{
-    Alternative, CudaVersion, DeviceKind, DeviceName, Enforcement, Gpu, GpuUuid, Limits, MemoryCaps,
-    Sharing, SystemFacts, TargetKind, normalise_version,
+    Alternative, CudaVersion, DeviceKind, DeviceName, Enforcement, Gpu, GpuUuid, Limits,
+    MemoryCaps, Sharing, SystemFacts, TargetKind, normalise_version,
 };
 
 use crate::validate::{MAX_INTEGER, MAX_STRING};
