@@ -116,7 +116,13 @@ fn a_hook_that_hangs_does_not_hang_the_container() {
     let dir = tempfile::tempdir().unwrap();
     let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
     let delivery = LibraryDelivery::Hook("/opt/divvy/divvy-cdi-hook".to_owned());
-    let edits = HostEdits::new(made.host, DriverAt::default(), made.nodes, delivery);
+    let edits = HostEdits::new(
+        made.host,
+        DriverAt::default(),
+        made.nodes,
+        delivery,
+        PathBuf::new(),
+    );
     let common = edits.common().unwrap();
     let timeouts: Vec<_> = common
         .edits()
