@@ -7,7 +7,7 @@ mod scene;
 mod tests;
 
 use divvy_allocator::AllocError;
-use divvy_api::names::capacity;
+use divvy_api::names::{self, capacity};
 use divvy_model::{Alternative, Quantity};
 use k8s_openapi::api::resource::v1::DeviceClass;
 
@@ -308,7 +308,11 @@ impl Cause {
     /// Returns the way out, as a sentence without a stop, where there is one beside waiting.
     pub(crate) fn hint(&self, reader: Reader) -> Option<String> {
         match self {
-            Self::Held(_) | Self::NoCapacity { .. } | Self::NoProfile { obstacle: None, .. } => None,
+            Self::Held(_) | Self::NoProfile { obstacle: None, .. } => None,
+            // A form other than that of the class has it.
+            Self::NoCapacity { capacity, .. } => [capacity::CORES, capacity::SLOTS, capacity::PERCENT]
+                .contains(&capacity.as_str())
+                .then(|| format!("A share has {capacity}: class {}", names::CLASS_SHARE)),
             // The sentence has the name that was meant.
             Self::NotSelected { unknown, .. } if !unknown.is_empty() => None,
             Self::NoProfile { obstacle: Some(obstacle), .. } => {

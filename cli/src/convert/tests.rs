@@ -1,7 +1,7 @@
 use super::*;
 
 /// Inputs in fixtures/convert/in; true if all of it can be converted.
-const INPUTS: [(&str, bool); 8] = [
+pub(crate) const INPUTS: [(&str, bool); 8] = [
     ("device-plugin", true),
     ("gpu-manager", true),
     ("hami", true),

@@ -368,15 +368,13 @@ fn first_fit(
         .and_then(|module| module.version);
     let mut tried = Vec::new();
     for root in roots {
-        let name = root.host.clone();
-        let platform = unsupported(&root);
-        match fit(root, module.as_deref()) {
+        match fit(root.clone(), module.as_deref()) {
             Ok(driver) => return Ok(driver),
             Err(reason) => {
                 // The mark of a platform explains why a root does not fit. It does not refuse a
                 // root that fits.
-                let why = platform.map_or(reason, RootReason::Unsupported);
-                tried.push((name, why));
+                let why = unsupported(&root).map_or(reason, RootReason::Unsupported);
+                tried.push((root.host, why));
             }
         }
     }
@@ -432,15 +430,38 @@ fn fit(root: DriverRoot, module: Option<&str>) -> Result<Driver, RootReason> {
     })
 }
 
-/// Names a platform whose driver does not answer as divvy needs it, by the file that only it has.
+/// Names a platform whose driver does not answer as divvy needs it: by a file that only it has, or
+/// by what its loader cache names. A container on such a machine may have the libraries in another
+/// folder than the machine, and no other mark.
 fn unsupported(root: &DriverRoot) -> Option<&'static str> {
+    const WSL2: &str = "WSL2";
+    const JETSON: &str = "NVIDIA Jetson";
     const MARKS: [(&str, &str); 2] = [
-        ("usr/lib/wsl/lib/libnvidia-ml.so.1", "WSL2"),
-        ("etc/nv_tegra_release", "NVIDIA Jetson"),
+        ("usr/lib/wsl/lib/libnvidia-ml.so.1", WSL2),
+        ("etc/nv_tegra_release", JETSON),
     ];
-    let has = |mark: &str| matches!(root.resolve(Path::new(mark)), Ok(Some(_)));
-    let found = MARKS.into_iter().find(|(mark, _)| has(mark));
-    found.map(|(_, platform)| platform)
+    // Libraries that NVIDIA ships for this platform only, or its folder for those of all platforms.
+    const CACHED: [(&str, Option<&str>, &str); 6] = [
+        ("libdxcore.so", None, WSL2),
+        (NVML, Some("wsl"), WSL2),
+        (CUDA, Some("wsl"), WSL2),
+        ("libnvrm_gpu.so", None, JETSON),
+        (NVML, Some("tegra"), JETSON),
+        (CUDA, Some("tegra"), JETSON),
+    ];
+    let has = |path: &Path| matches!(root.resolve(path), Ok(Some(_)));
+    let in_folder = |path: &Path, folder: Option<&str>| {
+        folder.is_none_or(|folder| path.iter().any(|part| part == folder))
+    };
+    let marked = MARKS.into_iter().find(|(mark, _)| has(Path::new(mark)));
+    let by_mark = marked.map(|(_, platform)| platform);
+    by_mark.or_else(|| {
+        let cached = CACHED.into_iter().find(|(name, folder, _)| {
+            let mut paths = root.cached(name).into_iter();
+            paths.any(|path| in_folder(&path, *folder) && has(&path))
+        });
+        cached.map(|(_, _, platform)| platform)
+    })
 }
 
 /// Adds the other folder of Debian, whose alternatives split the driver's libraries between a

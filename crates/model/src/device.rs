@@ -174,6 +174,30 @@ mod tests {
         }
     }
 
+    /// The name that is longest without a suffix has room for each.
+    #[test]
+    fn the_longest_name_of_each_sharing_is_a_dns_label() {
+        let id = crate::mig::GpuInstanceProfileId(u32::MAX);
+        let long = "7g.141gb+gfx,me.all,and.more.of.newer.drivers";
+        let partition = PartitionName::new(u32::MAX, long, id, u32::MAX);
+        let targets = [
+            NamedTarget::Gpu { ordinal: u32::MAX },
+            NamedTarget::Partition(partition.clone()),
+            NamedTarget::Partition(partition.into_static()),
+        ];
+        let mut longest = 0;
+        for target in targets {
+            for sharing in Sharing::ALL {
+                let target = target.clone();
+                let device = DeviceKind { target, sharing };
+                let name = device.device_name();
+                longest = longest.max(name.as_str().len());
+                assert_eq!(read(name.as_str()), Some(device));
+            }
+        }
+        assert_eq!(longest, 63);
+    }
+
     #[test]
     fn each_sharing_of_each_target_has_a_name_of_its_own() {
         for sharing in Sharing::ALL {

@@ -118,7 +118,10 @@ fn without_links_out(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::without_links_out;
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+
+    use super::*;
 
     #[test]
     fn links_out_of_the_chart_become_paths() {
@@ -131,5 +134,17 @@ mod tests {
         let readme = without_links_out(&fs_err::read_to_string(path).unwrap());
         assert!(!readme.contains("](../"), "{readme}");
         assert!(readme.contains("`docs/policy.md`"), "{readme}");
+    }
+    /// Artifact Hub reads an icon from the address itself, so it needs no place on the web.
+    #[test]
+    fn the_icon_of_the_chart_is_that_of_the_page() {
+        let text = |path: &str| fs::read_to_string(crate::root().join(path)).unwrap();
+        let about: Value = serde_saphyr::from_str(&text("deploy/chart/divvy/Chart.yaml")).unwrap();
+        let icon = about["icon"].as_str().unwrap();
+        let icon = icon.strip_prefix("data:image/svg+xml;base64,").unwrap();
+        assert_eq!(
+            String::from_utf8(STANDARD.decode(icon).unwrap()).unwrap(),
+            text("cli/src/ui/page/icon.svg").trim_end()
+        );
     }
 }

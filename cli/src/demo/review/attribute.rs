@@ -3,12 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use divvy_api::names;
+use divvy_api::names::{self, capacity};
 use k8s_openapi::api::resource::v1::DeviceConstraint;
 
 use super::{Findings, Known};
 use crate::lookup::{self, meant};
 
+/// The capacities of shares, in both units.
+const OF_SHARES: [&str; 4] = [
+    capacity::MEMORY,
+    capacity::CORES,
+    capacity::SLOTS,
+    capacity::PERCENT,
+];
 /// Longest domain of a qualified name.
 const LONGEST_DOMAIN: usize = 63;
 /// Longest name behind the domain.
@@ -50,8 +57,8 @@ impl Findings {
         }
     }
 
-    /// Returns the name of a capacity without our domain; notes one that no device has. Without
-    /// any name there is nothing to compare it with.
+    /// Returns the name of a capacity without our domain; notes one that no device ever has.
+    /// Without any name there is nothing to compare it with.
     pub(super) fn known_capacity<'n>(
         &mut self,
         at: &str,
@@ -65,12 +72,17 @@ impl Findings {
         if all.is_empty() || all.contains(&format!("{domain}/{name}")) {
             return Some(name);
         }
+        // Those of shares depend on the policy: what waits says which one is wanted, and an
+        // alternative (`firstAvailable`) may be for other GPUs.
+        if domain == names::DRIVER && OF_SHARES.contains(&name) {
+            return Some(name);
+        }
         let there: BTreeSet<&str> = all
             .iter()
             .filter_map(|full| full.strip_prefix(names::DRIVER)?.strip_prefix('/'))
             .collect();
         let mut there: Vec<&str> = there.into_iter().collect();
-        there.sort_by_key(|name| *name != names::capacity::MEMORY);
+        there.sort_by_key(|name| *name != capacity::MEMORY);
         let hint = match meant(domain, name, all) {
             Some((_, name)) => format!(" (did you mean {name:?}?)"),
             None if there.is_empty() => String::new(),

@@ -1,7 +1,7 @@
 //! Manifests of public bug reports (`cli/fixtures/cases`, in own words), each with the answer that
 //! a cluster gives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::demo::render::render;
@@ -527,7 +527,8 @@ fn memory_of_shares(report: &Report) -> BTreeMap<String, Result<u64, String>> {
                     let (_, granted) = cdi.split_once("DIVVY_MEMORY_GPU_0_TS=").unwrap();
                     let (granted, _) = granted.split_once('"').unwrap();
                     let granted: u64 = granted.parse().unwrap();
-                    assert_eq!(devices[0].memory_of_percent, Some(granted));
+                    let of_percent = devices[0].memory_of_percent;
+                    assert!(of_percent.is_none_or(|shown| shown == granted));
                     Ok(granted >> 20)
                 }
                 State::Pending { reason, .. } | State::Failed { reason } => Err(reason.clone()),
@@ -578,6 +579,22 @@ async fn a_claim_in_the_other_unit_gets_a_hint_with_the_one_there_is() {
     let says =
         "no capacity percent: gpu-0 is shared by amounts. A GpuPolicy with shares: {unit: Percent}";
     assert!(found.contains(says), "{found}");
+    // Another class has it.
+    let whole = SHARES.replace("[TimeSlicing]", "[Whole, TimeSlicing]")
+        + &pod_with_share("a", "cores: \"10\"").replace("share.divvy.dev", "gpu.divvy.dev");
+    let found = memory_of_shares(&of("l4x1", &whole).await)["a"]
+        .clone()
+        .unwrap_err();
+    assert!(
+        found.contains("A share has cores: class share.divvy.dev"),
+        "{found}"
+    );
+    // The hint is all: what the GPUs have instead is no second one before it.
+    for (policy, requests) in [(PERCENT, "memory: 10Gi"), (SHARES, "percent: \"50\"")] {
+        let text = policy.to_owned() + &pod_with_share("a", requests);
+        let notes = notes(&of("l4x1", &text).await);
+        assert!(!notes.contains("no capacity"), "{notes}");
+    }
     let both = PERCENT.to_owned() + &pod_with_share("a", "percent: \"50\", memory: 1Gi");
     let notes = notes(&of("l4x1", &both).await);
     assert!(
@@ -586,26 +603,84 @@ async fn a_claim_in_the_other_unit_gets_a_hint_with_the_one_there_is() {
     );
 }
 
-/// Each output of `divvy convert` is a manifest that runs.
+/// Each output of `divvy convert` is a manifest that runs, under the policy that its notes name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn converted_manifests_are_served() {
     let all_modes = include_str!("../../../../examples/all-modes.yaml");
-    for (name, devices) in [
+    let by_percent = include_str!("../../../../examples/by-percent.yaml");
+    let expected = [
         ("device-plugin", 8),
         ("gpu-manager", 4),
         ("hami", 5),
         ("kai", 4),
+        ("kai-fraction", 4),
         ("nvidia-dra", 6),
         ("list", 4),
-    ] {
-        let text = crate::convert::tests::converted(name).yaml().unwrap();
-        let report = of("h100x8", &format!("{all_modes}---\n{text}")).await;
+    ];
+    let complete = crate::convert::tests::INPUTS
+        .iter()
+        .filter(|(_, is_complete)| *is_complete);
+    let complete: BTreeSet<&str> = complete.map(|(name, _)| *name).collect();
+    assert_eq!(complete, expected.iter().map(|(name, _)| *name).collect());
+    for (name, devices) in expected {
+        let converted = crate::convert::tests::converted(name);
+        let named = |file: &str| {
+            converted
+                .notes
+                .iter()
+                .any(|note| note.to_string().contains(file))
+        };
+        let (policy, other) = if named("by-percent.yaml") {
+            (by_percent, all_modes)
+        } else {
+            (all_modes, by_percent)
+        };
+        let text = converted.yaml().unwrap();
+        let report = of("h100x8", &format!("{policy}---\n{text}")).await;
         assert_eq!(report.problems(), Vec::<String>::new(), "{name}");
-        assert_eq!(
-            super::cases::devices(&served(&report)).len(),
-            devices,
-            "{name}"
+        let served = served(&report);
+        assert_eq!(super::cases::devices(&served).len(), devices, "{name}");
+        // Under the other policy what is asked for in a unit waits.
+        if text.contains("capacity:") {
+            let report = of("h100x8", &format!("{other}---\n{text}")).await;
+            assert!(!report.problems().is_empty(), "{name}");
+        }
+    }
+}
+
+/// A class as an extended resource, and pods that ask for one of it.
+fn by_resource(class: &str, resource: &str, pods: &[&str]) -> String {
+    let class = format!(
+        "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {{name: {class}}}\nspec: {{extendedResourceName: {resource}, \
+         selectors: [{{cel: {{expression: 'device.driver == \"gpu.divvy.dev\" && device.attributes[\"gpu.divvy.dev\"].sharing == \"time-slicing\"'}}}}]}}\n"
+    );
+    let pods = pods.iter().map(|pod| {
+        format!(
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {pod}}}\n\
+             spec: {{containers: [{{name: c, image: x, resources: {{limits: {{{resource}: 1}}}}}}]}}\n"
+        )
+    });
+    class + &pods.collect::<String>()
+}
+
+/// An extended resource names no amount: `slots: 2` makes each of them half of its GPU, in both
+/// units.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_of_a_gpu_is_an_extended_resource_by_the_policy() {
+    let resources = by_resource("half", "example.com/half-gpu", &["a", "b", "c"]);
+    for (unit, percent) in [("Percent", "(50 %, "), ("Amounts", "  50 %  ")] {
+        let policy = format!(
+            "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {{name: halves}}\n\
+             spec: {{rules: [{{modes: [TimeSlicing], shares: {{unit: {unit}, slots: 2}}}}]}}\n---\n"
         );
+        for (line, all) in [("l4x1", 23034), ("h200x1", 143_771)] {
+            let report = of(line, &format!("{policy}{resources}")).await;
+            let found = memory_of_shares(&report);
+            let found: Vec<u64> = found.into_values().filter_map(Result::ok).collect();
+            assert_eq!(found, [all / 2, all / 2], "{line} {unit}");
+            let text = render(&report, WIDE);
+            assert!(text.contains(percent), "{text}");
+        }
     }
 }
 

@@ -303,6 +303,48 @@ fn platforms_that_are_not_supported_are_named() {
     }
 }
 
+/// In a container on such a machine the libraries are where its toolkit puts them.
+#[test]
+fn platforms_that_only_the_loaders_cache_shows_are_named() {
+    for (folder, libraries, platform) in [
+        (
+            "usr/lib/wsl/drivers/nv_dispi.inf_amd64_0123",
+            &["libnvidia-ml.so.1", "libcuda.so.1"][..],
+            Some("WSL2"),
+        ),
+        ("usr/lib/x86_64-linux-gnu", &["libdxcore.so"], Some("WSL2")),
+        (
+            "usr/lib/aarch64-linux-gnu/tegra",
+            &["libcuda.so.1"],
+            Some("NVIDIA Jetson"),
+        ),
+        (
+            "usr/lib/aarch64-linux-gnu/nvidia",
+            &["libcuda.so.1", "libnvrm_gpu.so"],
+            Some("NVIDIA Jetson"),
+        ),
+        // A folder whose name only begins so, and libraries that are not there.
+        ("opt/wslx/lib", &["libnvidia-ml.so.1"], None),
+        ("", &["libnvrm_gpu.so"], None),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let there = libraries.iter().filter(|_| !folder.is_empty());
+        for name in there {
+            write(dir.path(), &format!("{folder}/{name}"), b"");
+        }
+        write(dir.path(), "etc/ld.so.cache", &cache(folder, libraries));
+        let error = find_driver(&HostRoot::under(dir.path()), None).unwrap_err();
+        let said = error.to_string();
+        match platform {
+            Some(platform) => {
+                let expected = format!("/: it holds the driver of {platform}, which");
+                assert!(said.contains(&expected), "{said}");
+            }
+            None => assert!(!said.contains("does not support"), "{said}"),
+        }
+    }
+}
+
 #[test]
 fn a_relative_root_is_refused_with_what_is_wanted() {
     let (made, _dir) = host(&two_gpus());

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{GpuInstanceProfileId, name::number};
-use crate::DeviceName;
+use crate::{DeviceName, Sharing};
 
 /// `gpu-<ordinal>-mig-<profile>-<profile id>-<start>`, such as `gpu-0-mig-1g10gb-19-0`, or
 /// `gpu-<ordinal>-mig-static-<profile>-<profile id>-<start>` for a partition that was made outside
@@ -29,9 +29,8 @@ pub struct PartitionName {
 )]
 pub struct ParsePartitionNameError(pub String);
 
-/// The rest of 63 characters beside the other parts at their longest.
-// 63 less `gpu-4294967295-mig-` (19) and `-4294967295-4294967295` (22).
-const MAX_LABEL: usize = 22;
+/// The longest DNS label, so the longest name of a device.
+const MAX_NAME: usize = 63;
 /// In front of the profile of a partition that was made outside divvy. No profile name begins with
 /// it.
 const STATIC: &str = "static-";
@@ -56,31 +55,42 @@ impl PartitionName {
                     '-'
                 }
             })
-            // A longer name is cut: profile id and start distinguish partitions, the label is for
-            // people.
-            .take(MAX_LABEL)
             .collect();
         if label.is_empty() {
             label.push_str("unknown");
         }
-        Self {
+        let name = Self {
             ordinal,
             label,
             profile,
             start,
             is_static: false,
-        }
+        };
+        name.cut()
     }
 
     /// The name of the same partition where it was made outside divvy (policy `mig.instances:
     /// Static`).
     #[must_use]
     pub fn into_static(mut self) -> Self {
-        self.label.truncate(MAX_LABEL - STATIC.len());
-        Self {
-            is_static: true,
-            ..self
-        }
+        self.is_static = true;
+        self.cut()
+    }
+
+    /// Cuts a label that is too long: profile id and start distinguish partitions, the label is for
+    /// people.
+    fn cut(mut self) -> Self {
+        let most = self.most_of_label();
+        self.label.truncate(most);
+        self
+    }
+
+    /// Returns the number of characters that the label can have beside the other parts, so that the
+    /// name of every share of the partition is a DNS label, too.
+    fn most_of_label(&self) -> usize {
+        let suffix = Sharing::ALL.map(|sharing| sharing.suffix().len());
+        let rest = self.to_string().len() - self.label.len();
+        MAX_NAME.saturating_sub(rest + suffix.into_iter().max().unwrap_or(0))
     }
 
     /// The profile as the name has it, such as `1g10gb-me`.
@@ -124,17 +134,17 @@ fn read(text: &str) -> Option<PartitionName> {
     let (is_static, label) = label
         .strip_prefix(STATIC)
         .map_or((false, label), |label| (true, label));
-    // The limits of `new` and `into_static`: a longer label is not one that this driver writes.
-    if label.is_empty() || label.len() + if is_static { STATIC.len() } else { 0 } > MAX_LABEL {
-        return None;
-    }
-    Some(PartitionName {
+    let name = PartitionName {
         ordinal: number(ordinal)?,
         label: label.to_owned(),
         profile: GpuInstanceProfileId(number(profile)?),
         start: number(start)?,
         is_static,
-    })
+    };
+    // A longer label is not one that this driver writes.
+    (1..=name.most_of_label())
+        .contains(&name.label.len())
+        .then_some(name)
 }
 
 impl fmt::Display for PartitionName {
@@ -173,7 +183,7 @@ mod tests {
                     u32::MAX,
                     u32::MAX,
                 ),
-                "gpu-4294967295-mig-a-very-longname-of-som-4294967295-4294967295",
+                "gpu-4294967295-mig-a-very-longname--4294967295-4294967295",
             ),
         ];
         for ((ordinal, profile, id, start), text) in cases {
@@ -195,7 +205,7 @@ mod tests {
                     u32::MAX,
                     u32::MAX,
                 ),
-                "gpu-4294967295-mig-static-a-very-longname-4294967295-4294967295",
+                "gpu-4294967295-mig-static-a-very-lo-4294967295-4294967295",
             ),
         ];
         for ((ordinal, profile, id, start), text) in cases {

@@ -1,9 +1,11 @@
 //! The chart on an API server. What it makes of which values is checked without one, by `cargo
 //! xtask chart`.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::SHARED;
 use super::policy::refused;
@@ -214,6 +216,9 @@ pub(super) fn uninstalled(env: &Env) -> Result<()> {
 /// resources by default.
 const RESOURCES: &[&str] = &["deviceClass.extendedResourceNames.share=nvidia.com/gpu.shared"];
 
+/// The pods of public articles, as the demo has them.
+const ARTICLES: &str = include_str!("../../../../cli/fixtures/own/extended.yaml");
+
 /// Pods that were written for the device plugin get devices of each mode.
 pub(super) fn extended_resources(env: &Env) -> Result<()> {
     let &[.., cut, shared] = env.driver.gpus().of_product(SHARED).as_slice() else {
@@ -225,36 +230,60 @@ pub(super) fn extended_resources(env: &Env) -> Result<()> {
     ]});
     let _policy = Policy::create(env, &env.namespace, &spec)?;
     env.driver.change(RESOURCES)?;
-    let ran = [
-        ("whole", "gpu"),
-        ("cut", "mig-1g.10gb"),
-        ("shared", "gpu.shared"),
-    ]
-    .into_iter()
-    .try_for_each(|(name, resource)| runs_with(env, name, &format!("nvidia.com/{resource}")));
+    let ran = run_as_written(env)
+        .and_then(|()| runs_with(env, "shared", &json!({"nvidia.com/gpu.shared": "1"}), 1));
     env.driver.change(&[])?;
     ran
 }
 
-fn runs_with(env: &Env, name: &str, resource: &str) -> Result<()> {
+/// Runs the articles' pods one after another, with their names and limits; the image is one that
+/// the cluster has.
+fn run_as_written(env: &Env) -> Result<()> {
+    let pods: Vec<Value> =
+        serde_saphyr::from_multiple(ARTICLES).context("the articles' pods are not YAML")?;
+    ensure!(pods.len() == 2, "not the pods that this case knows");
+    for pod in &pods {
+        let name = at(pod, "metadata.name").as_str().unwrap_or_default();
+        let limits = at(pod, "spec.containers.0.resources.limits");
+        let asked: Vec<u64> = limits
+            .as_object()
+            .into_iter()
+            .flat_map(|all| all.values().filter_map(Value::as_u64))
+            .collect();
+        let &[count] = asked.as_slice() else {
+            bail!("pod {name} asks for {limits}, not for one resource")
+        };
+        runs_with(env, name, limits, usize::try_from(count)?)?;
+    }
+    Ok(())
+}
+
+/// Runs a pod with these limits, which is to get so many devices.
+fn runs_with(env: &Env, name: &str, limits: &Value, count: usize) -> Result<()> {
     let mut pod = Pod::new(name).build();
     if let Some(main) = pod.pointer_mut("/spec/containers/0/resources") {
-        *main = json!({"limits": {resource: "1"}});
+        *main = json!({"limits": limits});
     }
     env.create(&pod)?;
     let ran = env.wait_until_running(name)?;
     let claim = at(&ran, "status.extendedResourceClaimStatus.resourceClaimName").as_str();
     let claim = env.claim(claim.context("the pod has no claim for its extended resource")?)?;
-    let device = at(&claim, "status.allocation.devices.results.0.device")
-        .as_str()
-        .unwrap_or_default();
-    let expected = match name {
-        "cut" => device.contains("-mig-1g10gb-"),
+    let devices: BTreeSet<&str> = at(&claim, "status.allocation.devices.results")
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|result| at(result, "device").as_str())
+        .collect();
+    let is_right = |device: &str| match name {
+        "seed-mig" => device.contains("-mig-1g10gb-"),
         "shared" => device.ends_with("-ts"),
         _ => device
             .strip_prefix("gpu-")
             .is_some_and(|number| number.parse::<u32>().is_ok()),
     };
-    ensure!(expected, "pod {name} with {resource} has {device}");
+    ensure!(
+        devices.len() == count && devices.iter().all(|device| is_right(device)),
+        "pod {name} with {limits} has {devices:?}"
+    );
     env.end(name, &Env::uid(&claim)?)
 }

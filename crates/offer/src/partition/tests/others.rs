@@ -1,7 +1,8 @@
 //! Devices for admins, and foreign MIG instances.
 
-use divvy_model::MigUuid;
+use divvy_gpu_sim::MIG_BOARDS;
 use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId};
+use divvy_model::{DeviceKind, MigUuid, NamedTarget, Sharing};
 
 use super::*;
 use crate::Instances;
@@ -173,4 +174,43 @@ fn profiles_are_offered_by_name_if_rules_name_them_the_rare_ones_too() {
     expected.insert(0, "gpu-0");
     expected.push("gpu-0-mig-7g80gb-0-0");
     assert_eq!(names(&pool), expected);
+}
+
+/// The names of all profiles of all boards, also of the partitions that were made outside divvy,
+/// with the suffix of each way of use. No label is cut, so names say all of a profile.
+#[test]
+fn no_profile_of_a_board_has_a_name_longer_than_a_label() {
+    let mut longest = String::new();
+    for board in MIG_BOARDS {
+        let mut node = Node::only(&format!("{board}x1"), &[Alternative::PARTITIONS]).mig_on();
+        let rare = [
+            ProfileVariant::Media,
+            ProfileVariant::AllMedia,
+            ProfileVariant::NoMedia,
+            ProfileVariant::Graphics,
+        ];
+        node.rule(|rules| rules.rare = BTreeSet::from(rare));
+        let pool = node.carve(None).pool;
+        for device in alternatives(&pool) {
+            let AttributeValue::String(profile) = &device.attributes["profile"] else {
+                panic!("{board}: profile is no text")
+            };
+            let mut name = PartitionName::parse(&device.name).unwrap();
+            // More GPUs than a node can have.
+            name.ordinal = 9999;
+            let whole: String = profile.replace('.', "").replace(['+', '-', ','], "-");
+            for target in [name.clone(), name.into_static()] {
+                assert_eq!(target.label(), whole, "{board}");
+                for sharing in Sharing::ALL {
+                    let target = NamedTarget::Partition(target.clone());
+                    let text = DeviceKind { target, sharing }.device_name().to_string();
+                    if text.len() > longest.len() {
+                        longest = text;
+                    }
+                }
+            }
+        }
+    }
+    // 63 are allowed.
+    assert_eq!(longest, "gpu-9999-mig-static-1g24gb-meall-64-0-admin");
 }
