@@ -320,6 +320,7 @@ impl Shared {
             refresh,
             edits: self.edits.clone(),
             cgroups: self.config.cgroup_root.clone(),
+            memory_caps: self.config.memory_caps,
             node,
             release_file: drain::file_in(&self.config.plugin_dir),
             in_use: Arc::new(move || {

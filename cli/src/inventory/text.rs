@@ -162,6 +162,7 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
         MemoryCaps::OldDriver
         | MemoryCaps::NoCgroup2
         | MemoryCaps::NoController
+        | MemoryCaps::SwitchedOff
         | MemoryCaps::NoHook => {
             "Shares: memory and compute are counted, and nothing enforces them."
         }

@@ -25,6 +25,8 @@ pub enum MemoryCaps {
     NoCgroup2,
     /// The node's control groups have neither of the controllers `dmem` and `misc`.
     NoController,
+    /// An administrator has switched caps off (`memoryCaps=false`).
+    SwitchedOff,
     /// No program is called when a container starts (`libraryDelivery=mounts`).
     NoHook,
 }
@@ -48,6 +50,7 @@ impl MemoryCaps {
             Self::NoController => {
                 Some("its control groups have neither of the controllers dmem and misc")
             }
+            Self::SwitchedOff => Some("caps are switched off in divvy's chart (memoryCaps=false)"),
             Self::NoHook => Some(
                 "no program of divvy is called when a container starts (libraryDelivery=mounts)",
             ),

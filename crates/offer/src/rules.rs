@@ -116,6 +116,7 @@ impl ShareRules {
             MemoryCaps::OldDriver
             | MemoryCaps::NoCgroup2
             | MemoryCaps::NoController
+            | MemoryCaps::SwitchedOff
             | MemoryCaps::NoHook => 256,
         }
     }

@@ -24,13 +24,16 @@ pub(crate) fn backend(controllers: &[String]) -> Option<&'static str> {
 }
 
 /// Works out the node's ability from its driver's, the controllers at the root of its groups
-/// (`None`: groups of version 1), and whether a program is called when a container starts.
+/// (`None`: groups of version 1), whether the administrator wants caps, and whether a program is called
+/// when a container starts.
 pub(crate) fn of_node(
     driver: MemoryCaps,
     controllers: Option<&[String]>,
+    wanted: bool,
     calls_hook: bool,
 ) -> MemoryCaps {
     match (driver, controllers) {
+        (MemoryCaps::Available, _) if !wanted => MemoryCaps::SwitchedOff,
         (MemoryCaps::Available, _) if !calls_hook => MemoryCaps::NoHook,
         (MemoryCaps::Available, None) => MemoryCaps::NoCgroup2,
         (MemoryCaps::Available, Some(list)) if backend(list).is_none() => MemoryCaps::NoController,
@@ -78,10 +81,12 @@ mod tests {
                 MemoryCaps::OldDriver,
             ),
         ] {
-            let found = of_node(driver, controllers.as_deref(), hook);
+            let found = of_node(driver, controllers.as_deref(), true, hook);
             assert_eq!(found, expected, "{driver:?} {controllers:?} {hook}");
             assert_eq!(found.lack().is_none(), expected == MemoryCaps::Available);
         }
+        let off = of_node(MemoryCaps::Available, list("misc").as_deref(), false, true);
+        assert_eq!(off, MemoryCaps::SwitchedOff);
         let both = list("misc dmem").unwrap();
         assert_eq!(backend(&both), Some("dmem"), "whatever the order");
     }

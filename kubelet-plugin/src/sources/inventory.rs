@@ -40,6 +40,8 @@ pub(crate) struct InventoryOwner {
     pub(crate) edits: Arc<HostEdits>,
     /// Root of the node's control groups.
     pub(crate) cgroups: PathBuf,
+    /// False if an administrator has switched caps of memory off.
+    pub(crate) memory_caps: bool,
     /// The node's object: a drain shows there.
     pub(crate) node: watch::Receiver<Option<Arc<NodeFacts>>>,
     /// The file that asks for the driver to be let go.
@@ -174,7 +176,7 @@ impl InventoryOwner {
     async fn look(&self, full: bool, last_module: Option<NvidiaModule>) -> Result<Poll, GpuError> {
         let known = self.seen.borrow().inventory.clone();
         let (gpus, host, edits) = (self.gpus.clone(), self.host.clone(), self.edits.clone());
-        let cgroups = self.cgroups.clone();
+        let (cgroups, wanted) = (self.cgroups.clone(), self.memory_caps);
         let looked = tokio::task::spawn_blocking(move || {
             let before = known.as_deref();
             // A driver that was exchanged between two looks answers as before, so the version of
@@ -205,6 +207,7 @@ impl InventoryOwner {
             found.system.memory_caps = ability::of_node(
                 found.system.memory_caps,
                 ability::controllers(&cgroups).as_deref(),
+                wanted,
                 edits.calls_hook(),
             );
             let changed = (before != Some(&found)).then(|| (began, Arc::new(found)));

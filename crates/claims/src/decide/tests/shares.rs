@@ -367,6 +367,7 @@ fn a_cap_is_promised_once_and_kept_or_refused() {
         MemoryCaps::OldDriver,
         MemoryCaps::NoCgroup2,
         MemoryCaps::NoController,
+        MemoryCaps::SwitchedOff,
         MemoryCaps::NoHook,
     ] {
         world.inventory.system.memory_caps = lack;
