@@ -58,19 +58,35 @@ impl<'a> Hardware<'a> {
         self.gpus.changes_in_flight(gpu).first().copied()
     }
 
+    /// Reads the MIG mode. A GPU that had one and is said to have none may be cut.
     pub(crate) fn mig_mode(self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
-        self.gpus.mig_mode(gpu)
+        let mode = self.gpus.mig_mode(gpu)?;
+        let inventory = self.inventory.inventory();
+        if mode == MigMode::Unsupported
+            && inventory.is_some_and(|known| known.with_mig.contains_key(gpu))
+        {
+            let unknown = GpuError::on_gpu(GpuOp::MigMode, GpuErrorCode::UNKNOWN, gpu);
+            return Err(unknown.with_detail("it had a MIG mode before, and has none now"));
+        }
+        Ok(mode)
     }
 
     /// Returns the GPU instances that live on a GPU; none while MIG mode is off, or where the GPU
     /// or its driver is gone.
     pub(crate) fn instances(self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         match self.gpus.gpu_instances(gpu) {
-            // An instance that is taken for gone is never removed: one odd answer must not do.
-            Err(error) if is_gone(error.code) => match self.gpus.mig_mode(gpu) {
+            // An instance that is taken for gone is never removed: odd answers must not do.
+            Err(error) if is_gone(error.code) => match self.mig_mode(gpu) {
                 Ok(mode) if mode.is_on() => Err(error),
                 Ok(_) => Ok(Vec::new()),
-                Err(mode) if is_gone(mode.code) => Ok(Vec::new()),
+                Err(mode) if is_gone(mode.code) && mode.code != GpuErrorCode::NOT_SUPPORTED => {
+                    match self.gpus.list() {
+                        Ok(listed) if listed.contains(gpu) => Err(mode),
+                        Ok(_) => Ok(Vec::new()),
+                        Err(list) if list.code == GpuErrorCode::DRIVER_NOT_LOADED => Ok(Vec::new()),
+                        Err(list) => Err(list),
+                    }
+                }
                 Err(mode) => Err(mode),
             },
             other => other,

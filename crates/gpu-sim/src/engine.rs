@@ -356,6 +356,12 @@ impl Engine {
                 })
                 .collect(),
             problems: Vec::new(),
+            with_mig: self
+                .gpus
+                .iter()
+                .filter(|g| !g.lost && g.facts.mig_mode != MigMode::Unsupported)
+                .map(|g| (g.facts.uuid.clone(), g.facts.mig_mode))
+                .collect(),
         }
     }
 

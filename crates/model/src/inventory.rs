@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::mig::{GpuInstance, GpuInstanceId, MigCapabilities};
-use crate::{GpuError, GpuFacts, GpuUuid, MigUuid, SystemFacts};
+use crate::{GpuError, GpuFacts, GpuUuid, MigMode, MigUuid, SystemFacts};
 
 /// Where a GPU sits in the host, from sysfs. Unknown is left out, never invented.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,9 @@ pub struct Inventory {
     pub gpus: BTreeMap<GpuUuid, Gpu>,
     /// GPUs that are there but could not be read: one bad GPU does not hide the others.
     pub problems: Vec<GpuProblem>,
+    /// The MIG mode of each GPU that ever had one, as it was last read: also of GPUs that could not
+    /// be read now. A GPU that may be cut must not be taken for one that never is.
+    pub with_mig: BTreeMap<GpuUuid, MigMode>,
 }
 
 impl Inventory {

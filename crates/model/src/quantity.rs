@@ -14,10 +14,6 @@ use thiserror::Error;
 /// A unit, in nanos.
 const ONE: i128 = 1_000_000_000;
 
-/// Fractional digits that are kept while parsing; what lies beyond only decides the rounding.
-// 20 is the most with which `fraction * 1024^6` fits an `i128` (1.2e38 of 1.7e38).
-const MAX_FRACTION_DIGITS: usize = 20;
-
 /// Suffixes of powers of ten, with the exponent.
 const DECIMAL: [(&str, i32); 10] = [
     ("n", -9),
@@ -203,21 +199,15 @@ impl FromStr for Quantity {
         if whole.is_empty() && fraction.is_empty() {
             return Err(wrong());
         }
-        let number = Number::new(whole, fraction);
+        let number = Number { whole, fraction };
         // Suffixes as `resource.ParseQuantity` has them. Decimal ones are tried before exponents: a
         // bare `E` is exa, and `E3` is 10^3. A suffix that does not exist is reported before a
         // number that is too large.
         let (magnitude, format) =
             if let Some((_, power)) = BINARY.iter().find(|(s, _)| *s == suffix) {
-                (
-                    number.and_then(|n| n.times_1024_pow(*power)),
-                    Format::BinarySi,
-                )
+                (number.times_1024_pow(*power), Format::BinarySi)
             } else if let Some((_, exponent)) = DECIMAL.iter().find(|(s, _)| *s == suffix) {
-                (
-                    number.and_then(|n| n.times_ten_pow(*exponent)),
-                    Format::DecimalSi,
-                )
+                (number.times_ten_pow(*exponent), Format::DecimalSi)
             } else {
                 let exponent = suffix.strip_prefix(['e', 'E']).ok_or_else(wrong)?;
                 let digits = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
@@ -227,10 +217,7 @@ impl FromStr for Quantity {
                 let exponent: i32 = exponent
                     .parse()
                     .map_err(|_| QuantityError::Range(text.to_owned()))?;
-                (
-                    number.and_then(|n| n.times_ten_pow(exponent)),
-                    Format::DecimalExponent,
-                )
+                (number.times_ten_pow(exponent), Format::DecimalExponent)
             };
         // The sign comes last: the magnitude is rounded up, so both signs round away from zero.
         let nanos = magnitude.ok_or_else(|| QuantityError::Range(text.to_owned()))?;
@@ -242,102 +229,58 @@ impl FromStr for Quantity {
     }
 }
 
-/// Digits read from a text: `units * 10^digits + fraction`, and whether non-zero digits were cut
-/// off.
-struct Number {
-    units: i128,
-    fraction: i128,
-    fraction_digits: u32,
-    cut: bool,
+/// The digits of a text before and after the point, as many as there are: each counts where a suffix
+/// multiplies it.
+struct Number<'a> {
+    whole: &'a str,
+    fraction: &'a str,
 }
 
-impl Number {
-    fn new(whole: &str, fraction: &str) -> Option<Self> {
-        let fraction = fraction.trim_end_matches('0');
-        let kept = fraction
-            .get(..fraction.len().min(MAX_FRACTION_DIGITS))
-            .unwrap_or_default();
-        let whole = whole.trim_start_matches('0');
-        Some(Self {
-            units: if whole.is_empty() {
-                0
-            } else {
-                whole.parse().ok()?
-            },
-            fraction: if kept.is_empty() {
-                0
-            } else {
-                kept.parse().ok()?
-            },
-            fraction_digits: u32::try_from(kept.len()).ok()?,
-            cut: kept.len() < fraction.len(),
-        })
-    }
-
-    fn is_zero(&self) -> bool {
-        self.units == 0 && self.fraction == 0 && !self.cut
-    }
-
+impl Number<'_> {
     /// The amount times `1024^power`, in nanos, rounded up.
     fn times_1024_pow(&self, power: u32) -> Option<i128> {
-        let factor = 1024_i128.checked_pow(power)?;
-        let units = self.units.checked_mul(factor)?.checked_mul(ONE)?;
-        // Multiplied before it is divided: with the factor, digits beyond the ninth may be whole
-        // nano units.
-        let fraction = self.fraction.checked_mul(factor)?;
-        let fraction = match 9_u32.checked_sub(self.fraction_digits) {
-            Some(up) => fraction.checked_mul(10_i128.checked_pow(up)?)?,
-            None => div_away(fraction, 10_i128.checked_pow(self.fraction_digits - 9)?),
-        };
-        units.checked_add(fraction)
+        let factor = 1024_i128.checked_pow(power)?.checked_mul(ONE)?;
+        // From the last digit of the fraction to the first: a tenth of the digit's share and of what
+        // comes after it. A remainder anywhere is less than one in the end, and rounds up.
+        let (mut fraction, mut is_exact) = (0_i128, true);
+        for digit in self.fraction.bytes().rev() {
+            let share = factor.checked_mul(i128::from(digit.saturating_sub(b'0')))?;
+            let tenths = fraction.checked_add(share)?;
+            is_exact &= tenths % 10 == 0;
+            fraction = tenths / 10;
+        }
+        integer(self.whole)?
+            .checked_mul(factor)?
+            .checked_add(fraction)?
+            .checked_add(i128::from(!is_exact))
     }
 
     /// The amount times `10^exponent`, in nanos, rounded up.
     fn times_ten_pow(&self, exponent: i32) -> Option<i128> {
-        if self.is_zero() {
+        let digits = format!("{}{}", self.whole, self.fraction);
+        let is_zero = |digits: &str| digits.bytes().all(|digit| digit == b'0');
+        if is_zero(&digits) {
             return Some(0);
         }
-        let scale = exponent
-            .checked_add(9)?
-            .checked_sub(i32::try_from(self.fraction_digits).ok()?)?;
-        let all = match self
-            .units
-            .checked_mul(10_i128.checked_pow(self.fraction_digits)?)
-        {
-            Some(units) => units.checked_add(self.fraction)?,
-            // Many digits before and after the point: the fraction can only round.
-            None => return self.times_ten_pow_wide(exponent),
+        // So many of the digits are whole nano units.
+        let whole = i64::try_from(self.whole.len()).ok()? + i64::from(exponent) + 9;
+        let Ok(whole) = usize::try_from(whole) else {
+            // Less than the smallest amount.
+            return Some(1);
         };
-        if scale >= 0 {
-            all.checked_mul(10_i128.checked_pow(scale.unsigned_abs())?)?
-                .checked_add(i128::from(self.cut))
-        } else {
-            // A divisor beyond i128 leaves a number that is not zero: the smallest amount.
-            let divisor = 10_i128
-                .checked_pow(scale.unsigned_abs())
-                .unwrap_or(i128::MAX);
-            // Digits that were cut off round up too, unless the division has done so already.
-            let exact = all % divisor == 0;
-            Some(div_away(all, divisor) + i128::from(exact && self.cut))
+        if let Some((nanos, rest)) = digits.split_at_checked(whole) {
+            return integer(nanos)?.checked_add(i128::from(!is_zero(rest)));
         }
+        let zeros = u32::try_from(whole - digits.len()).ok()?;
+        integer(&digits)?.checked_mul(10_i128.checked_pow(zeros)?)
     }
+}
 
-    fn times_ten_pow_wide(&self, exponent: i32) -> Option<i128> {
-        let units = Self {
-            units: self.units,
-            fraction: 0,
-            fraction_digits: 0,
-            cut: false,
-        };
-        let rest = Self {
-            units: 0,
-            fraction: self.fraction,
-            fraction_digits: self.fraction_digits,
-            cut: self.cut,
-        };
-        units
-            .times_ten_pow(exponent)?
-            .checked_add(rest.times_ten_pow(exponent)?)
+/// Reads digits; none are zero. `None` if the number is too large.
+fn integer(digits: &str) -> Option<i128> {
+    match digits.trim_start_matches('0') {
+        "" => Some(0),
+        digits => digits.parse().ok(),
     }
 }
 

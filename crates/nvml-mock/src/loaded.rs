@@ -72,6 +72,16 @@ impl Loaded {
         self.odd(0, 0, 0);
     }
 
+    /// Returns how many calls were made so far.
+    pub fn calls(&self) -> u64 {
+        // SAFETY: the type is that of the function in `trial`.
+        let calls = unsafe {
+            self.library
+                .get::<extern "C" fn() -> u64>("divvy_mock_calls")
+        };
+        calls.map_or(0, |calls| calls())
+    }
+
     /// Returns which odd answers were given since this was last asked, one a line: the place in the
     /// library's source, and the answer.
     pub fn noted(&self) -> String {

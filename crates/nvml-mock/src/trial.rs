@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char};
 use std::fmt::Write as _;
 use std::panic::Location;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use divvy_gpu_sim::Engine;
@@ -97,6 +97,7 @@ pub(crate) fn code_after(code: u32) -> u32 {
 }
 
 static IS_ODD: AtomicBool = AtomicBool::new(false);
+static CALLS: AtomicU64 = AtomicU64::new(0);
 static TRIAL: Mutex<Trial> = Mutex::new(Trial {
     chance: 0,
     one_in: 0,
@@ -122,6 +123,7 @@ pub(crate) fn in_memory() -> Option<Arc<MockState>> {
 /// Returns the odd answer to a call, if it is to have one. Only an answer that `has_value` can be
 /// another than a failure.
 pub(crate) fn odd(at: &Location<'_>, has_value: bool) -> Option<Odd> {
+    CALLS.fetch_add(1, Ordering::Relaxed);
     if !IS_ODD.load(Ordering::Relaxed) {
         return None;
     }
@@ -210,6 +212,12 @@ extern "C" fn divvy_mock_odd(seed: u64, one_in: u64, sites: u64) {
         count: trial.count,
     };
     IS_ODD.store(one_in > 0 || sites > 0, Ordering::Relaxed);
+}
+
+/// Returns how many calls were made so far.
+#[unsafe(no_mangle)]
+extern "C" fn divvy_mock_calls() -> u64 {
+    CALLS.load(Ordering::Relaxed)
 }
 
 /// Writes which odd answers were given since this was last asked; see [`divvy_mock_kept`].

@@ -36,6 +36,10 @@ pub struct NvmlDriver {
     pub(crate) handles: Mutex<BTreeMap<GpuUuid, Handle>>,
     /// Profiles by which instances are listed.
     profiles: Kept<BTreeSet<GpuInstanceProfileId>>,
+    /// Profiles by which compute instances are listed, of each profile of a GPU instance.
+    compute_profiles: Kept<BTreeSet<ComputeInstanceProfileId>, (GpuUuid, GpuInstanceProfileId)>,
+    /// GPUs that have reported a MIG mode.
+    with_mig: Mutex<BTreeSet<GpuUuid>>,
     /// Profiles and placements: reading them takes longer than everything else.
     capabilities: Kept<MigCapabilities>,
     /// GPUs left out of [`GpuDriver::list`] that were logged already, by index and code.
@@ -68,6 +72,8 @@ impl NvmlDriver {
             path: path.to_owned(),
             handles: Mutex::new(BTreeMap::new()),
             profiles: Kept::default(),
+            compute_profiles: Kept::default(),
+            with_mig: Mutex::default(),
             capabilities: Kept::default(),
             left_out: Mutex::new(BTreeSet::new()),
             watch: Mutex::new(None),
@@ -107,17 +113,41 @@ impl NvmlDriver {
         call(&self.library, handle).map_err(|f| error(op, Some(gpu), f))
     }
 
-    fn profile_ids(
-        &self,
-        gpu: &GpuUuid,
-        handle: Handle,
-    ) -> Result<BTreeSet<GpuInstanceProfileId>, Failure> {
-        self.profiles.get_or_ask(gpu, || {
-            let profiles = mig::profile_ids(&self.library, handle)?;
-            // An old driver with MIG mode off lists none.
-            let is_whole = !profiles.is_empty();
-            Ok((profiles, is_whole))
-        })
+    /// Looks further for a GPU that NVML does not know by its UUID: that is believed if it lists
+    /// every GPU, and not this one. All that lives on a GPU that is gone counts as gone, too.
+    fn handle_by_list(&self, gpu: &GpuUuid) -> Result<Handle, Failure> {
+        let unclear = |failure: Failure| {
+            if failure.is_final() {
+                return failure;
+            }
+            Failure {
+                code: GpuErrorCode::UNKNOWN,
+                detail: Some(format!("NVML cannot list all GPUs: {}", failure.code)),
+            }
+        };
+        for index in 0..self.library.count().map_err(unclear)? {
+            if self.uuid_at(index).map_err(unclear)? == *gpu {
+                let found = lock(&self.handles).get(gpu).copied();
+                return found.ok_or_else(|| Failure::code(GpuErrorCode::UNKNOWN));
+            }
+        }
+        Err(Failure::code(GpuErrorCode::NOT_FOUND))
+    }
+
+    /// Returns a MIG mode that was read, unless a GPU that had one is said to have none.
+    fn believed(&self, gpu: &GpuUuid, mode: MigMode) -> Result<MigMode, Failure> {
+        let mut with_mig = lock(&self.with_mig);
+        match mode {
+            MigMode::Supported { .. } => drop(with_mig.insert(gpu.clone())),
+            MigMode::Unsupported if with_mig.contains(gpu) => {
+                return Err(Failure {
+                    code: GpuErrorCode::UNKNOWN,
+                    detail: Some("NVML reported a MIG mode before, and none now".to_owned()),
+                });
+            }
+            MigMode::Unsupported => {}
+        }
+        Ok(mode)
     }
 
     fn uuid_at(&self, index: u32) -> Result<GpuUuid, Failure> {
@@ -201,12 +231,30 @@ impl GpuDriver for NvmlDriver {
 
     fn facts(&self, gpu: &GpuUuid) -> Result<GpuFacts, GpuError> {
         let handle = self.handle(GpuOp::Facts, gpu)?;
-        facts::read(&self.library, handle, gpu).map_err(|f| error(GpuOp::Facts, Some(gpu), f))
+        let fail = |f| error(GpuOp::Facts, Some(gpu), of_present(f));
+        let facts = facts::read(&self.library, handle, gpu).map_err(fail)?;
+        self.believed(gpu, facts.mig_mode).map_err(fail)?;
+        // Kept answers are asked for again in the reading that this is part of.
+        self.capabilities.age(|of| of == gpu);
+        if facts.mig_mode.is_on() {
+            self.profiles.age(|of| of == gpu);
+            self.compute_profiles.age(|(of, _)| of == gpu);
+        }
+        Ok(facts)
     }
 
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
-        let handle = self.handle(GpuOp::MigMode, gpu)?;
-        facts::mig_mode(&self.library, handle).map_err(|f| error(GpuOp::MigMode, Some(gpu), f))
+        let fail = |f| error(GpuOp::MigMode, Some(gpu), f);
+        let handle = match self.handle(GpuOp::MigMode, gpu) {
+            Err(lost) if lost.code == GpuErrorCode::GPU_IS_LOST || ends_session(lost.code) => {
+                return Err(lost);
+            }
+            Err(_) => self.handle_by_list(gpu).map_err(fail)?,
+            Ok(handle) => handle,
+        };
+        facts::mig_mode(&self.library, handle)
+            .and_then(|mode| self.believed(gpu, mode))
+            .map_err(|f| fail(of_present(f)))
     }
 
     /// Process ids are those of the PID namespace NVML runs in: the plugin needs the host's.
@@ -329,8 +377,12 @@ impl GpuDriver for NvmlDriver {
 
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         self.on(GpuOp::MigCapabilities, gpu, |library, handle| {
-            self.capabilities
-                .get_or_ask(gpu, || mig::capabilities(library, handle))
+            self.capabilities.get_or_ask(gpu, || {
+                let (found, is_whole) = mig::capabilities(library, handle)?;
+                let ids = found.profiles().iter().map(|profile| profile.id);
+                self.profiles.learn_also(gpu, ids.collect());
+                Ok((found, is_whole))
+            })
         })
     }
 
@@ -352,7 +404,9 @@ impl GpuDriver for NvmlDriver {
 
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         self.on(GpuOp::GpuInstances, gpu, |library, handle| {
-            mig::gpu_instances(library, handle, &self.profile_ids(gpu, handle)?)
+            let ask = || mig::profile_ids(library, handle);
+            let profiles = self.profiles.all_ever(gpu, ask)?;
+            mig::gpu_instances(library, handle, &profiles)
         })
     }
 
@@ -388,8 +442,13 @@ impl GpuDriver for NvmlDriver {
         gpu: &GpuUuid,
         gpu_instance: GpuInstanceId,
     ) -> Result<Vec<ComputeInstance>, GpuError> {
-        self.on(GpuOp::ComputeInstances, gpu, |l, h| {
-            mig::compute_instances(l, h, gpu_instance)
+        self.on(GpuOp::ComputeInstances, gpu, |library, handle| {
+            let instance = library.gpu_instance_by_id(handle, gpu_instance)?;
+            let profile = library.gpu_instance_info(instance)?.profile;
+            let ask = || mig::compute_profile_ids(library, instance);
+            let of = (gpu.clone(), profile);
+            let profiles = self.compute_profiles.all_ever(&of, ask)?;
+            mig::compute_instances(library, instance, gpu_instance, &profiles)
         })
     }
 
@@ -413,6 +472,21 @@ impl GpuDriver for NvmlDriver {
         self.on(GpuOp::DestroyComputeInstance, gpu, |l, h| {
             mig::destroy_compute_instance(l, h, gpu_instance, id)
         })
+    }
+}
+
+/// Returns the failure of a question about a GPU that has a handle. It may say that there is no such
+/// thing; the GPU is there all the same.
+fn of_present(failure: Failure) -> Failure {
+    match failure.code {
+        GpuErrorCode::NOT_FOUND | GpuErrorCode::GPU_NOT_FOUND => Failure {
+            code: GpuErrorCode::UNKNOWN,
+            detail: Some(format!(
+                "NVML answered {} about a GPU that it has",
+                failure.code
+            )),
+        },
+        _ => failure,
     }
 }
 

@@ -71,37 +71,46 @@ struct Asked<'a> {
     gpu: Handle,
 }
 
+/// Reads the MIG mode. An answer that there is none is asked for twice: one odd answer must not make a whole GPU
+/// of one that is cut.
 pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Failure> {
-    match library.mig_mode(handle) {
-        Ok((current, pending)) => Ok(MigMode::Supported {
-            current: current != 0,
-            pending: pending != 0,
-        }),
-        // A library without the call is older than MIG (before R450).
-        Err(f)
-            if matches!(
-                f.code,
-                GpuErrorCode::NOT_SUPPORTED | GpuErrorCode::FUNCTION_NOT_FOUND
-            ) =>
-        {
-            // A library without the function is older than MIG, and says so for good.
-            if f.detail.is_some() {
-                return Ok(MigMode::Unsupported);
-            }
-            // A single odd answer must not make a whole GPU of one that is cut: a board without MIG has
-            // no profile either.
-            match library.gpu_instance_profile(handle, 0) {
-                Ok(_) => Err(Failure {
-                    code: GpuErrorCode::UNKNOWN,
-                    detail: Some(format!(
-                        "NVML reports MIG profiles, and no MIG mode ({})",
-                        f.code
-                    )),
-                }),
-                Err(_) => Ok(MigMode::Unsupported),
-            }
+    match mig_mode_once(library, handle)? {
+        // A library without the function is older than MIG (before R450), and says so for good.
+        (MigMode::Unsupported, false) => Ok(mig_mode_once(library, handle)?.0),
+        (mode, _) => Ok(mode),
+    }
+}
+
+/// Reads the MIG mode, and whether that is certain.
+fn mig_mode_once(library: &Library, handle: Handle) -> Result<(MigMode, bool), Failure> {
+    let failure = match library.mig_mode(handle) {
+        Ok((current, pending)) => {
+            let (current, pending) = (current != 0, pending != 0);
+            return Ok((MigMode::Supported { current, pending }, true));
         }
-        Err(f) => Err(f),
+        Err(failure) => failure,
+    };
+    if ![
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::FUNCTION_NOT_FOUND,
+    ]
+    .contains(&failure.code)
+    {
+        return Err(failure);
+    }
+    if failure.detail.is_some() {
+        return Ok((MigMode::Unsupported, true));
+    }
+    // A board without MIG has no profile either.
+    match library.gpu_instance_profile(handle, 0) {
+        Ok(_) => Err(Failure {
+            code: GpuErrorCode::UNKNOWN,
+            detail: Some(format!(
+                "NVML reports MIG profiles, and no MIG mode ({})",
+                failure.code
+            )),
+        }),
+        Err(_) => Ok((MigMode::Unsupported, false)),
     }
 }
 

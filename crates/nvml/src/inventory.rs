@@ -34,12 +34,20 @@ pub fn read_inventory_after(
         system,
         gpus: BTreeMap::new(),
         problems: Vec::new(),
+        with_mig: before.map_or_else(BTreeMap::new, |before| before.with_mig.clone()),
     };
     for uuid in driver.list()? {
         match driver.facts(&uuid) {
             Ok(mut facts) => {
                 let topology = topology(facts.pci_address);
                 let known = before.and_then(|before| before.gpus.get(&uuid));
+                // A GPU that had a MIG mode has one: whether instances live on it is not known, and it
+                // must not be offered whole.
+                if facts.mig_mode != MigMode::Unsupported {
+                    inventory.with_mig.insert(uuid.clone(), facts.mig_mode);
+                } else if let Some(last) = inventory.with_mig.get(&uuid) {
+                    facts.mig_mode = *last;
+                }
                 // A failure of MIG calls ends the reading only if it concerns all of NVML; see
                 // `reported`.
                 let mig = mig_of(driver, &facts, known)?;

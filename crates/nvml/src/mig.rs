@@ -24,6 +24,9 @@ const ENDS: u32 = 4;
 /// not say so itself.
 const QUERY_WITHOUT_MIG: u32 = 550;
 
+/// So often a list is asked for whose entries cannot all be read.
+const LOOKS: u32 = 3;
+
 /// Asks by rising number until the library says several times that there are no more; numbers this
 /// board has no profile for are left out. Either is asked twice: an instance of a profile that one
 /// odd answer left out would not be listed, and count as gone.
@@ -160,6 +163,26 @@ pub(crate) fn profile_ids(
         .collect())
 }
 
+/// Lists what lives, and reads each. An entry that cannot be read may have been removed since,
+/// which only another list shows: left out because of an odd answer, it would count as gone, and is
+/// never removed.
+fn listed<H, T>(
+    list: &dyn Fn() -> Result<Vec<H>, Failure>,
+    read: impl Fn(H) -> Result<T, Failure>,
+) -> Result<Vec<T>, Failure> {
+    let mut left = LOOKS;
+    loop {
+        left -= 1;
+        match list()?.into_iter().map(&read).collect() {
+            Err(failure) if Failure::is_final(&failure) => return Err(failure),
+            Err(_) if left > 0 => {}
+            // No code of this question says anything about what is asked for, since it is listed.
+            Err(failure) => return Err(unreadable("it is listed", &failure)),
+            all => return all,
+        }
+    }
+}
+
 pub(crate) fn gpu_instances(
     library: &Library,
     gpu: Handle,
@@ -169,19 +192,12 @@ pub(crate) fn gpu_instances(
         // No board without MIG, and no old driver with MIG mode off, has anything to list by.
         return Err(Failure::code(GpuErrorCode::NOT_SUPPORTED));
     }
-    let is_gone = |failure: &Failure| {
-        [GpuErrorCode::NOT_FOUND, GpuErrorCode::INVALID_ARGUMENT].contains(&failure.code)
-    };
     let mut living = Vec::new();
     for profile in profiles {
-        for instance in library.gpu_instances(gpu, *profile)? {
-            match twice(&is_gone, || library.gpu_instance_info(instance)) {
-                // Another program has removed it since it was listed: that says nothing of the
-                // others.
-                Err(failure) if is_gone(&failure) => {}
-                info => living.push(info?),
-            }
-        }
+        let list = || library.gpu_instances(gpu, *profile);
+        living.extend(listed(&list, |instance| {
+            library.gpu_instance_info(instance)
+        })?);
     }
     living.sort_unstable();
     living.dedup();
@@ -197,16 +213,18 @@ pub(crate) fn create_gpu_instance(
     let instance = library.create_gpu_instance(gpu, profile, placement)?;
     library
         .gpu_instance_info(instance)
-        .map_err(|failure| unreadable(&failure))
+        .map_err(|failure| unreadable("it was created", &failure))
 }
 
-/// Returns the failure of a creation after which the instance exists: whatever the code of the
-/// question about it would mean for its creation, the instance is there.
-fn unreadable(failure: &Failure) -> Failure {
+/// Returns the failure of a question about what exists: whatever its code would mean for the
+/// operation, the thing is there.
+fn unreadable(why: &str, failure: &Failure) -> Failure {
+    let detail = failure.detail.as_ref();
+    let detail = detail.map_or_else(String::new, |detail| format!(" ({detail})"));
     Failure {
         code: GpuErrorCode::UNKNOWN,
         detail: Some(format!(
-            "it was created, and cannot be read: {}",
+            "{why}, and cannot be read: {}{detail}",
             failure.code
         )),
     }
@@ -237,21 +255,35 @@ fn offered(
     Ok(profiles.into_iter().map(|(_, profile)| profile).collect())
 }
 
+/// Ids of all profiles by which the compute instances in a GPU instance are listed.
+pub(crate) fn compute_profile_ids(
+    library: &Library,
+    instance: GpuInstanceHandle,
+) -> Result<BTreeSet<ComputeInstanceProfileId>, Failure> {
+    let profiles = offered(library, instance)?.into_iter();
+    Ok(profiles.map(|profile| profile.id).collect())
+}
+
 pub(crate) fn compute_instances(
     library: &Library,
-    gpu: Handle,
+    instance: GpuInstanceHandle,
     id: GpuInstanceId,
+    profiles: &BTreeSet<ComputeInstanceProfileId>,
 ) -> Result<Vec<ComputeInstance>, Failure> {
-    let instance = library.gpu_instance_by_id(gpu, id)?;
-    let profiles: BTreeSet<_> = offered(library, instance)?
-        .into_iter()
-        .map(|profile| profile.id)
-        .collect();
+    if profiles.is_empty() {
+        // Each has at least the profile that takes it whole.
+        let detail = Some("NVML reports no profile of compute instances".to_owned());
+        return Err(Failure {
+            code: GpuErrorCode::UNKNOWN,
+            detail,
+        });
+    }
     let mut living = Vec::new();
     for profile in profiles {
-        for compute in library.compute_instances(instance, profile)? {
-            living.push(compute_instance(library, id, compute)?);
-        }
+        let list = || library.compute_instances(instance, *profile);
+        living.extend(listed(&list, |compute| {
+            compute_instance(library, id, compute)
+        })?);
     }
     living.sort_unstable();
     living.dedup();
@@ -287,7 +319,7 @@ pub(crate) fn create_compute_instance(
 ) -> Result<ComputeInstance, Failure> {
     let instance = library.gpu_instance_by_id(gpu, id)?;
     let compute = library.create_compute_instance(instance, profile)?;
-    compute_instance(library, id, compute).map_err(|failure| unreadable(&failure))
+    compute_instance(library, id, compute).map_err(|failure| unreadable("it was created", &failure))
 }
 
 pub(crate) fn destroy_compute_instance(
@@ -299,4 +331,33 @@ pub(crate) fn destroy_compute_instance(
     let instance = library.gpu_instance_by_id(gpu, gpu_instance)?;
     let compute = library.compute_instance_by_id(instance, id)?;
     library.destroy_compute_instance(compute)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn an_instance_that_is_removed_while_it_is_listed_hides_no_other() {
+        let looks = Cell::new(0);
+        let list = || {
+            looks.set(looks.get() + 1);
+            Ok(if looks.get() == 1 {
+                vec![1, 2]
+            } else {
+                vec![2]
+            })
+        };
+        let read = |one| match one {
+            1 => Err(Failure::code(GpuErrorCode::NOT_FOUND)),
+            other => Ok(other),
+        };
+        assert_eq!(listed(&list, read), Ok(vec![2]));
+        // A lost GPU is asked no further.
+        let failure = Failure::code(GpuErrorCode::GPU_IS_LOST);
+        let read = |_| Err::<(), _>(failure.clone());
+        assert_eq!(listed(&|| Ok(vec![1]), read), Err(failure.clone()));
+    }
 }

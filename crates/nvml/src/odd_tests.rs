@@ -139,7 +139,7 @@ fn a_profile_that_is_left_out_twice_in_a_row_is_not_lost_for_good() {
         seen.as_ref()
             .is_some_and(|seen| names(seen, &gpu) == expected)
     });
-    assert_eq!(back, Some(16));
+    assert_eq!(back, Some(15));
 }
 
 /// An instance that is not listed counts as gone, and is never removed.
@@ -167,6 +167,155 @@ fn one_odd_answer_hides_no_instance() {
             }
         }
     }
+}
+
+/// An instance that is listed is believed to be gone only if another list lacks it.
+#[test]
+fn an_instance_that_is_listed_is_not_gone_whatever_is_said_of_it() {
+    let library = cut("h100x1");
+    let gpu = library.uuids().remove(0);
+    let good = library.open();
+    let all = good.gpu_instances(&gpu).unwrap();
+    let inside = good.compute_instances(&gpu, all[0].id).unwrap();
+    let infos = ["nvmlGpuInstanceGetInfo", "nvmlComputeInstanceGetInfo_v2"];
+    for code in &[CODES, [GpuErrorCode::NOT_FOUND; 7]].concat()[1..8] {
+        for (info, times) in [(infos[0], 2), (infos[0], 99), (infos[1], 2), (infos[1], 99)] {
+            let driver = library.open();
+            let ask = || {
+                let listed = driver.gpu_instances(&gpu)?;
+                Ok((listed, driver.compute_instances(&gpu, all[0].id)?))
+            };
+            driver.library.trial.fail_in(info, 0, times, *code);
+            let answer: Result<_, divvy_model::GpuError> = ask();
+            if times == 2 {
+                assert_eq!(answer, Ok((all.clone(), inside.clone())), "{info}: {code}");
+            } else {
+                let error = answer.unwrap_err();
+                assert_eq!(error.code, GpuErrorCode::UNKNOWN, "{info}: {error}");
+            }
+        }
+    }
+}
+
+/// Compute instances are listed by the profiles that their GPU instance offers.
+#[test]
+fn a_compute_profile_that_is_left_out_at_first_hides_no_instance() {
+    let library = cut("h100x1");
+    let gpu = library.uuids().remove(0);
+    let driver = library.open();
+    let id = driver.gpu_instances(&gpu).unwrap()[0].id;
+    let expected = library.open().compute_instances(&gpu, id).unwrap();
+    assert_eq!(expected.len(), 1);
+    let asked = "nvmlGpuInstanceGetComputeInstanceProfileInfo";
+    let trial = &driver.library.trial;
+    trial.fail_in(asked, 0, 2, GpuErrorCode::NOT_SUPPORTED);
+    assert_eq!(driver.compute_instances(&gpu, id), Ok(expected));
+    assert!(trial.was_met());
+    let driver = library.open();
+    let trial = &driver.library.trial;
+    trial.fail_in(asked, 0, 999, GpuErrorCode::NOT_SUPPORTED);
+    let error = driver.compute_instances(&gpu, id).unwrap_err();
+    assert_eq!(error.code, GpuErrorCode::UNKNOWN);
+}
+
+/// All that lives on a GPU that is gone, or that has no MIG mode, counts as gone.
+#[test]
+fn a_gpu_that_is_listed_is_there_whatever_is_said_of_it() {
+    let library = cut("h100x2");
+    let [gpu, other] = library.uuids().try_into().unwrap();
+    let mode = library.open().mig_mode(&gpu);
+    assert!(mode.as_ref().is_ok_and(|mode| mode.is_on()));
+    let odd = |functions: &[&'static str], code| {
+        let driver = library.open();
+        let trial = &driver.library.trial;
+        for function in functions {
+            trial.fail_in(function, 0, 99, code);
+        }
+        driver
+    };
+    let by_uuid = "nvmlDeviceGetHandleByUUID";
+    for code in [GpuErrorCode::NOT_FOUND, GpuErrorCode::NOT_SUPPORTED] {
+        let driver = odd(&[by_uuid], code);
+        assert_eq!(driver.mig_mode(&gpu), mode, "{code}");
+        for function in [
+            "nvmlDeviceGetCount_v2",
+            "nvmlDeviceGetHandleByIndex_v2",
+            "nvmlDeviceGetUUID",
+        ] {
+            let driver = odd(&[by_uuid, function], code);
+            let error = driver.mig_mode(&gpu).unwrap_err();
+            assert_eq!(error.code, GpuErrorCode::UNKNOWN, "{function}: {code}");
+        }
+    }
+    let driver = odd(&["nvmlDeviceGetMigMode"], GpuErrorCode::NOT_FOUND);
+    assert_eq!(
+        driver.mig_mode(&gpu).unwrap_err().code,
+        GpuErrorCode::UNKNOWN
+    );
+    assert_eq!(driver.facts(&gpu).unwrap_err().code, GpuErrorCode::UNKNOWN);
+    // A GPU that was taken out is on no list.
+    let out = |e: &mut divvy_gpu_sim::Engine| drop(e.remove_gpu(&other));
+    library.state.edit(out).unwrap();
+    let error = library.open().mig_mode(&other).unwrap_err();
+    assert_eq!(error.code, GpuErrorCode::NOT_FOUND);
+}
+
+/// The functions by which a GPU says that it has MIG.
+const ABOUT_MIG: [&str; 3] = [
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetGpuInstanceProfileInfoV",
+    "nvmlDeviceGetGpuInstanceProfileInfo",
+];
+
+/// All that would show that it is cut fails at once.
+#[test]
+fn a_gpu_that_was_cut_is_never_offered_whole_by_odd_answers() {
+    let library = cut("a30x1");
+    let gpu = library.uuids().remove(0);
+    let driver = library.open();
+    let seen = after(&driver, None);
+    let seen = after(&driver, Some(&seen));
+    for function in ABOUT_MIG {
+        let trial = &driver.library.trial;
+        trial.fail_in(function, 0, 999, GpuErrorCode::NOT_SUPPORTED);
+    }
+    // In the same session it is unknown.
+    assert_eq!(
+        driver.mig_mode(&gpu).unwrap_err().code,
+        GpuErrorCode::UNKNOWN
+    );
+    assert!(!after(&driver, Some(&seen)).gpus.contains_key(&gpu));
+    // In another, it is what it was.
+    let odd = TestLibrary::answering("a30x1", &ABOUT_MIG, GpuErrorCode::NOT_SUPPORTED);
+    let mode = seen.gpus[&gpu].facts.mig_mode;
+    assert!(mode.is_on());
+    let mut now = seen;
+    for _ in 0..3 {
+        now = after(&odd.open(), Some(&now));
+        assert_eq!(now.gpus[&gpu].facts.mig_mode, mode);
+        let mig = now.gpus[&gpu].mig.as_ref().unwrap();
+        assert_eq!(mig.instances.as_ref().map(Vec::len), Some(2));
+    }
+    // Also where it could not be read in between.
+    let refused = TestLibrary::answering("a30x1", &["nvmlDeviceGetName"], GpuErrorCode::UNKNOWN);
+    now = after(&refused.open(), Some(&now));
+    assert!(!now.gpus.contains_key(&gpu));
+    now = after(&odd.open(), Some(&now));
+    assert_eq!(now.gpus[&gpu].facts.mig_mode, mode);
+}
+
+/// The first reading knows of no earlier one: a mode is asked for twice.
+#[test]
+fn a_cut_gpu_that_is_odd_once_at_first_is_not_whole() {
+    let library = cut("a30x1");
+    let gpu = library.uuids().remove(0);
+    let driver = library.open();
+    let trial = &driver.library.trial;
+    for (function, times) in ABOUT_MIG.into_iter().zip([1, 2, 1]) {
+        trial.fail_in(function, 0, times, GpuErrorCode::NOT_SUPPORTED);
+    }
+    assert!(driver.facts(&gpu).unwrap().mig_mode.is_on());
+    assert!(trial.was_met());
 }
 
 /// A call that succeeds and writes nothing has said nothing.

@@ -155,7 +155,7 @@ prop_compose! {
         };
         let features = ServerFeatures::default();
         World {
-            inventory: Inventory { system, gpus, problems },
+            inventory: Inventory { system, gpus, problems, with_mig: BTreeMap::new() },
             ordinals: numbers.into_iter().take(90).enumerate().map(|(n, ordinal)| (uuid(n), ordinal)).collect(),
             taints: tainted.into_iter().map(|(n, taints)| (uuid(n), taints)).collect(),
             held: held.into_iter().map(|n| format!("gpu-{n}").parse().unwrap()).collect(),

@@ -12,7 +12,7 @@ impl Hardware<'_> {
         self.nothing_in_flight(gpu)?;
         let to = if on { "on" } else { "off" };
         let read = |source| not_done(Cause::from_gpu("MIG mode cannot be read", source));
-        if self.gpus.mig_mode(gpu).map_err(read)?.is_on() == on {
+        if self.mig_mode(gpu).map_err(read)?.is_on() == on {
             return Ok(());
         }
         if !on {
@@ -22,7 +22,7 @@ impl Hardware<'_> {
         // only becomes pending until a reset.
         let set = self.gpus.set_mig_mode(gpu, on);
         // The answer proves nothing: success can hide that the mode is only pending.
-        let now = self.gpus.mig_mode(gpu);
+        let now = self.mig_mode(gpu);
         if now.as_ref().is_ok_and(|mode| mode.is_on() == on) {
             return Ok(());
         }
@@ -40,7 +40,7 @@ impl Hardware<'_> {
             Ok(MigActivation::Active | MigActivation::Pending(_)) => {
                 not_done(self.in_use(gpu, to, None))
             }
-            Err(error) if error.code == GpuErrorCode::IN_USE => {
+            Err(error) if error.code == GpuErrorCode::IN_USE && now.is_ok() => {
                 not_done(self.in_use(gpu, to, Some(error)))
             }
             Err(error) if nothing_happened(error.code) => not_done(Cause::from_gpu(

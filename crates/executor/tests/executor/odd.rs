@@ -10,7 +10,7 @@
 //! runs a million.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_api::policy::GpuPolicy;
@@ -19,7 +19,7 @@ use divvy_executor::{Executor, Folder, Unprepared, chain};
 use divvy_gpu_sim::{Engine, Fault, SimGpu};
 use divvy_model::{
     AttributeValue, DeviceKind, DeviceName, GpuErrorCode, GpuOp, GpuUuid, Inventory, MigMode,
-    Sharing, Target,
+    Sharing, Target, lock,
 };
 use divvy_nvml::{NvmlDriver, read_inventory_after};
 use divvy_offer::{
@@ -28,7 +28,7 @@ use divvy_offer::{
 };
 use nvidia_ml::Loaded;
 
-use crate::mig_world::{claim_of, is_clean, setup, sim};
+use crate::mig_world::{claim_of, is_clean, mode, setup, sim};
 use crate::story::{alone, sequences, uid};
 use crate::world::accessors::{made, picture};
 use crate::world::{Chance, World};
@@ -39,6 +39,8 @@ const READINGS: usize = 18;
 /// Odd times, each with a good one after it, in a sequence.
 const ROUNDS: usize = 3;
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+/// The library of this process, which a test has alone.
+static LIBRARY: Mutex<()> = Mutex::new(());
 const EVERYTHING: &str = r#"{"rules":[{"modes":["Whole","Mig","TimeSlicing"]}]}"#;
 
 /// A node as it is found.
@@ -622,6 +624,7 @@ fn profiles(gpu: &divvy_model::Gpu) -> Option<&divvy_model::mig::MigCapabilities
 
 #[test]
 fn odd_answers_publish_and_give_nothing_wrong_and_lose_nothing() {
+    let _alone = lock(&LIBRARY);
     let loaded = Loaded::beside_this_test().expect("the library is built with the tests");
     let mut nodes = Node::all();
     for node in &mut nodes {
@@ -647,6 +650,51 @@ fn odd_answers_publish_and_give_nothing_wrong_and_lose_nothing() {
     println!("{ROUNDS} odd times each; more than one good reading was needed after {slow}");
 }
 
+/// Calls of NVML that each of some readings or prepares in a row makes.
+fn calls<'a>(story: &mut Story<'a>, mut act: impl FnMut(&mut Story<'a>)) -> Vec<u64> {
+    let one = |_| {
+        let before = story.loaded.calls();
+        act(story);
+        story.loaded.calls() - before
+    };
+    (0..40).map(one).collect()
+}
+
+/// Kept answers of NVML are asked for again while GPUs are read, and not while a pod waits.
+#[test]
+fn a_prepare_pays_for_no_answer_that_is_asked_for_again() {
+    let _alone = lock(&LIBRARY);
+    let loaded = Loaded::beside_this_test().expect("the library is built with the tests");
+    for cut in [false, true] {
+        let node = Node::new("h100x8", Some(EVERYTHING), cut);
+        let mut story = Story::new(&loaded, &node, 0);
+        println!("8 H100s, MIG mode on: {cut}");
+        println!("  readings: {:?}", calls(&mut story, Story::read));
+        for device in ["gpu-0", "gpu-1-mig-1g10gb-19-0"] {
+            let claim = claim_of("a", &[device], "t1");
+            story
+                .world
+                .lock()
+                .api
+                .insert(claim.uid.clone(), claim.clone());
+            let mut prepares = Vec::new();
+            let both = calls(&mut story, |story| {
+                let before = story.loaded.calls();
+                let answer = story.world.prepare(&story.executor, &claim);
+                assert!(answer.is_ok(), "{answer:?}");
+                prepares.push(story.loaded.calls() - before);
+                story.world.unprepare(&story.executor, &claim.uid).unwrap();
+            });
+            println!("  prepares of {device}: {prepares:?}; with unprepare: {both:?}");
+            // The first may turn MIG mode on or off, and lists a partition of its kind for the first
+            // time.
+            let later: BTreeSet<_> = prepares.iter().skip(1).collect();
+            assert_eq!(later.len(), 1, "{device}: {prepares:?}");
+            assert!(prepares[0] < 130, "{device}: {prepares:?}");
+        }
+    }
+}
+
 /// An instance that is taken for gone is never removed, and no record says that it was ours.
 #[test]
 fn an_odd_answer_that_nothing_lives_leaves_no_partition_behind() {
@@ -667,6 +715,59 @@ fn an_odd_answer_that_nothing_lives_leaves_no_partition_behind() {
             sim.clear_faults();
             world.unprepare(&executor, &a.uid).unwrap();
             assert!(is_clean(&world), "{op:?} answered {code}");
+        }
+    }
+}
+
+/// A GPU is gone, with all that lived on it, if it is not listed any more, and not by what it answers.
+#[test]
+fn a_gpu_that_is_listed_keeps_its_partitions_whatever_it_says() {
+    let codes = [
+        GpuErrorCode::NOT_FOUND,
+        GpuErrorCode::NOT_SUPPORTED,
+        GpuErrorCode::GPU_NOT_FOUND,
+    ];
+    for code in codes {
+        for op in [GpuOp::GpuInstances, GpuOp::ComputeInstances] {
+            let (world, executor, a, _) = setup();
+            world.prepare(&executor, &a).unwrap();
+            let sim = sim(&world);
+            for op in [op, GpuOp::GpuInstances, GpuOp::MigMode] {
+                sim.fault(Fault::fail(code).of(op));
+            }
+            let answer = world.unprepare(&executor, &a.uid);
+            assert!(!matches!(answer, Ok(Unprepared::Done)), "{op:?} {code}");
+            sim.clear_faults();
+            world.unprepare(&executor, &a.uid).unwrap();
+            assert!(is_clean(&world), "{op:?} answered {code}");
+        }
+    }
+}
+
+/// A mode that we have turned on is given back, whatever is said of that.
+#[test]
+fn a_mig_mode_that_may_be_on_is_ours_whatever_is_said_of_it() {
+    let codes = [
+        GpuErrorCode::IN_USE,
+        GpuErrorCode::UNKNOWN,
+        GpuErrorCode::TIMEOUT,
+    ];
+    for code in codes {
+        for passing in 0..12 {
+            let (world, executor, a, gpu) = setup();
+            assert!(!mode(&world, &gpu));
+            let sim = sim(&world);
+            let fails = Fault::fail_after(code).of(GpuOp::SetMigMode);
+            sim.fault(fails.times(1));
+            let fails = Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::MigMode);
+            sim.fault(fails.after(passing).times(1));
+            drop(world.prepare(&executor, &a));
+            sim.clear_faults();
+            world.prepare(&executor, &a).unwrap();
+            world.unprepare(&executor, &a.uid).unwrap();
+            executor.leave();
+            let is_back = is_clean(&world) && !mode(&world, &gpu);
+            assert!(is_back, "{code}, after {passing} readings");
         }
     }
 }

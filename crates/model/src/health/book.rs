@@ -296,14 +296,15 @@ impl HealthBook {
             return;
         }
         self.removed.insert(changes.gpu.clone());
-        for ailment in self
-            .gpus
-            .remove(changes.gpu)
-            .unwrap_or_default()
-            .ailments
-            .into_keys()
-        {
+        let gone = self.gpus.remove(changes.gpu).unwrap_or_default();
+        for ailment in gone.ailments.into_keys() {
             changes.add(None, ailment, true);
+        }
+        // Its partitions went with it.
+        for (id, ailments) in gone.partitions {
+            for ailment in ailments.into_keys() {
+                changes.add(Some(id), ailment, true);
+            }
         }
     }
 

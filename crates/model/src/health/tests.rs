@@ -346,6 +346,28 @@ fn a_removed_gpu_is_forgotten_and_a_lost_one_only_after_a_while() {
     assert_eq!(book.removed().len(), 0);
 }
 
+/// Ailments are reported by their changes: none may be left that no GPU has.
+#[test]
+fn all_that_a_removed_gpu_had_is_over_in_its_partitions_too() {
+    let rules = HealthRules::default();
+    for gone in [GpuErrorCode::NOT_FOUND, GpuErrorCode::GPU_NOT_FOUND] {
+        let mut book = HealthBook::default();
+        let mut begun = Vec::new();
+        for part in [None, Some(7), Some(9)] {
+            for kind in [GpuEventKind::Xid(95), GpuEventKind::UncorrectedEcc] {
+                begun.extend(book.event(&rules, at(0), &event(kind, part)));
+            }
+        }
+        assert_eq!(begun.len(), 6);
+        let over = book.poll(&rules, at(30), &gpu(), Err(gone));
+        for change in &mut begun {
+            change.over = true;
+        }
+        assert_eq!(over, begun, "{gone}");
+        assert!(book.gpus().is_empty());
+    }
+}
+
 #[test]
 fn an_ailment_says_what_it_is_and_what_helps() {
     let reset = Ailment::Recovery(RecoveryAction::Reset);

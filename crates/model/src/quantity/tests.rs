@@ -64,6 +64,26 @@ fn every_suffix_has_its_value_and_canonical_form() {
     }
 }
 
+/// However far behind the point: a suffix may make whole units of it, and the rest rounds up once.
+#[test]
+fn each_digit_of_a_long_fraction_counts() {
+    for (text, nanos) in [
+        ("0.50000000000000000000000000001Ki", 512 * ONE + 1),
+        ("0.000000000000000000009Ei", 10_376_294),
+        ("0.000000000000000000009E", 9_000_000),
+        ("0.0000000000000000000000000009765625Ki", 1),
+        ("0.0009765625000000000000000000000000Ki", ONE),
+        ("1.00000000000000000000000000001n", 2),
+        ("-1.0000000000000000000001", -ONE - 1),
+        (
+            "10000000000000000000000000000000000000000000e-40",
+            1000 * ONE,
+        ),
+    ] {
+        assert_eq!(q(text).nanos(), nanos, "{text}");
+    }
+}
+
 #[test]
 fn what_is_no_number_or_too_large_is_refused() {
     for text in [

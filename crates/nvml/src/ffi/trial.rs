@@ -9,7 +9,7 @@ use divvy_model::GpuErrorCode;
 /// The code by which a call succeeds without having written anything.
 pub(crate) const WRITES_NOTHING: GpuErrorCode = GpuErrorCode(0);
 
-/// The calls that were made, and the one that is answered otherwise.
+/// The calls that were made, and those that are answered otherwise.
 #[derive(Default)]
 pub(crate) struct Trial(Mutex<State>);
 
@@ -17,7 +17,7 @@ pub(crate) struct Trial(Mutex<State>);
 struct State {
     calls: BTreeMap<&'static str, usize>,
     total: usize,
-    odd: Option<Odd>,
+    odd: Vec<Odd>,
 }
 
 struct Odd {
@@ -33,7 +33,7 @@ struct Odd {
 impl Trial {
     /// Has the call after so many others answer with a code, once.
     pub(crate) fn fail_once(&self, after: usize, code: GpuErrorCode) {
-        self.lock().odd = Some(Odd {
+        self.lock().odd.push(Odd {
             function: None,
             after,
             times: 1,
@@ -54,7 +54,7 @@ impl Trial {
         times: usize,
         code: GpuErrorCode,
     ) {
-        self.lock().odd = Some(Odd {
+        self.lock().odd.push(Odd {
             function: Some(function),
             after,
             times,
@@ -72,28 +72,30 @@ impl Trial {
         self.lock().total
     }
 
-    /// Returns whether the odd answer was given.
+    /// Returns whether all odd answers were given.
     pub(crate) fn was_met(&self) -> bool {
-        self.lock().odd.is_none()
+        self.lock().odd.is_empty()
     }
 
-    /// Counts a call; the code that answers it, if it is the odd one.
+    /// Counts a call; the code that answers it, if it is an odd one.
     pub(super) fn answer(&self, function: &'static str) -> Option<u32> {
         let mut state = self.lock();
         state.total += 1;
         *state.calls.entry(function).or_default() += 1;
-        let odd = state
-            .odd
-            .as_mut()
-            .filter(|odd| odd.function.is_none_or(|only| only == function))?;
-        if let Some(left) = odd.after.checked_sub(1) {
-            odd.after = left;
-            return None;
-        }
+        let at = state.odd.iter_mut().position(|odd| {
+            let is_meant = odd.function.is_none_or(|only| only == function);
+            is_meant
+                && odd
+                    .after
+                    .checked_sub(1)
+                    .map(|left| odd.after = left)
+                    .is_none()
+        })?;
+        let odd = state.odd.get_mut(at)?;
         odd.times = odd.times.saturating_sub(1);
         let (code, is_over) = (odd.code.0, odd.times == 0);
         if is_over {
-            state.odd = None;
+            state.odd.remove(at);
         }
         Some(code)
     }

@@ -80,6 +80,7 @@ impl Node {
             system,
             gpus: (0..gpus).map(|n| (uuid(n), h100(n))).collect(),
             problems: vec![],
+            with_mig: BTreeMap::new(),
         };
         let ordinals = (0..gpus).map(|n| (uuid(n), n)).collect();
         let (taints, held) = (BTreeMap::new(), BTreeSet::new());

@@ -121,6 +121,7 @@ impl World {
                 system,
                 gpus,
                 problems: vec![GpuProblem { gpu: gpu(4), error }],
+                with_mig: BTreeMap::new(),
             },
             ordinals: (0..5).map(|n| (gpu(n), n)).collect(),
             records: BTreeMap::new(),
