@@ -267,6 +267,11 @@ impl Engine {
         self.loaded(GpuOp::Init, None)
     }
 
+    /// Returns the branch of the driver: 580 of 580.95.05.
+    pub(crate) fn driver_branch(&self) -> Option<u32> {
+        self.system.driver_version.split('.').next()?.parse().ok()
+    }
+
     /// See [`divvy_model::GpuDriver::list`].
     pub fn list(&self) -> Result<Vec<GpuUuid>, GpuError> {
         self.loaded(GpuOp::List, None)?;

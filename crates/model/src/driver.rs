@@ -177,7 +177,7 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::SetComputeMode, gpu)
     }
 
-    /// GPU instances that live now, by id. `NOT_SUPPORTED` while MIG mode is off.
+    /// GPU instances that live now, by id. `NOT_SUPPORTED` while MIG mode is off, or none (R580).
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         cannot(GpuOp::GpuInstances, gpu)
     }
