@@ -73,10 +73,10 @@ pub mod attributes {
     pub const MEMORY_MIB: &str = "memoryMiB";
     /// Isolation that is really enforced: `hardware`, `cooperative`, `none`.
     pub const ISOLATION: &str = "isolation";
-    /// Layer that keeps a program within the memory of the device: `hardware`, or `none`, where
-    /// amounts are only counted.
+    /// Layer that keeps a program within the memory of the device: `hardware`, `cgroup` (the driver,
+    /// by the control group of the pod), or `none`, where amounts are only counted.
     pub const MEMORY_ENFORCEMENT: &str = "memoryEnforcement";
-    /// The same of its compute.
+    /// The same of its compute: `hardware` or `none`.
     pub const COMPUTE_ENFORCEMENT: &str = "computeEnforcement";
     /// Extent of a fatal fault of a program: `partition`, or `gpu`, so all programs on the GPU that
     /// are not in partitions of their own.

@@ -1,6 +1,7 @@
 //! The command line. By hand: a parser library would be most of this program.
 
 use crate::error::HookError;
+use crate::limits::Share;
 
 const HELP: &str = "\
 divvy-cdi-hook: makes GPU driver libraries findable in a container.
@@ -12,6 +13,7 @@ Called by container runtimes as a createContainer hook, with the container's sta
                                                      an image's newer libraries of CUDA win over those in the folder
   update-application-profile                         EGL and Vulkan look at this container's GPUs only
   disable-device-node-modification                   NVIDIA's libraries leave device nodes alone
+  limits --socket PATH --claim UID --device NAME     as a createRuntime hook: divvy's node plugin caps a share's memory
   --version, --help
 ";
 const VERSION: &str = concat!("divvy-cdi-hook ", env!("CARGO_PKG_VERSION"), "\n");
@@ -21,6 +23,8 @@ const VERSION: &str = concat!("divvy-cdi-hook ", env!("CARGO_PKG_VERSION"), "\n"
 pub(crate) enum Command {
     /// Text to show; no container is needed.
     Show(&'static str),
+    /// Cap of a share's memory; the container's process is needed.
+    Limits(Share),
     /// Change in the container's root.
     InRoot(InRoot),
 }
@@ -53,8 +57,26 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
     match command.as_str() {
         "--help" | "-h" | "help" => Ok(Command::Show(HELP)),
         "--version" => Ok(Command::Show(VERSION)),
+        "limits" => share(arguments).map(Command::Limits),
         "" => Err(HookError::Usage("a sub-command is missing".to_owned())),
         name => in_root(name, arguments).map(Command::InRoot),
+    }
+}
+
+/// Parses the arguments of `limits`.
+fn share(arguments: impl Iterator<Item = String>) -> Result<Share, HookError> {
+    let [socket, claim, device] = values(arguments, ["--socket", "--claim", "--device"])?;
+    let once = |values: Vec<String>| <[String; 1]>::try_from(values).ok().map(|[value]| value);
+    match (once(socket), once(claim), once(device)) {
+        (Some(socket), Some(claim), Some(device)) => {
+            check_path(&socket)?;
+            Ok(Share {
+                socket,
+                claim,
+                device,
+            })
+        }
+        _ => Err(HookError::Usage("each option may be given once".to_owned())),
     }
 }
 
@@ -209,6 +231,15 @@ mod tests {
             folder: "/l".into(),
         };
         assert_eq!(parsed(compat), in_root(expected));
+        let share = || Share {
+            socket: "/run/s".to_owned(),
+            claim: "u".to_owned(),
+            device: "d".to_owned(),
+        };
+        assert_eq!(
+            parsed("limits --socket /run/s --claim u --device=d"),
+            Ok(Command::Limits(share()))
+        );
         assert_eq!(parsed("--version"), Ok(Command::Show(VERSION)));
     }
 

@@ -1,4 +1,4 @@
-//! From the state on stdin to the container's root.
+//! From the state on stdin to the container's process and root.
 
 use std::io::Read;
 use std::path::Path;
@@ -32,6 +32,20 @@ impl State {
         serde_json::from_slice(&text)
             .map(Self)
             .map_err(HookError::StateForm)
+    }
+
+    /// Returns the process that becomes the container, as the runtime counts processes.
+    pub(crate) fn pid(&self) -> Result<u64, HookError> {
+        let pid = self.0.get("pid").and_then(Value::as_u64);
+        pid.filter(|pid| *pid > 0).ok_or(HookError::Field {
+            what: "the container's state",
+            field: "pid",
+        })
+    }
+
+    /// Returns the container's name; empty if there is none.
+    pub(crate) fn id(&self) -> &str {
+        self.0.get("id").and_then(Value::as_str).unwrap_or_default()
     }
 
     /// Reads the bundle's `config.json`, and opens the root it names.

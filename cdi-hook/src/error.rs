@@ -37,6 +37,28 @@ pub(crate) enum HookError {
     },
     #[error("the container's root {} is the host's own", path.display())]
     HostsRoot { path: PathBuf },
+    /// No answer in time, since nothing listens.
+    #[error(
+        "the memory of this share cannot be capped: divvy's node plugin does not answer at {socket} (is its pod running on this node?); the container is started again by the kubelet"
+    )]
+    LimitsAway {
+        socket: String,
+        #[source]
+        source: io::Error,
+    },
+    /// No answer in time, although something listens.
+    #[error(
+        "the memory of this share cannot be capped: divvy's node plugin took too long to answer at {socket}; the container is started again by the kubelet"
+    )]
+    LimitsSilent {
+        socket: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the memory of this share is not capped: {0}")]
+    LimitsRefused(String),
+    #[error("failed to cap the memory of this share: {0}")]
+    LimitsFailed(String),
     /// Step inside the container's root.
     #[error("cannot {action} {path} in the container{}", hint(source))]
     Inside {
@@ -53,6 +75,26 @@ impl HookError {
             action,
             path: path.to_owned(),
             source: source.into(),
+        }
+    }
+
+    /// Returns the exit status. Some runtimes show it in the pod's event and nothing else of a hook:
+    /// each reason for a share without its cap has one of its own.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::LimitsAway { .. } => 70,
+            Self::LimitsRefused(_) => 71,
+            Self::LimitsFailed(_) => 72,
+            Self::LimitsSilent { .. } => 73,
+            Self::Usage(_)
+            | Self::State(_)
+            | Self::StateForm(_)
+            | Self::Field { .. }
+            | Self::Config(_)
+            | Self::ConfigForm { .. }
+            | Self::Root { .. }
+            | Self::HostsRoot { .. }
+            | Self::Inside { .. } => 1,
         }
     }
 

@@ -14,6 +14,11 @@
 //! - `disable-device-node-modification` keeps the driver's libraries from making or changing device
 //!   nodes ([`device_files`]).
 //!
+//! One sub-command is a `createRuntime` hook, in the runtime's own namespaces:
+//!
+//! - `limits --socket PATH --claim UID --device NAME` has divvy's node plugin cap the memory of a
+//!   share before its program runs ([`limits`]).
+//!
 //! It runs as root on the host with files of an unchecked image, before the container is confined.
 //! Hence: nothing of the image is ever executed; every path is resolved by the kernel with the
 //! container's root as its end ([`rootfs`]), so that no link leads out; a path of the image enters
@@ -28,6 +33,7 @@ mod device_files;
 mod error;
 mod ld_config;
 mod ldcache;
+mod limits;
 mod loader;
 mod profile;
 mod rootfs;
@@ -56,7 +62,7 @@ fn main() -> ExitCode {
                 "divvy-cdi-hook: {}",
                 error::chain(&error)
             );
-            ExitCode::FAILURE
+            ExitCode::from(error.exit_code())
         }
     }
 }
@@ -65,6 +71,10 @@ fn main() -> ExitCode {
 fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
     let command = match args::parse(arguments)? {
         Command::Show(text) => return Ok(text.to_owned()),
+        Command::Limits(share) => {
+            limits::cap(&State::read(std::io::stdin().lock())?, &share)?;
+            return Ok(String::new());
+        }
         Command::InRoot(command) => command,
     };
     let root = State::read(std::io::stdin().lock())?.open_root()?;

@@ -73,6 +73,22 @@ pub struct Config {
     pub timing: Timing,
 }
 
+impl Config {
+    /// Returns the folder of this driver's files that a reboot may delete.
+    pub fn own_run_dir(&self) -> PathBuf {
+        let run = self.run_dir.as_ref();
+        run.map_or_else(
+            || self.plugin_dir.clone(),
+            |run| run.join(&self.driver_name),
+        )
+    }
+
+    /// Returns the socket on which the hook program asks for caps of memory.
+    pub fn limits_socket(&self) -> PathBuf {
+        self.own_run_dir().join("limits.sock")
+    }
+}
+
 impl Deref for Config {
     type Target = Args;
 

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use divvy_api::names;
-use divvy_cdi::{CommonEdits, ContainerEdits};
+use divvy_cdi::{CommonEdits, ContainerEdits, Hook};
 use divvy_claims::{Attributes, RecordedDevice};
 use divvy_executor::{DeviceEdits, EditsError};
 use divvy_host::{
     ControlNodes, DeviceNodes, Driver, DriverRoot, GpuNodes, HostRoot, LibraryDelivery,
 };
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Gpu, Inventory, PciAddress, Place, Target};
+use divvy_model::{ClaimUid, Gpu, Inventory, PciAddress, Place, Target};
 
 /// Where the driver's files are looked for.
 #[derive(Debug, Clone, Default)]
@@ -46,6 +46,8 @@ pub(crate) struct HostEdits {
     at: DriverAt,
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
+    /// The socket on which the program asks for caps of memory.
+    limits: PathBuf,
     common: Mutex<Option<Common>>,
     /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding
     /// them takes a dozen looks into sysfs.
@@ -70,11 +72,17 @@ struct Common {
 }
 
 impl HostEdits {
+    /// Returns whether a program is called when a container starts.
+    pub(crate) fn calls_hook(&self) -> bool {
+        matches!(self.delivery, LibraryDelivery::Hook(_))
+    }
+
     pub(crate) fn new(
         host: HostRoot,
         at: DriverAt,
         nodes: DeviceNodes,
         delivery: LibraryDelivery,
+        limits: PathBuf,
     ) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (no_nodes, uvm_loaded) = (AtomicBool::default(), AtomicBool::default());
@@ -83,6 +91,7 @@ impl HostEdits {
             at,
             nodes,
             delivery,
+            limits,
             common,
             gpu_nodes,
             failed,
@@ -304,6 +313,11 @@ impl DeviceEdits for HostEdits {
             }
         }
         Ok(edits)
+    }
+
+    fn cap(&self, claim: &ClaimUid, cdi_device: &str) -> Option<Hook> {
+        let socket = self.limits.display().to_string();
+        divvy_host::cap(&self.delivery, &socket, claim.as_str(), cdi_device)
     }
 
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {

@@ -17,6 +17,7 @@ mod config;
 mod edits;
 mod events;
 mod grpc;
+mod limits;
 mod metrics;
 mod node;
 mod parts;

@@ -110,7 +110,8 @@ pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> anyhow::Result<Hos
             LibraryDelivery::Hook(installed.display().to_string())
         }
     };
-    Ok(HostEdits::new(host.clone(), at, nodes, delivery))
+    let limits = config.limits_socket();
+    Ok(HostEdits::new(host.clone(), at, nodes, delivery, limits))
 }
 
 pub(crate) fn executor(
@@ -129,10 +130,7 @@ pub(crate) fn executor(
     let clock = Arc::new(SystemClock);
     let dir = &config.plugin_dir;
     // Two drivers share the folder of locks, and nothing else.
-    let run_dir = config
-        .run_dir
-        .as_ref()
-        .map_or_else(|| dir.clone(), |run| run.join(&config.driver_name));
+    let run_dir = config.own_run_dir();
     let unusable = |what: &str| format!("{what} in --plugin-dir {} cannot be used", dir.display());
     let pods_of = host.clone();
     let inventory = Arc::new(latest);

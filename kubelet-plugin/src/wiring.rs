@@ -20,6 +20,8 @@ use crate::claims::service::{ClaimService, ClaimWork};
 use crate::config::Config;
 use crate::edits::HostEdits;
 use crate::events::Notifier;
+use crate::limits::cap::Capper;
+use crate::limits::serve::Limits;
 use crate::metrics::Metrics;
 use crate::node::facts::{Fact, Facts, GpusSeen, NodeFacts, PodsOfClaims, Registered, Used};
 use crate::node::{Brain, Followed, Outlets};
@@ -263,6 +265,7 @@ impl Shared {
         if let Some(idle_after) = self.config.idle_after {
             self.add_usage(tasks, used, of_claims, idle_after);
         }
+        tasks.add("the caps of memory", self.limits().run(tasks.stop.clone()));
         let lock = PublisherLock::new(&self.config.plugin_dir);
         let poll = self.config.timing.publisher_poll;
         let registered = self.channels.registered.clone();
@@ -282,6 +285,27 @@ impl Shared {
         self.keeper(listed, ready)
     }
 
+    /// The server of caps of memory.
+    fn limits(&self) -> Limits {
+        let config = &self.config;
+        let capper = Capper::new(
+            self.executor.clone(),
+            self.gpus.clone(),
+            self.host.clone(),
+            config.cgroup_root.clone(),
+            &config.own_run_dir().join("caps"),
+        );
+        Limits {
+            capper: Arc::new(capper),
+            socket: config.limits_socket(),
+            every: config.timing.caps,
+            in_charge: self.channels.in_charge.clone(),
+            seen: self.channels.seen.clone(),
+            notifier: self.notifier.clone(),
+            reports: self.reports.clone(),
+        }
+    }
+
     fn add_gpu_sources(&self, tasks: &mut Tasks, seen: watch::Sender<GpusSeen>) {
         let Channels {
             facts,
@@ -298,6 +322,8 @@ impl Shared {
             facts: facts.clone(),
             refresh,
             edits: self.edits.clone(),
+            cgroups: self.config.cgroup_root.clone(),
+            memory_caps: self.config.memory_caps,
             node,
             release_file: drain::file_in(&self.config.plugin_dir),
             in_use: Arc::new(move || {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::{self, attributes, capacity};
+use divvy_model::MemoryCaps;
 use divvy_model::{AttributeValue, DeviceKind, Inventory, MigMode, NvLinkPeer, Sharing};
 use divvy_offer::Device;
 use serde::Serialize;
@@ -20,6 +21,8 @@ pub(super) struct Shown {
     /// The newest CUDA version of the driver.
     pub(super) cuda_version: Option<String>,
     pub(super) nvml_version: Option<String>,
+    /// The driver's ability to cap the memory of shares; the node may lack more.
+    pub(super) memory_caps: MemoryCaps,
     /// By number.
     pub(super) gpus: Vec<Gpu>,
     /// Forms in which GPUs would be published, in the order of products and GPUs.
@@ -132,6 +135,7 @@ impl Shown {
             driver_version: system.driver_version.clone(),
             cuda_version: system.cuda_version.map(|version| version.to_string()),
             nvml_version: system.nvml_version.clone(),
+            memory_caps: system.memory_caps,
             gpus: gpus.into_iter().map(|(_, gpu)| gpu).collect(),
             forms: forms(offered.pool.devices()),
             devices: offered

@@ -39,6 +39,10 @@ fn the_table_says_that_nothing_enforces_shares_where_there_are_any() {
         !warns("--sim h100x1 --mig-on all"),
         "whole GPUs and partitions"
     );
+    let mut capped = of("--sim l4x1 --offer everything");
+    capped.memory_caps = divvy_model::MemoryCaps::Available;
+    let text = text::table(&capped, false);
+    assert!(text.contains("memory is capped by the driver"), "{text}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_api::names::attributes;
+use divvy_model::MemoryCaps;
 
 use super::shown::{Form, Gpu, Shown, selector};
 use crate::format::{bytes, shortened};
@@ -51,7 +52,7 @@ pub(super) fn table(shown: &Shown, wide: bool) -> String {
         blocks.push("Nothing would be published.".to_owned());
     } else {
         blocks.push(how(&shown.forms));
-        blocks.extend(limits(&shown.forms));
+        blocks.extend(limits(&shown.forms, shown.memory_caps));
     }
     if wide {
         blocks.push(format!("published: {}", shown.devices.join(" ")));
@@ -151,13 +152,24 @@ fn offered(product: &str, forms: &[Form]) -> String {
 }
 
 /// Says what is kept within its amounts, where something is not.
-fn limits(forms: &[Form]) -> Option<String> {
+fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
     forms.iter().find(|form| !form.requests.is_empty())?;
-    Some(
-        "Shares: memory and compute are counted, and nothing enforces them. Whole GPUs\n\
-         and partitions are limited by the hardware."
-            .to_owned(),
-    )
+    let shares = match caps {
+        MemoryCaps::Available => {
+            "Shares: memory is capped by the driver, where the node's control groups let\n\
+             it; compute is counted, and nothing enforces it."
+        }
+        MemoryCaps::OldDriver
+        | MemoryCaps::NoCgroup2
+        | MemoryCaps::NoController
+        | MemoryCaps::SwitchedOff
+        | MemoryCaps::NoHook => {
+            "Shares: memory and compute are counted, and nothing enforces them."
+        }
+    };
+    Some(format!(
+        "{shares} Whole GPUs\nand partitions are limited by the hardware."
+    ))
 }
 
 /// Says how a row of the table is written in a claim.

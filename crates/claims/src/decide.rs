@@ -11,8 +11,8 @@ use std::sync::Arc;
 use divvy_api::names::capacity;
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    BootId, ClaimUid, DeviceKind, Gpu, GpuError, GpuUuid, Inventory, MigMode, NamedTarget,
-    Ordinals, Place, ShareUnit, Sharing, Target,
+    BootId, ClaimUid, DeviceKind, Enforcement, Gpu, GpuError, GpuUuid, Inventory, Limits,
+    MemoryCaps, MigMode, NamedTarget, Ordinals, Place, ShareUnit, Sharing, Target,
 };
 
 use crate::{
@@ -56,6 +56,14 @@ impl Snapshot<'_> {
     /// Returns the state kept about a GPU, if it can be read.
     fn state(&self, gpu: &GpuUuid) -> Option<&GpuState> {
         self.gpus.get(gpu)?.fine()
+    }
+
+    /// Returns the node's ability to cap the memory of shares.
+    fn memory_caps(&self) -> MemoryCaps {
+        let inventory = self.inventory.as_ref();
+        inventory.map_or_else(MemoryCaps::default, |inventory| {
+            inventory.system.memory_caps
+        })
     }
 
     /// Returns the filling of a place, if it was asked for.
@@ -312,7 +320,7 @@ fn resolve_device(
     };
     let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
     let (allocated, gpu) = (result.clone(), uuid.clone());
-    Ok(RecordedDevice {
+    let device = RecordedDevice {
         allocated,
         gpu,
         target,
@@ -320,8 +328,15 @@ fn resolve_device(
         theirs,
         time_slice,
         share_memory,
+        memory_cap: None,
         extra_nodes,
         given: None,
+    };
+    let limits = Limits::of(target.kind(), sharing, seen.memory_caps());
+    let is_capped = limits.memory == Enforcement::Cgroup;
+    Ok(RecordedDevice {
+        memory_cap: is_capped.then(|| device.amounts().memory).flatten(),
+        ..device
     })
 }
 

@@ -107,6 +107,7 @@ mod tests {
             theirs: false,
             time_slice: None,
             share_memory: None,
+            memory_cap: None,
             extra_nodes: Vec::new(),
             given: None,
         }

@@ -41,6 +41,10 @@ pub struct RecordedDevice {
     /// the policy changes nothing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_memory: Option<u64>,
+    /// Memory in bytes that the driver caps its containers' share to, as promised when it was
+    /// prepared; `None` on a node that caps nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_cap: Option<u64>,
     /// Device nodes of the host that its config asks for, as written there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_nodes: Vec<String>,

@@ -144,6 +144,9 @@ pub enum Why {
         "its MIG instance does not exist; the instances of this GPU are static, so an administrator has to create it"
     )]
     NoStaticPartition,
+    /// The claim was promised a cap of its memory, and the node caps none any more.
+    #[error("the cap of its memory that it was prepared with cannot be kept: {0}")]
+    CapLost(&'static str),
     /// The partition that the claim was given is gone under its pods.
     #[error(
         "its MIG instance is gone: the GPU was reset, the driver loaded again, or the instance destroyed"
@@ -304,6 +307,7 @@ impl Why {
                 clash: Clash::Mode, ..
             } => ("mode-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
+            Self::CapLost(_) => ("cap-lost", Later),
             Self::PartitionGone | Self::PartitionGoneBeside { .. } => ("partition-gone", Later),
             Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
@@ -354,6 +358,7 @@ impl Why {
                 format!("remove {path} from the config, or let an administrator add it to the chart value extraNodes").into()
             }
             Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
+            Self::CapLost(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
             Self::PartitionGone => {
                 "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()
             }

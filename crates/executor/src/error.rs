@@ -106,6 +106,11 @@ pub enum CdiError {
     /// The device's GPU is not in the inventory.
     #[error("{gpu} of device {device} does not answer")]
     NoGpu { device: String, gpu: GpuUuid },
+    /// The memory of a share is to be capped, and no program would be called to do it.
+    #[error(
+        "the memory of device {device} is to be capped, which takes a program that the container runtime calls (set libraryDelivery=hook in divvy's chart)"
+    )]
+    NoCap { device: String },
     /// The document breaks a rule of CDI.
     #[error("its document is not valid CDI (a bug in divvy; please report it)")]
     Document(#[source] Box<SpecError>),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use divvy_claims::{
     AllocatedDevice, Claim, ClaimRef, Fence, Head, Made, Phase, PodRef, Prepared, Record,
-    RecordedDevice, ShareAmounts, Stored,
+    RecordedDevice, ShareAmounts, Stored, cdi_device_name,
 };
 use divvy_model::{
     BootId, ClaimUid, DeviceName, GpuDriver, GpuUuid, Grant, Hold, Ordinals, PciAddress, ShareUnit,
@@ -126,6 +126,15 @@ pub struct Parts {
 /// Carries claims out. Shared between threads; one thread per call.
 pub struct Executor {
     context: Context,
+}
+
+/// A share whose memory is capped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CappedShare {
+    pub claim: ClaimRef,
+    pub gpu: GpuUuid,
+    /// Cap in bytes.
+    pub bytes: u64,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.
@@ -302,6 +311,31 @@ impl Executor {
         // A record that cannot be read has no entry here. A prepare sees it all the same, and waits
         // for it.
         Ok(fine(&records).flat_map(of_record).collect())
+    }
+
+    /// Returns the memory that a device of a CDI file is capped to; `None` if the claim has no such
+    /// device here, or none that is capped.
+    pub fn capped_share(
+        &self,
+        claim: &ClaimUid,
+        cdi_device: &str,
+    ) -> Result<Option<CappedShare>, StoreError> {
+        let record = self.context.state.record(claim)?;
+        let Some(record) = record.fine().filter(|r| r.phase == Phase::Prepared) else {
+            return Ok(None);
+        };
+        let is_it = |device: &&RecordedDevice| {
+            let of = &device.allocated;
+            cdi_device_name(claim, &of.device, of.share_id.as_deref()) == cdi_device
+        };
+        let share = record.devices.iter().find(is_it);
+        Ok(share.and_then(|share| {
+            Some(CappedShare {
+                claim: record.reference(),
+                gpu: share.gpu.clone(),
+                bytes: share.memory_cap?,
+            })
+        }))
     }
 
     /// Returns the partitions that a claim was given, by device; none for a claim without a record.

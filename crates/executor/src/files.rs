@@ -70,6 +70,13 @@ impl<'a> Files<'a> {
                 })?;
             let mut content = edits.device(gpu, device).map_err(failed(name.as_str()))?;
             content.env.extend(share_env(&record.devices, device));
+            if device.memory_cap.is_some() {
+                let cap = edits.cap(&record.uid, &cdi_device);
+                // Without the call the container would run without its cap.
+                content.hooks.push(cap.ok_or_else(|| CdiError::NoCap {
+                    device: name.to_string(),
+                })?);
+            }
             content
                 .mounts
                 .extend(self.metadata_mounts(&record.uid, &cdi_device, files));

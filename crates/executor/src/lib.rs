@@ -64,7 +64,7 @@ pub use error::{
     CdiError, EditsError, LockError, PrepareCause, PrepareError, StoreError, UnprepareCause,
     UnprepareError,
 };
-pub use executor::{Executor, ExecutorConfig, HeldDevice, Parts, Timing};
+pub use executor::{CappedShare, Executor, ExecutorConfig, HeldDevice, Parts, Timing};
 pub use files::Refresh;
 pub use gpus::Instances;
 pub use hardware::{Hardware, TimeSliceError, TimeSlices};

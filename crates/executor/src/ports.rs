@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_cdi::{CommonEdits, ContainerEdits};
+use divvy_cdi::{CommonEdits, ContainerEdits, Hook};
 use divvy_claims::{Attributes, Claim, ClaimRef, ProcessOnGpu, RecordedDevice};
 use divvy_model::{ClaimUid, Gpu, GpuDriver, GpuError, GpuProcess, GpuUuid, Inventory};
 
@@ -16,6 +16,9 @@ pub trait DeviceEdits: Send + Sync {
     fn common(&self) -> Result<Arc<CommonEdits>, EditsError>;
     /// Returns what a container with this device gets.
     fn device(&self, gpu: &Gpu, device: &RecordedDevice) -> Result<ContainerEdits, EditsError>;
+    /// Returns the call by which the memory of a share is capped before its program runs. `None`
+    /// where no program is called when a container starts.
+    fn cap(&self, claim: &ClaimUid, cdi_device: &str) -> Option<Hook>;
     /// Returns what is published of a device, for its metadata.
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes;
 }

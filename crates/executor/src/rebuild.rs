@@ -204,6 +204,7 @@ fn stand_in(
                 theirs: false,
                 time_slice: None,
                 share_memory: None,
+                memory_cap: None,
                 extra_nodes: Vec::new(),
                 given: match &instance.life {
                     Life::Whole(made) => Some(made.clone()),

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fault::{Begin, Fault, FaultId, Faults};
 use crate::health::{SimEvent, well};
+use crate::limits::SimLimits;
 use crate::mig::{MigLatency, SimInstance};
 use crate::profile::{NvLinkPort, NvLinkShape, Profile, cores_per_multiprocessor};
 use crate::spec::{MAX_GPUS, SimSpec};
@@ -92,6 +93,9 @@ pub struct Engine {
     pub(crate) events: Vec<SimEvent>,
     #[serde(default)]
     pub(crate) events_sent: u64,
+    /// Limits of memory by control group.
+    #[serde(default)]
+    pub limits: SimLimits,
 }
 
 impl Engine {
@@ -115,6 +119,7 @@ impl Engine {
             compute_instances_made: 0,
             events: Vec::new(),
             events_sent: 0,
+            limits: SimLimits::default(),
         };
         for (profile, count) in spec.groups() {
             let baseboard = match profile.make.nvlink {
@@ -262,10 +267,9 @@ impl Engine {
         self.loaded(GpuOp::Init, None)
     }
 
-    /// See [`divvy_model::GpuDriver::system`].
-    pub fn system(&self) -> Result<SystemFacts, GpuError> {
-        self.loaded(GpuOp::System, None)?;
-        Ok(self.system.clone())
+    /// Returns the branch of the driver: 580 of 580.95.05.
+    pub(crate) fn driver_branch(&self) -> Option<u32> {
+        self.system.driver_version.split('.').next()?.parse().ok()
     }
 
     /// See [`divvy_model::GpuDriver::list`].
@@ -326,7 +330,7 @@ impl Engine {
     pub fn inventory(&self) -> Inventory {
         let gpus = self.gpus.iter().filter(|g| !g.lost);
         Inventory {
-            system: self.system.clone(),
+            system: self.system_facts(),
             gpus: gpus
                 .map(|g| {
                     let uuid = g.facts.uuid.clone();
@@ -393,5 +397,6 @@ fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
         driver_version: driver.to_owned(),
         nvml_version: Some(format!("{}.{driver}", cuda.major)),
         cuda_version: Some(cuda),
+        memory_caps: divvy_model::MemoryCaps::default(),
     }
 }

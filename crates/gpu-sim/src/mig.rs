@@ -295,8 +295,13 @@ impl Engine {
 
     /// See [`divvy_model::GpuDriver::gpu_instances`].
     pub fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        // Measured on an H200 with 580.159.04; which branch was the first to do so is not known.
+        let answers_without = self.driver_branch() >= Some(580);
         self.ask(GpuOp::GpuInstances, gpu, |g| {
-            g.mig_is_on()?;
+            let is_able = g.facts.mig_mode != MigMode::Unsupported;
+            if !(answers_without && is_able) {
+                g.mig_is_on()?;
+            }
             Ok(g.instances.iter().map(|i| i.instance).collect())
         })
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,14 +13,15 @@ use divvy_model::mig::{
     GpuInstance, GpuInstanceId, GpuInstanceProfileId, MigCapabilities, Placement,
 };
 use divvy_model::{
-    ComputeMode, GpuDriver, GpuError, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid,
-    HostTopology, Inventory, MigActivation, MigDevice, MigMode, MigUuid, PciAddress, ProcessSample,
-    SystemFacts,
+    ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess,
+    GpuUuid, HostTopology, Inventory, MemoryLimit, MigActivation, MigDevice, MigMode, MigUuid,
+    PciAddress, ProcessSample, SystemFacts,
 };
 
 use crate::engine::{Engine, SimGpu};
 use crate::fault::{After, Begin, Fault, FaultId};
 use crate::health::SimEvent;
+use crate::limits::SimGroup;
 use crate::profile::Profile;
 use crate::spec::{SimSpec, SpecError};
 
@@ -334,6 +336,21 @@ impl GpuDriver for SimNode {
             e.persistence_mode(gpu)
         })
     }
+    fn memory_limit(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<MemoryLimit, GpuError> {
+        self.call(GpuOp::MemoryLimit, Some(gpu), |e| {
+            e.memory_limit(gpu, &groups(GpuOp::MemoryLimit, gpu, cgroup)?)
+        })
+    }
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        hard: Option<u64>,
+    ) -> Result<(), GpuError> {
+        self.call(GpuOp::SetMemoryLimit, Some(gpu), |e| {
+            e.set_memory_limit(gpu, &groups(GpuOp::SetMemoryLimit, gpu, cgroup)?, hard)
+        })
+    }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
         self.call(GpuOp::Processes, Some(gpu), |e| e.processes(gpu))
     }
@@ -484,4 +501,10 @@ impl fmt::Debug for SimNode {
             .field("hanging", &state.hanging)
             .finish()
     }
+}
+
+/// Returns a control group and those above it.
+fn groups(op: GpuOp, gpu: &GpuUuid, cgroup: &Path) -> Result<Vec<SimGroup>, GpuError> {
+    let missing = |_| GpuError::on_gpu(op, GpuErrorCode::OPERATING_SYSTEM, gpu);
+    SimGroup::chain(cgroup).map_err(missing)
 }

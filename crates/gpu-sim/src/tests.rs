@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use divvy_conformance::{Expect, conformance};
 use divvy_model::{
-    Architecture, CudaVersion, GpuDriver, GpuErrorCode, GpuOp, GpuProcess, HostTopology, MigMode,
-    NvLinkPeer,
+    Architecture, CudaVersion, Gpu, GpuDriver, GpuErrorCode, GpuOp, GpuProcess, GpuUuid,
+    HostTopology, MigMode, NvLinkPeer,
 };
 
 use crate::{Engine, Fault, SimNode, SimSpec, profile, profiles};
@@ -454,4 +454,41 @@ fn the_whole_state_survives_as_text_and_any_fact_can_be_changed() {
     );
     again.end_process(7);
     assert_eq!(again.processes(&a).unwrap(), []);
+}
+
+/// Read on an H200 by `divvy-hardware --capture`.
+#[test]
+fn the_simulated_h200_is_what_was_read_on_a_real_one() {
+    let text = include_str!("../fixtures/h200-580.159.04.json");
+    let read: serde_json::Value = serde_json::from_str(text).unwrap();
+    let gpus: std::collections::BTreeMap<GpuUuid, Gpu> =
+        serde_json::from_value(read["gpus"].clone()).unwrap();
+    let real = gpus.into_values().next().unwrap();
+    let ours = node("h200x1")
+        .inventory()
+        .gpus
+        .into_values()
+        .next()
+        .unwrap();
+    let of = |gpu: &Gpu| {
+        let facts = &gpu.facts;
+        (
+            facts.product_name.clone(),
+            (facts.brand, facts.architecture, facts.compute_capability),
+            (facts.memory_bytes, facts.multiprocessors, facts.minor),
+            (facts.pci_device_id, facts.mig_mode, facts.c2c),
+        )
+    };
+    assert_eq!(of(&ours), of(&real));
+    let profiles = |gpu: &Gpu| gpu.mig.as_ref().unwrap().capabilities.profiles().to_vec();
+    let (ours, real) = (profiles(&ours), profiles(&real));
+    assert_eq!(ours.len(), real.len());
+    for (mut ours, real) in ours.into_iter().zip(real) {
+        // Drivers differ by some 256 MiB, and in the names they give: this one gave none.
+        let apart = ours.memory_mib.abs_diff(real.memory_mib);
+        assert!(apart * 100 <= real.memory_mib, "{ours:?} {real:?}");
+        ours.memory_mib = real.memory_mib;
+        ours.driver_name.clone_from(&real.driver_name);
+        assert_eq!(ours, real);
+    }
 }

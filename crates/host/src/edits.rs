@@ -126,21 +126,37 @@ fn mount(file: &DriverFile, options: &[&str]) -> Mount {
     }
 }
 
-fn hooks(files: &DriverFiles, path: &str) -> Vec<Hook> {
-    let call = |args: Vec<String>| {
-        let args = std::iter::once("divvy-cdi-hook".to_owned())
-            .chain(args)
-            .collect();
-        Hook::new(
-            Stage::CreateContainer,
-            path.to_owned(),
-            args,
-            // An environment of its own: without one, a runtime may pass on another, with an
-            // `LD_PRELOAD` of the image in it (ADR 1).
-            vec!["DIVVY_CDI_HOOK=1".to_owned()],
-            HOOK_TIMEOUT,
-        )
+/// Returns the call by which the memory of a share is capped before its program runs; `None` where no
+/// program is called. It asks the node plugin at this socket.
+pub fn cap(delivery: &LibraryDelivery, socket: &str, claim: &str, device: &str) -> Option<Hook> {
+    let LibraryDelivery::Hook(path) = delivery else {
+        return None;
     };
+    let args = [
+        "limits", "--socket", socket, "--claim", claim, "--device", device,
+    ];
+    // In the runtime's own namespaces: the container's process has its final control group, and its
+    // program cannot run before this ends.
+    let args = args.map(str::to_owned);
+    Some(hook(Stage::CreateRuntime, path, args))
+}
+
+/// Returns a call of the hook program.
+fn hook(stage: Stage, path: &str, args: impl IntoIterator<Item = String>) -> Hook {
+    let name = std::iter::once("divvy-cdi-hook".to_owned());
+    Hook::new(
+        stage,
+        path.to_owned(),
+        name.chain(args).collect(),
+        // An environment of its own: without one, a runtime may pass on another, with an
+        // `LD_PRELOAD` of the image in it (ADR 1).
+        vec!["DIVVY_CDI_HOOK=1".to_owned()],
+        HOOK_TIMEOUT,
+    )
+}
+
+fn hooks(files: &DriverFiles, path: &str) -> Vec<Hook> {
+    let call = |args: Vec<String>| hook(Stage::CreateContainer, path, args);
     let links = files
         .symlinks
         .iter()

@@ -4,6 +4,7 @@
 //! library) and `divvy-gpu-sim` (simulated GPUs).
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::health::{GpuEvents, GpuVitals};
@@ -13,7 +14,7 @@ use crate::mig::{
 };
 use crate::{
     ComputeMode, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess, GpuUuid,
-    MigDevice, MigMode, ProcessSample, SystemFacts,
+    MemoryLimit, MigDevice, MigMode, ProcessSample, SystemFacts,
 };
 
 /// Marks changes of GPUs that are under way for other processes, so that these know what may still
@@ -135,6 +136,26 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::SmUtilization, gpu)
     }
 
+    /// Returns the limit of the memory that the programs of a control group can allocate on the GPU;
+    /// `cgroup` is the group's directory, `/sys/fs/cgroup/…`. `NOT_SUPPORTED` where none was ever set,
+    /// and for drivers that cannot limit it ([`SystemFacts::memory_caps`] shows which).
+    fn memory_limit(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<MemoryLimit, GpuError> {
+        let _ = cgroup;
+        cannot(GpuOp::MemoryLimit, gpu)
+    }
+
+    /// Limits the bytes that the programs of a control group can allocate on the GPU together; `None`
+    /// ends the limit. Kept until the driver is unloaded or the last program closes the GPU.
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        hard: Option<u64>,
+    ) -> Result<(), GpuError> {
+        let _ = (cgroup, hard);
+        cannot(GpuOp::SetMemoryLimit, gpu)
+    }
+
     /// Everything the GPU can be cut into. Answers with MIG mode off too where driver and library
     /// can (from R550 on); `NOT_SUPPORTED` where they cannot, and for a GPU without MIG
     /// ([`GpuDriver::mig_mode`] shows which). The answer stays the same while the driver stays
@@ -156,7 +177,7 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::SetComputeMode, gpu)
     }
 
-    /// GPU instances that live now, by id. `NOT_SUPPORTED` while MIG mode is off.
+    /// GPU instances that live now, by id. `NOT_SUPPORTED` while MIG mode is off, or none (R580).
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
         cannot(GpuOp::GpuInstances, gpu)
     }
@@ -284,6 +305,17 @@ impl<T: GpuDriver + ?Sized> GpuDriver for std::sync::Arc<T> {
         part: Option<&MigDevice>,
     ) -> Result<Option<f64>, GpuError> {
         (**self).sm_utilization(gpu, part)
+    }
+    fn memory_limit(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<MemoryLimit, GpuError> {
+        (**self).memory_limit(gpu, cgroup)
+    }
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        hard: Option<u64>,
+    ) -> Result<(), GpuError> {
+        (**self).set_memory_limit(gpu, cgroup, hard)
     }
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {
         (**self).mig_capabilities(gpu)

@@ -56,10 +56,14 @@ pub enum GpuOp {
     ProcessUtilization,
     /// `nvmlGpmMetricsGet` of two samples.
     SmUtilization,
+    /// `nvmlDeviceGetMemoryLimits_v1`.
+    MemoryLimit,
+    /// `nvmlDeviceSetMemoryLimits_v1`.
+    SetMemoryLimit,
 }
 
 impl GpuOp {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::Init,
         Self::System,
         Self::List,
@@ -83,6 +87,8 @@ impl GpuOp {
         Self::Utilization,
         Self::ProcessUtilization,
         Self::SmUtilization,
+        Self::MemoryLimit,
+        Self::SetMemoryLimit,
     ];
 
     /// Returns whether the operation changes the GPU, so that a call whose answer got lost may have
@@ -111,7 +117,10 @@ impl GpuOp {
             | Self::Memory
             | Self::Utilization
             | Self::ProcessUtilization
-            | Self::SmUtilization => false,
+            | Self::SmUtilization
+            | Self::MemoryLimit
+            // It changes what a group of programs may allocate, and nothing of the GPU.
+            | Self::SetMemoryLimit => false,
         }
     }
 
@@ -141,6 +150,8 @@ impl GpuOp {
             Self::Utilization => "utilization",
             Self::ProcessUtilization => "process_utilization",
             Self::SmUtilization => "sm_utilization",
+            Self::MemoryLimit => "memory_limit",
+            Self::SetMemoryLimit => "set_memory_limit",
         }
     }
 }

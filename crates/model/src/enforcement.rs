@@ -1,12 +1,14 @@
 //! Limits that really hold: by what the user of a device is kept within what it was given.
 
-use crate::{Sharing, TargetKind};
+use crate::{MemoryCaps, Sharing, TargetKind};
 
 /// A layer that keeps the user of a device within its memory or its compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Enforcement {
     /// The GPU: the user has the whole of it, or a partition that the others cannot reach.
     Hardware,
+    /// The driver of the kernel, by the control group of the pod.
+    Cgroup,
     /// Nothing: amounts are counted by the scheduler, and a program can take more.
     Nothing,
 }
@@ -16,6 +18,7 @@ impl Enforcement {
     pub fn attribute(self) -> &'static str {
         match self {
             Self::Hardware => "hardware",
+            Self::Cgroup => "cgroup",
             Self::Nothing => "none",
         }
     }
@@ -34,16 +37,22 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a target in this use.
-    pub fn of(target: TargetKind, sharing: Sharing) -> Self {
-        let held = match sharing {
+    /// Returns the limits of a target in this use, on a node with this ability to cap memory.
+    pub fn of(target: TargetKind, sharing: Sharing, caps: MemoryCaps) -> Self {
+        let (memory, compute) = match (sharing, target) {
             // A device for admins says what its GPU says, as in the attribute `sharing`.
-            Sharing::Exclusive | Sharing::Admin => Enforcement::Hardware,
-            Sharing::TimeSliced | Sharing::Mps => Enforcement::Nothing,
+            (Sharing::Exclusive | Sharing::Admin, _) => {
+                (Enforcement::Hardware, Enforcement::Hardware)
+            }
+            // With MIG mode on the driver charges nothing to control groups.
+            (Sharing::TimeSliced, TargetKind::Gpu) if caps == MemoryCaps::Available => {
+                (Enforcement::Cgroup, Enforcement::Nothing)
+            }
+            (Sharing::TimeSliced | Sharing::Mps, _) => (Enforcement::Nothing, Enforcement::Nothing),
         };
         Self {
-            memory: held,
-            compute: held,
+            memory,
+            compute,
             fault_domain: match target {
                 TargetKind::Gpu => "gpu",
                 TargetKind::Partition => "partition",
@@ -58,8 +67,8 @@ mod tests {
 
     #[test]
     fn whole_gpus_and_partitions_are_limited_by_hardware_and_shares_not() {
-        let said = |target, sharing| {
-            let limits = Limits::of(target, sharing);
+        let said = |target, sharing, caps| {
+            let limits = Limits::of(target, sharing, caps);
             let [memory, compute] = [limits.memory, limits.compute].map(Enforcement::attribute);
             (memory, compute, limits.fault_domain)
         };
@@ -78,7 +87,21 @@ mod tests {
                 ("none", "none", "partition"),
             ),
         ] {
-            assert_eq!(said(target, sharing), expected, "{target:?} {sharing:?}");
+            let old = MemoryCaps::OldDriver;
+            assert_eq!(
+                said(target, sharing, old),
+                expected,
+                "{target:?} {sharing:?}"
+            );
+            let capped = match (target, sharing) {
+                (TargetKind::Gpu, Sharing::TimeSliced) => ("cgroup", "none", "gpu"),
+                _ => expected,
+            };
+            assert_eq!(
+                said(target, sharing, MemoryCaps::Available),
+                capped,
+                "{target:?} {sharing:?}"
+            );
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{GpuUuid, PciAddress};
+use crate::{GpuUuid, MemoryCaps, PciAddress};
 
 /// Facts about the machine's driver (`nvmlSystemGet…`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +16,10 @@ pub struct SystemFacts {
     pub nvml_version: Option<String>,
     /// Newest CUDA version the driver supports; `None` if it does not say.
     pub cuda_version: Option<CudaVersion>,
+    /// Ability to cap the memory of shares. NVML knows if the driver can; the node plugin adds
+    /// what else the node lacks.
+    #[serde(default)]
+    pub memory_caps: MemoryCaps,
 }
 
 /// A CUDA version (`nvmlSystemGetCudaDriverVersion`: 12040 is 12.4).

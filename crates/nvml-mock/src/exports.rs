@@ -104,6 +104,8 @@ pub fn symbols(op: GpuOp) -> &'static [&'static str] {
             "nvmlGpmSampleFree",
             "nvmlGpmMetricsGet",
         ],
+        GpuOp::MemoryLimit => &["nvmlDeviceGetMemoryLimits_v1"],
+        GpuOp::SetMemoryLimit => &["nvmlDeviceSetMemoryLimits_v1"],
     }
 }
 

@@ -19,8 +19,10 @@ pub const GENERATIONS: &[Generation] = &[
     Generation::new(570, 172, "570.172.08", (12, 8)),
     Generation::new(580, 95, "580.95.05", (13, 0)),
     Generation::new(595, 71, "595.71.05", (13, 2)),
-    // The numbers after the first are made up.
+    // The numbers after the first are made up, but for those of R615.
     Generation::new(610, 10, "610.10.01", (13, 3)),
+    Generation::new(615, 71, "615.71.09", (13, 4)),
+    Generation::new(620, 10, "620.10.01", (13, 5)),
 ];
 
 /// Boards of each generation with MIG and of those without, and the first branch of drivers that
@@ -40,6 +42,8 @@ const SINCE: &[(u32, &str)] = &[
     (535, "nvmlDeviceGetModuleId"),
     (550, "nvmlDeviceGetGpuFabricInfoV"),
     (580, "nvmlDeviceGetAddressingMode"),
+    (615, "nvmlDeviceGetMemoryLimits_v1"),
+    (615, "nvmlDeviceSetMemoryLimits_v1"),
 ];
 
 /// Functions that 535.98 took back before 535.104 had them again.

@@ -14,7 +14,8 @@ use divvy_model::mig::{
 };
 use divvy_model::{
     ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp,
-    GpuProcess, GpuUuid, MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts, lock,
+    GpuProcess, GpuUuid, MemoryCaps, MemoryLimit, MigActivation, MigDevice, MigMode, ProcessSample,
+    SystemFacts, lock,
 };
 
 use crate::ffi::{Failure, Handle, Library, ends_session};
@@ -197,10 +198,18 @@ impl GpuDriver for NvmlDriver {
         let (library, fail) = (&self.library, |f| error(GpuOp::System, None, f));
         let nvml = library.optional(None, "version of NVML", library.nvml_version());
         let cuda = library.optional(None, "version of CUDA", library.cuda_version());
+        let driver_version = library.driver_version().map_err(fail)?;
+        // The calls and the kernel driver that keeps the limits: a library for tests has all calls.
+        let can_cap = library.has_memory_limits() && MemoryCaps::since(&driver_version);
         Ok(SystemFacts {
-            driver_version: library.driver_version().map_err(fail)?,
+            driver_version,
             nvml_version: nvml.map_err(fail)?,
             cuda_version: cuda.map_err(fail)?.map(CudaVersion::from_nvml),
+            memory_caps: if can_cap {
+                MemoryCaps::Available
+            } else {
+                MemoryCaps::OldDriver
+            },
         })
     }
 
@@ -349,6 +358,21 @@ impl GpuDriver for NvmlDriver {
 
     fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
         self.on(GpuOp::PersistenceMode, gpu, Library::persistence_mode)
+    }
+
+    fn memory_limit(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<MemoryLimit, GpuError> {
+        self.on(GpuOp::MemoryLimit, gpu, |l, h| l.memory_limit(h, cgroup))
+    }
+
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        hard: Option<u64>,
+    ) -> Result<(), GpuError> {
+        self.on(GpuOp::SetMemoryLimit, gpu, |l, h| {
+            l.set_memory_limit(h, cgroup, hard)
+        })
     }
 
     fn mig_capabilities(&self, gpu: &GpuUuid) -> Result<MigCapabilities, GpuError> {

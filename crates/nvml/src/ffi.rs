@@ -105,6 +105,8 @@ pub(crate) struct Pci {
 pub(crate) struct Library {
     // Dropping `Nvml` panics when the library has no `nvmlShutdown`; see `Drop` below.
     nvml: ManuallyDrop<Nvml>,
+    /// The calls for limits of memory, of a library that has them.
+    limits: Option<limits::Limits>,
     /// Questions to which an odd code was the answer, with GPU and code: each is logged once.
     odd: Mutex<BTreeSet<(&'static str, Option<usize>, u32)>>,
     /// Sees every call, and answers one in the place of the library.
@@ -146,6 +148,7 @@ macro_rules! call {
 }
 
 mod health;
+mod limits;
 mod links;
 mod mig;
 mod processes;
@@ -226,6 +229,7 @@ impl Library {
         match Nvml::builder().lib_path(path).init() {
             Ok(nvml) => Ok(Self {
                 nvml: ManuallyDrop::new(nvml),
+                limits: limits::Limits::find(path),
                 odd: Mutex::default(),
                 #[cfg(test)]
                 trial: trial::Trial::default(),

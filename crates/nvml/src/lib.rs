@@ -22,6 +22,8 @@ mod driver_tests;
 #[cfg(test)]
 mod health_tests;
 #[cfg(test)]
+mod limits_tests;
+#[cfg(test)]
 mod matrix_tests;
 #[cfg(test)]
 mod mig_tests;

@@ -213,10 +213,15 @@ fn codes_come_through_raw_those_the_wrapper_does_not_know_too() {
 
 #[test]
 fn each_fault_meets_its_operation_once_a_call() {
-    let library = TestLibrary::new("h100x2");
+    let library = crate::limits_tests::library("615.71.09", "h100x2");
     let uuids = library.uuids();
     let driver = library.open();
     let gpu = &uuids[0];
+    let groups = crate::limits_tests::groups("misc");
+    let pod = groups.path().join("pod");
+    driver
+        .set_memory_limit(&uuids[1], &pod, Some(1 << 30))
+        .unwrap();
     driver.set_mig_mode(gpu, true).unwrap();
     let living = library
         .state
@@ -274,6 +279,10 @@ fn each_fault_meets_its_operation_once_a_call() {
             GpuOp::Utilization => driver.utilization(&uuids[1]).is_err(),
             GpuOp::ProcessUtilization => driver.process_utilization(&uuids[1], 0).is_err(),
             GpuOp::SmUtilization => driver.sm_utilization(&uuids[1], None).is_err(),
+            GpuOp::MemoryLimit => driver.memory_limit(&uuids[1], &pod).is_err(),
+            GpuOp::SetMemoryLimit => driver
+                .set_memory_limit(&uuids[1], &pod, Some(1 << 30))
+                .is_err(),
         });
         failed.collect()
     };

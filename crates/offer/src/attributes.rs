@@ -31,7 +31,7 @@ pub fn attributes(
         (NamedTarget::Gpu { .. }, Sharing::Exclusive) => whole(),
         (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole()),
         (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced | Sharing::Mps) => {
-            share::described(*ordinal, &whole(), time_slice)
+            share::described(*ordinal, &whole(), time_slice, system.memory_caps)
         }
         (NamedTarget::Partition(name), _) => {
             let mut to = Builder::new(device.clone(), &mut left_out);

@@ -5,7 +5,7 @@
 //! never withdrawn.
 
 use divvy_model::mig::{MigCapabilities, PartitionName};
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, NamedTarget, Sharing};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, MemoryCaps, NamedTarget, Sharing};
 
 use crate::carve::{Carving, is_of};
 use crate::partition::identify;
@@ -184,7 +184,7 @@ fn bare(kind: &DeviceKind, uuid: &GpuUuid) -> Device {
         (NamedTarget::Gpu { ordinal }, Sharing::Exclusive) => whole(*ordinal),
         (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole(*ordinal)),
         (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced | Sharing::Mps) => {
-            share::bare(*ordinal, &whole(*ordinal))
+            share::bare(*ordinal, &whole(*ordinal), MemoryCaps::default())
         }
         (NamedTarget::Partition(name), _) => {
             let mut nothing = Vec::new();

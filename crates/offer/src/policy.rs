@@ -277,7 +277,9 @@ fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules 
         rules.shares.slots = shares.slots.unwrap_or(rules.shares.slots);
         rules.shares.smallest_mib = shares
             .min_memory
-            .map_or(rules.shares.smallest_mib, |memory| memory.mib().max(1));
+            .map_or(rules.shares.smallest_mib, |memory| {
+                Some(memory.mib().max(1))
+            });
         rules.shares.smallest_cores = shares.min_cores.unwrap_or(rules.shares.smallest_cores);
         rules.shares.time_slice = shares
             .time_slice

@@ -63,7 +63,13 @@ impl Carving<'_> {
         // Phase 2: its devices, without taints. Share and admin device are made from the whole GPU
         // before engines are added to it: these have no engines to give out.
         let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut self.findings);
-        let share = share::device(ordinal, &whole, &gpu.facts, rules, unit);
+        let share = share::device(
+            ordinal,
+            &whole,
+            &gpu.facts,
+            rules,
+            (unit, system.memory_caps),
+        );
         if share.is_none() && choice.offers(Alternative::TIME_SLICED) {
             self.findings
                 .push(Finding::NothingToShare { gpu: uuid.clone() });

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Alternative, GpuUuid, ShareUnit, TimeSlice};
+use divvy_model::{Alternative, GpuUuid, MemoryCaps, ShareUnit, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 /// The rules of a node's GPUs; the default for one that is not here.
@@ -95,20 +95,31 @@ pub struct ShareRules {
     /// The number of shares at most. A share that asks for no memory gets this part of it. Shares by
     /// percent are as many as fit, and one that asks for none gets this part of the GPU.
     pub slots: u32,
-    /// Least memory of a share in MiB.
-    pub smallest_mib: u64,
+    /// Least memory of a share in MiB. `None`: what [`Self::context_mib`] says.
+    pub smallest_mib: Option<u64>,
     /// Least part of the compute in percent.
     pub smallest_cores: u32,
-    /// Least part of the GPU in percent, of shares by percent. `None`: the least part with
-    /// [`Self::CONTEXT_MIB`] of memory.
+    /// Least part of the GPU in percent, of shares by percent. `None`: the least part with the memory
+    /// that [`Self::context_mib`] says.
     pub smallest_percent: Option<u32>,
     /// The time slice while it is shared; `None`: none is set.
     pub time_slice: Option<TimeSlice>,
 }
 
 impl ShareRules {
-    /// Less memory than this, in MiB, holds no CUDA context, whatever a claim asks for.
-    pub const CONTEXT_MIB: u64 = 256;
+    /// Returns the memory in MiB below which a share is of no use, whatever a claim asks for: 256 hold
+    /// a bare CUDA context. Where the driver caps the memory, a program that allocates a first
+    /// tensor with PyTorch has taken some 600 already, and with less it would not start.
+    pub fn context_mib(caps: MemoryCaps) -> u64 {
+        match caps {
+            MemoryCaps::Available => 1024,
+            MemoryCaps::OldDriver
+            | MemoryCaps::NoCgroup2
+            | MemoryCaps::NoController
+            | MemoryCaps::SwitchedOff
+            | MemoryCaps::NoHook => 256,
+        }
+    }
 }
 
 impl Default for ShareRules {
@@ -118,7 +129,7 @@ impl Default for ShareRules {
         Self {
             unit: ShareUnit::Amounts,
             slots: 16,
-            smallest_mib: Self::CONTEXT_MIB,
+            smallest_mib: None,
             smallest_cores: 0,
             smallest_percent: None,
             time_slice: None,

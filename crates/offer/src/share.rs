@@ -1,9 +1,11 @@
 //! The time-sliced shares of a GPU: one device that many claims have, each with a part of its
-//! memory, its compute and its places, or with a percentage of all. Accounted by the scheduler, not
-//! enforced.
+//! memory, its compute and its places, or with a percentage of all. Accounted by the scheduler; the
+//! memory is capped where the driver can.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{Alternative, DeviceKind, GpuFacts, ShareUnit, Sharing, TargetKind, TimeSlice};
+use divvy_model::{
+    Alternative, DeviceKind, GpuFacts, MemoryCaps, ShareUnit, Sharing, TargetKind, TimeSlice,
+};
 
 use crate::whole::limits;
 use crate::{
@@ -21,9 +23,9 @@ pub(crate) fn device(
     whole: &Device,
     facts: &GpuFacts,
     rules: &GpuRules,
-    unit: ShareUnit,
+    (unit, caps): (ShareUnit, MemoryCaps),
 ) -> Option<Device> {
-    let mut device = described(ordinal, whole, rules.shares.time_slice);
+    let mut device = described(ordinal, whole, rules.shares.time_slice, caps);
     // Boards without memory of their own give out only compute and places.
     let mib = match facts.memory_bytes {
         Some(bytes) => Some(
@@ -34,17 +36,18 @@ pub(crate) fn device(
         None => None,
     };
     match unit {
-        ShareUnit::Amounts => amounts(&mut device, mib, &rules.shares),
-        ShareUnit::Percent => percent(&mut device, mib, &rules.shares),
+        ShareUnit::Amounts => amounts(&mut device, mib, &rules.shares, caps),
+        ShareUnit::Percent => percent(&mut device, mib, &rules.shares, caps),
     }
     Some(device)
 }
 
 /// Gives out memory, compute and places, each by itself.
-fn amounts(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
+fn amounts(device: &mut Device, mib: Option<u64>, rules: &ShareRules, caps: MemoryCaps) {
     let slots = u64::from(rules.slots.max(1));
     if let Some(mib) = mib {
-        let smallest = rules.smallest_mib.max(1);
+        let context = || ShareRules::context_mib(caps);
+        let smallest = rules.smallest_mib.unwrap_or_else(context).max(1);
         let part = parts(mib, smallest, mib / slots, |mib| {
             Amount::Bytes(mib.saturating_mul(MIB))
         });
@@ -60,14 +63,14 @@ fn amounts(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
 /// Gives out percent alone: memory and compute beside it would be counted a second time, and a
 /// capacity without a policy goes to the first claim as a whole. The memory that the percent are of
 /// is an attribute.
-fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
+fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules, caps: MemoryCaps) {
     if let Some(mib) = mib.and_then(|mib| i64::try_from(mib).ok()) {
         device
             .attributes
             .insert(attr::MEMORY_MIB.into(), AttributeValue::Int(mib));
     }
     // Not zero here: `device` makes no shares of a GPU without memory to give out.
-    let for_context = |mib: u64| (ShareRules::CONTEXT_MIB * ALL).div_ceil(mib);
+    let for_context = |mib: u64| (ShareRules::context_mib(caps) * ALL).div_ceil(mib);
     let smallest = match rules.smallest_percent {
         Some(percent) => percent.into(),
         None => mib.map_or(1, for_context),
@@ -81,8 +84,13 @@ fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules) {
 }
 
 /// The same, with nothing to give out.
-pub(crate) fn described(ordinal: u32, whole: &Device, time_slice: Option<TimeSlice>) -> Device {
-    let mut device = bare(ordinal, whole);
+pub(crate) fn described(
+    ordinal: u32,
+    whole: &Device,
+    time_slice: Option<TimeSlice>,
+    caps: MemoryCaps,
+) -> Device {
+    let mut device = bare(ordinal, whole, caps);
     let slice = time_slice.unwrap_or(TimeSlice::Default);
     device.attributes.insert(
         attr::TIME_SLICE.into(),
@@ -92,7 +100,7 @@ pub(crate) fn described(ordinal: u32, whole: &Device, time_slice: Option<TimeSli
 }
 
 /// The same, with what `whole` says alone.
-pub(crate) fn bare(ordinal: u32, whole: &Device) -> Device {
+pub(crate) fn bare(ordinal: u32, whole: &Device, caps: MemoryCaps) -> Device {
     let mut device = Device::new(DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).device_name());
     device.allow_multiple = true;
     device.attributes.clone_from(&whole.attributes);
@@ -101,7 +109,7 @@ pub(crate) fn bare(ordinal: u32, whole: &Device) -> Device {
         (attr::TYPE, Alternative::TIME_SLICED.device_type()),
         (attr::SHARING, Sharing::TimeSliced.attribute()),
     ];
-    let limits = limits(TargetKind::Gpu, Sharing::TimeSliced);
+    let limits = limits(TargetKind::Gpu, Sharing::TimeSliced, caps);
     for (name, value) in own.into_iter().chain(limits) {
         device
             .attributes

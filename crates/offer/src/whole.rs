@@ -3,8 +3,8 @@
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::{
-    Alternative, CudaVersion, DeviceKind, DeviceName, Gpu, GpuUuid, Limits, Sharing, SystemFacts,
-    TargetKind, normalise_version,
+    Alternative, CudaVersion, DeviceKind, DeviceName, Enforcement, Gpu, GpuUuid, Limits,
+    MemoryCaps, Sharing, SystemFacts, TargetKind, normalise_version,
 };
 
 use crate::validate::{MAX_INTEGER, MAX_STRING};
@@ -91,11 +91,22 @@ fn bare_builder<'a>(ordinal: u32, uuid: &GpuUuid, findings: &'a mut Vec<Finding>
 }
 
 /// Returns the attributes that say what keeps a program within a device in this use.
-pub(crate) fn limits(target: TargetKind, sharing: Sharing) -> [(&'static str, &'static str); 4] {
-    let limits = Limits::of(target, sharing);
+pub(crate) fn limits(
+    target: TargetKind,
+    sharing: Sharing,
+    caps: MemoryCaps,
+) -> [(&'static str, &'static str); 4] {
+    let limits = Limits::of(target, sharing, caps);
     [
-        // The older of them, in a single word: memory that is enforced is isolated here.
-        (attr::ISOLATION, limits.memory.attribute()),
+        // The older of them, in a single word: what no neighbour can reach. A cap ends no faults, so
+        // that it isolates nothing.
+        (
+            attr::ISOLATION,
+            match limits.memory {
+                Enforcement::Hardware => limits.memory.attribute(),
+                Enforcement::Cgroup | Enforcement::Nothing => Enforcement::Nothing.attribute(),
+            },
+        ),
         (attr::MEMORY_ENFORCEMENT, limits.memory.attribute()),
         (attr::COMPUTE_ENFORCEMENT, limits.compute.attribute()),
         (attr::FAULT_DOMAIN, limits.fault_domain),
@@ -129,7 +140,8 @@ impl<'a> Builder<'a> {
     }
 
     pub(crate) fn limits(&mut self, target: TargetKind, sharing: Sharing) {
-        for (name, value) in limits(target, sharing) {
+        // Whole GPUs and partitions: what caps the memory of shares says nothing of them.
+        for (name, value) in limits(target, sharing, MemoryCaps::default()) {
             self.string(name, Some(value));
         }
     }

@@ -80,7 +80,7 @@ fn rules() -> impl Strategy<Value = GpuRules> {
                     ..GpuRules::default()
                 };
                 rules.shares.slots = slots;
-                rules.shares.smallest_mib = held_back_mib / 7;
+                rules.shares.smallest_mib = Some(held_back_mib / 7);
                 rules.shares.smallest_cores = slots * 5;
                 if is_static {
                     rules.instances = Instances::Static;

@@ -150,6 +150,7 @@ prop_compose! {
         let system = SystemFacts {
             driver_version,
             nvml_version: None,
+            memory_caps: divvy_model::MemoryCaps::default(),
             cuda_version: Some(CudaVersion { major, minor }),
         };
         let features = ServerFeatures::default();

@@ -35,6 +35,8 @@ pub struct Timing {
     pub driver_away: Duration,
     /// Longest pause between attempts to reach a driver that is not there.
     pub driver_retry: Duration,
+    /// Interval at which caps of memory are looked after.
+    pub caps: Duration,
     /// Interval of health polls.
     pub health: Duration,
     /// The same while one is not well.
@@ -85,6 +87,7 @@ impl Default for Timing {
             neighbour_claims: Duration::from_hours(1),
             driver_away: Duration::from_mins(1),
             driver_retry: Duration::from_secs(5),
+            caps: Duration::from_secs(10),
             health: Duration::from_secs(30),
             health_busy: Duration::from_secs(5),
             reconcile: Duration::from_mins(10),

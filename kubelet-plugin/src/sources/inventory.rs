@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Timing;
 use crate::edits::HostEdits;
 use crate::events::Notifier;
+use crate::limits::ability;
 use crate::node::facts::{Facts, GpusSeen, NodeFacts, Report};
 use crate::upkeep::drain;
 
@@ -37,6 +38,10 @@ pub(crate) struct InventoryOwner {
     pub(crate) refresh: Arc<Notify>,
     /// The files that containers get of the driver.
     pub(crate) edits: Arc<HostEdits>,
+    /// Root of the node's control groups.
+    pub(crate) cgroups: PathBuf,
+    /// False if an administrator has switched caps of memory off.
+    pub(crate) memory_caps: bool,
     /// The node's object: a drain shows there.
     pub(crate) node: watch::Receiver<Option<Arc<NodeFacts>>>,
     /// The file that asks for the driver to be let go.
@@ -171,6 +176,7 @@ impl InventoryOwner {
     async fn look(&self, full: bool, last_module: Option<NvidiaModule>) -> Result<Poll, GpuError> {
         let known = self.seen.borrow().inventory.clone();
         let (gpus, host, edits) = (self.gpus.clone(), self.host.clone(), self.edits.clone());
+        let (cgroups, wanted) = (self.cgroups.clone(), self.memory_caps);
         let looked = tokio::task::spawn_blocking(move || {
             let before = known.as_deref();
             // A driver that was exchanged between two looks answers as before, so the version of
@@ -196,7 +202,14 @@ impl InventoryOwner {
             }
             let began = std::time::Instant::now();
             let topology = |address: PciAddress| topology(&host, address);
-            let found = divvy_nvml::read_inventory_after(&*gpus, &topology, before)?;
+            let mut found = divvy_nvml::read_inventory_after(&*gpus, &topology, before)?;
+            // NVML knows what the driver can; the rest of the way of a cap is the node's.
+            found.system.memory_caps = ability::of_node(
+                found.system.memory_caps,
+                ability::controllers(&cgroups).as_deref(),
+                wanted,
+                edits.calls_hook(),
+            );
             let changed = (before != Some(&found)).then(|| (began, Arc::new(found)));
             Ok(Poll {
                 changed,

@@ -17,6 +17,7 @@ mod gpu_node;
 mod health;
 mod kills;
 mod life;
+mod limits;
 mod metadata;
 mod mig;
 mod modes;

@@ -44,6 +44,16 @@ impl Checks<'_> {
         });
     }
 
+    /// Without MIG mode a list of instances is refused, or empty: so R580 answers on an H200.
+    fn none_live_without_mig(&mut self) {
+        let living = self.driver.gpu_instances(self.gpu);
+        if !living.as_ref().is_ok_and(Vec::is_empty) {
+            self.refused(living, GpuErrorCode::NOT_SUPPORTED, || {
+                "listing instances without MIG mode".to_owned()
+            });
+        }
+    }
+
     fn answer<T>(
         &mut self,
         result: Result<T, GpuError>,
@@ -172,10 +182,7 @@ pub(crate) fn read_only(driver: &dyn GpuDriver, gpu: &GpuUuid, mode: MigMode) ->
             return checks.bad;
         }
     }
-    let living = driver.gpu_instances(gpu);
-    checks.refused(living, GpuErrorCode::NOT_SUPPORTED, || {
-        "listing instances without MIG mode".to_owned()
-    });
+    checks.none_live_without_mig();
     checks.bad
 }
 
@@ -229,10 +236,7 @@ fn toggle(checks: &mut Checks<'_>, on: bool) -> bool {
         checks.refused(create, GpuErrorCode::NOT_SUPPORTED, || {
             "an instance without MIG mode".to_owned()
         });
-        let living = driver.gpu_instances(gpu);
-        checks.refused(living, GpuErrorCode::NOT_SUPPORTED, || {
-            "a list without MIG mode".to_owned()
-        });
+        checks.none_live_without_mig();
     }
     for _twice_is_no_change in 0..2 {
         let set = driver.set_mig_mode(gpu, on).map_err(|e| e.code);

@@ -29,12 +29,21 @@ fn can_be_served(device: &RecordedDevice, seen: &Snapshot<'_>, again: bool) -> R
         return Err(Why::OtherDriver(driver.clone()));
     }
     mig_mode(device, gpu, seen, again)?;
+    caps_if_promised(device, seen)?;
     lives_if_theirs(device, seen)?;
     // An administrator sets this mode so that nothing computes there.
     if gpu.facts.compute_mode == Some(ComputeMode::Prohibited) {
         return Err(Why::ComputeProhibited);
     }
     Ok(())
+}
+
+/// Refuses a share whose memory was promised to be capped, on a node that fell below that.
+fn caps_if_promised(device: &RecordedDevice, seen: &Snapshot<'_>) -> Result<(), Why> {
+    match (device.memory_cap, seen.memory_caps().lack()) {
+        (Some(_), Some(lack)) => Err(Why::CapLost(lack)),
+        _ => Ok(()),
+    }
 }
 
 fn mig_mode(

@@ -22,6 +22,7 @@ fn a_new_claim_of_a_whole_gpu_changes_nothing_of_it() {
         theirs: false,
         time_slice: None,
         share_memory: None,
+        memory_cap: None,
         extra_nodes: Vec::new(),
         given: None,
     }];

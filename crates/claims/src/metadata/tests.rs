@@ -31,6 +31,7 @@ fn device(request: &str, name: &str, sharing: Sharing) -> RecordedDevice {
         theirs: false,
         time_slice: None,
         share_memory: None,
+        memory_cap: None,
         extra_nodes: Vec::new(),
         given: None,
     }

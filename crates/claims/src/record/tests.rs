@@ -27,6 +27,7 @@ fn expected() -> Record {
         theirs: false,
         time_slice: None,
         share_memory: None,
+        memory_cap: None,
         extra_nodes: Vec::new(),
         given: None,
     };

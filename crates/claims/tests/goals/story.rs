@@ -173,6 +173,7 @@ impl Story {
             theirs: false,
             time_slice,
             share_memory: None,
+            memory_cap: None,
             extra_nodes: Vec::new(),
             given: None,
         }

@@ -8,6 +8,7 @@
 mod compute;
 mod device;
 mod health;
+mod limits;
 mod links;
 mod mig;
 mod mig_devices;

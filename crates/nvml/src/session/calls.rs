@@ -1,5 +1,6 @@
 //! Every call of a driver, as a session makes it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use divvy_model::mig::{
 };
 use divvy_model::{
     ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp, GpuProcess,
-    GpuUuid, MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts, lock,
+    GpuUuid, MemoryLimit, MigActivation, MigDevice, MigMode, ProcessSample, SystemFacts, lock,
 };
 
 use super::{Inner, LEAVING, Session, would_lose_partitions};
@@ -55,6 +56,23 @@ impl<D: GpuDriver + 'static> GpuDriver for Session<D> {
         let uuid = gpu.clone();
         self.call(GpuOp::PersistenceMode, Some(gpu), move |d| {
             d.persistence_mode(&uuid)
+        })
+    }
+    fn memory_limit(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<MemoryLimit, GpuError> {
+        let (uuid, cgroup) = (gpu.clone(), cgroup.to_owned());
+        self.call(GpuOp::MemoryLimit, Some(gpu), move |d| {
+            d.memory_limit(&uuid, &cgroup)
+        })
+    }
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        hard: Option<u64>,
+    ) -> Result<(), GpuError> {
+        let (uuid, cgroup) = (gpu.clone(), cgroup.to_owned());
+        self.call(GpuOp::SetMemoryLimit, Some(gpu), move |d| {
+            d.set_memory_limit(&uuid, &cgroup, hard)
         })
     }
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {

@@ -70,6 +70,7 @@ impl Node {
         let system = SystemFacts {
             driver_version: "580.95.05".to_owned(),
             nvml_version: None,
+            memory_caps: divvy_model::MemoryCaps::default(),
             cuda_version: Some(CudaVersion {
                 major: 13,
                 minor: 0,

@@ -196,7 +196,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
         shares: crate::ShareRules {
             unit: ShareUnit::Amounts,
             slots: 4,
-            smallest_mib: 1,
+            smallest_mib: Some(1),
             smallest_cores: 10,
             smallest_percent: None,
             time_slice: Some(TimeSlice::Short),

@@ -336,3 +336,46 @@ fn a_time_slice_counts_as_set_while_a_claim_vouches_for_it() {
     assert!(sets(&|r| r.devices[0].time_slice = None));
     assert!(sets(&|r| r.devices[0].gpu = gpu(1)));
 }
+
+/// A cap is promised where the node can keep it, and is on record as bytes; a node that fell below
+/// refuses the claim with the reason, as after a boot with another driver.
+#[test]
+fn a_cap_is_promised_once_and_kept_or_refused() {
+    use divvy_model::MemoryCaps;
+    let mut world = World::new();
+    let granted = |share: AllocatedDevice| AllocatedDevice {
+        consumed_capacity: [("memory".to_owned(), "2Gi".to_owned())].into(),
+        ..share
+    };
+    let first = claim("a", vec![granted(share("main", "gpu-0-ts", "s1"))]);
+    let cap = |world: &World, claim: &Claim| plan(world.decide(claim)).devices[0].memory_cap;
+    assert_eq!(cap(&world, &first), None, "an older driver");
+    world.inventory.system.memory_caps = MemoryCaps::Available;
+    assert_eq!(cap(&world, &first), Some(2 << 30));
+    let half = claim("p", vec![percent("s9", "50")]);
+    assert_eq!(
+        cap(&world, &half),
+        Some(40 << 30),
+        "of the memory that they come to"
+    );
+    let whole = claim("w", vec![result("main", "gpu-1")]);
+    assert_eq!(cap(&world, &whole), None, "the GPU itself is the limit");
+
+    let record = world.record(&first, Phase::Prepared);
+    let devices = record.devices.clone();
+    for lack in [
+        MemoryCaps::OldDriver,
+        MemoryCaps::NoCgroup2,
+        MemoryCaps::NoController,
+        MemoryCaps::SwitchedOff,
+        MemoryCaps::NoHook,
+    ] {
+        world.inventory.system.memory_caps = lack;
+        let refusal = crate::servable(&first, &devices, &world.seen(), true).unwrap_err();
+        assert_eq!(refusal.category(), "cap-lost");
+        let text = refusal.to_string();
+        assert!(text.contains(lack.lack().unwrap()), "{text}");
+    }
+    world.inventory.system.memory_caps = MemoryCaps::Available;
+    crate::servable(&first, &devices, &world.seen(), true).unwrap();
+}

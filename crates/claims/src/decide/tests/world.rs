@@ -103,6 +103,7 @@ impl World {
         let system = SystemFacts {
             driver_version: "580.95.05".to_owned(),
             nvml_version: None,
+            memory_caps: divvy_model::MemoryCaps::default(),
             cuda_version: Some(CudaVersion {
                 major: 13,
                 minor: 0,

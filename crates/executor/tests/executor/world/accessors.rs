@@ -1,6 +1,7 @@
 //! What tests read and write of claims' records and GPUs' files, in words of their own. All that
 //! depends on how the product stores it is in here: the tests assert on these types.
 
+use divvy_cdi::{Hook, Stage};
 use divvy_claims::{
     Cause, ChangeError, Changed as Kept, GpuState, Holds, Instance, Life, Own, Want, goal,
 };
@@ -374,6 +375,17 @@ impl DeviceEdits for World {
     fn device(&self, gpu: &Gpu, device: &RecordedDevice) -> Result<ContainerEdits, EditsError> {
         let made = device.given.as_ref();
         Ok(Self::edits_of(gpu, made.map(|made| &made.uuid)))
+    }
+    fn cap(&self, claim: &ClaimUid, device: &str) -> Option<Hook> {
+        let args = ["limits", claim.as_str(), device].map(str::to_owned);
+        let path = "/opt/divvy/hook".to_owned();
+        Some(Hook::new(
+            Stage::CreateRuntime,
+            path,
+            args.to_vec(),
+            Vec::new(),
+            30,
+        ))
     }
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {
         Self::attributes_of(inventory, &device.gpu)

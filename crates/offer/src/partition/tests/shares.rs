@@ -100,7 +100,7 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
     let (capacity, _) = with(
         ShareRules {
             slots: 4,
-            smallest_mib: 100,
+            smallest_mib: Some(100),
             smallest_cores: 10,
             ..ShareRules::default()
         },
@@ -131,7 +131,7 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
     let (capacity, _) = with(
         ShareRules {
             slots: 1,
-            smallest_mib: 1 << 40,
+            smallest_mib: Some(1 << 40),
             smallest_cores: 200,
             ..ShareRules::default()
         },
@@ -154,7 +154,7 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
     let (capacity, _) = with(
         ShareRules {
             slots: 1000,
-            smallest_mib: 512,
+            smallest_mib: Some(512),
             smallest_cores: 5,
             ..ShareRules::default()
         },

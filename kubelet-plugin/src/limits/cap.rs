@@ -1,0 +1,262 @@
+//! Setting a cap, and seeing that it holds.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use divvy_claims::ClaimRef;
+use divvy_executor::Executor;
+use divvy_host::HostRoot;
+use divvy_model::{ClaimUid, GpuDriver, GpuError, GpuErrorCode, GpuUuid, lock};
+use serde::Deserialize;
+
+use super::ability::{CONTROLLERS, backend, controllers};
+use super::group::Group;
+use super::ledger::Ledger;
+
+/// A question of the hook: a container of this claim's device is about to start.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Question {
+    /// UID of the claim.
+    pub(crate) claim: ClaimUid,
+    /// Name of the CDI device.
+    pub(crate) device: String,
+    /// The process that becomes the container, as the node counts processes.
+    pub(crate) pid: u32,
+}
+
+/// A share without its cap: its container does not start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Uncapped {
+    /// The claim, where its record is known.
+    pub(crate) claim: Option<ClaimRef>,
+    /// The reason, for people.
+    pub(crate) why: String,
+    /// Returns true if asking again may help: a call failed. Otherwise something has to be changed.
+    pub(crate) failed: bool,
+}
+
+/// A cap that a round has set again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Restored {
+    pub(crate) pod: String,
+    pub(crate) gpu: GpuUuid,
+    pub(crate) bytes: u64,
+}
+
+/// The setter of caps.
+pub(crate) struct Capper {
+    executor: Arc<Executor>,
+    gpus: Arc<dyn GpuDriver>,
+    host: HostRoot,
+    /// Root of the hierarchy of control groups, as NVML in this process sees it.
+    groups: PathBuf,
+    ledger: Ledger,
+    /// Held from reading a pod's shares to the end: two containers of a pod may start at once.
+    one: Mutex<()>,
+}
+
+impl Capper {
+    pub(crate) fn new(
+        executor: Arc<Executor>,
+        gpus: Arc<dyn GpuDriver>,
+        host: HostRoot,
+        groups: PathBuf,
+        ledger: &Path,
+    ) -> Self {
+        Self {
+            executor,
+            gpus,
+            host,
+            groups,
+            ledger: Ledger::new(ledger),
+            one: Mutex::default(),
+        }
+    }
+
+    /// Caps the memory of the pod of a container that is about to start, for one of its devices. May
+    /// block.
+    pub(crate) fn cap(&self, asked: &Question) -> Result<(), Uncapped> {
+        // Phase 1: the claim's record says which GPU, and how much of it.
+        let refused = |claim: Option<&ClaimRef>, why: String| Uncapped {
+            claim: claim.cloned(),
+            why,
+            failed: false,
+        };
+        let share = self.executor.capped_share(&asked.claim, &asked.device);
+        let share = share.map_err(|error| Uncapped {
+            claim: None,
+            why: crate::chain(&error),
+            failed: true,
+        })?;
+        let share = share.ok_or_else(|| {
+            let why = format!(
+                "claim {} has no share {} on this node that is capped (was it unprepared?)",
+                asked.claim.as_str(),
+                asked.device
+            );
+            refused(None, why)
+        })?;
+        let refused = |why: String| refused(Some(&share.claim), why);
+        let failed = |what: &str, error: &dyn std::error::Error| Uncapped {
+            claim: Some(share.claim.clone()),
+            why: format!("{what}: {}", crate::chain(error)),
+            failed: true,
+        };
+        // Phase 2: the pod's group. The process is stopped before its program, in its final group.
+        let path = self
+            .host
+            .see(Path::new(&format!("/proc/{}/cgroup", asked.pid)));
+        let text = fs_err::read_to_string(path)
+            .map_err(|error| failed("failed to read the container's control group", &error))?;
+        let group = Group::of(&text).ok_or_else(|| {
+            refused(format!(
+                "process {} is in no pod's control group of version 2",
+                asked.pid
+            ))
+        })?;
+        let (pod, leaf) = (
+            self.groups.join(&group.of_pod),
+            self.groups.join(&group.leaf),
+        );
+        let backend = self.backend_of(&pod).map_err(&refused)?;
+        // Phase 3: the share is noted before the cap is set. A plugin that is killed in between
+        // leaves a cap that is too small at worst, and the hook asks again.
+        let _one = lock(&self.one);
+        let unreadable = |error| failed("the caps of its pod are not known", &error);
+        let caps = self.ledger.read(&group.pod).map_err(unreadable)?;
+        let name = format!("{}/{}", asked.claim.as_str(), asked.device);
+        let mut caps = caps.with(&share.gpu, name, share.bytes);
+        caps.group.clone_from(&group.of_pod);
+        let unwritten = |error| failed("the caps of its pod cannot be noted", &error);
+        self.ledger.write(&group.pod, &caps).map_err(unwritten)?;
+        // Phase 4: the cap of the pod, the sum of its shares.
+        let sum = caps.sum(&share.gpu);
+        let call = |done: Result<(), GpuError>| {
+            done.map_err(|error| failed(&advice(error.code, &pod), &error))
+        };
+        call(self.gpus.set_memory_limit(&share.gpu, &pod, Some(sum)))?;
+        // Phase 5: what the container's own group says must be the same: an entry that an earlier
+        // group left at the same address would come before the pod's. With `dmem` each group has a
+        // limit of its own, which is what the program sees as the memory of its GPU.
+        let own_limit = controllers(&leaf).is_some_and(|list| list.iter().any(|c| c == "dmem"));
+        if backend == "dmem" && own_limit {
+            call(self.gpus.set_memory_limit(&share.gpu, &leaf, Some(sum)))?;
+        }
+        if self.holds(&share.gpu, &leaf, sum, &call)? {
+            return Ok(());
+        }
+        if backend == "misc" {
+            call(self.gpus.set_memory_limit(&share.gpu, &leaf, Some(sum)))?;
+            if self.holds(&share.gpu, &leaf, sum, &call)? {
+                return Ok(());
+            }
+        }
+        Err(refused(format!(
+            "the driver says another limit for {} than the {sum} bytes that were set for its pod",
+            leaf.display()
+        )))
+    }
+
+    /// Returns the controller that caps the memory of a group, if it is switched on there: a limit
+    /// of a group without it can be read back and never binds.
+    fn backend_of(&self, pod: &Path) -> Result<&'static str, String> {
+        let of_node = controllers(&self.groups).unwrap_or_default();
+        let wanted = backend(&of_node).ok_or_else(|| {
+            let all = CONTROLLERS.join(" nor ");
+            format!("the node's control groups have neither {all}")
+        })?;
+        let list = controllers(pod);
+        let list = list.ok_or_else(|| format!("{} is no control group", pod.display()))?;
+        if list.iter().any(|name| name == wanted) {
+            Ok(wanted)
+        } else {
+            Err(format!(
+                "the controller {wanted} is not switched on for {} (see cgroup.subtree_control of the group above it)",
+                pod.display()
+            ))
+        }
+    }
+
+    /// Returns whether the driver says this limit for a group.
+    fn holds(
+        &self,
+        gpu: &GpuUuid,
+        group: &Path,
+        bytes: u64,
+        call: &dyn Fn(Result<(), GpuError>) -> Result<(), Uncapped>,
+    ) -> Result<bool, Uncapped> {
+        match self.gpus.memory_limit(gpu, group) {
+            Ok(limit) => Ok(limit.hard == Some(bytes)),
+            // No entry at all.
+            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => Ok(false),
+            Err(error) => call(Err(error)).map(|()| false),
+        }
+    }
+
+    /// Sets caps again that the driver has forgotten (it was loaded anew, or no program had the GPU
+    /// open), and forgets pods that are gone. Returns what was set again, and errors.
+    pub(crate) fn round(&self) -> (Vec<Restored>, Vec<String>) {
+        let (mut restored, mut errors) = (Vec::new(), Vec::new());
+        let pods = match self.ledger.pods() {
+            Ok(pods) => pods,
+            Err(error) => return (restored, vec![crate::chain(&error)]),
+        };
+        for pod in pods {
+            let _one = lock(&self.one);
+            match self.round_of(&pod) {
+                Ok(set) => restored.extend(set),
+                Err(error) => errors.push(format!("pod {pod}: {error}")),
+            }
+        }
+        (restored, errors)
+    }
+
+    fn round_of(&self, pod: &str) -> Result<Vec<Restored>, String> {
+        let caps = self.ledger.read(pod).map_err(|e| crate::chain(&e))?;
+        let group = self.groups.join(&caps.group);
+        if !group.exists() {
+            self.ledger.remove(pod).map_err(|e| crate::chain(&e))?;
+            return Ok(Vec::new());
+        }
+        let mut restored = Vec::new();
+        for (gpu, bytes) in caps.sums() {
+            let limit = match self.gpus.memory_limit(gpu, &group) {
+                Ok(limit) => limit.hard,
+                Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => None,
+                Err(error) => return Err(crate::chain(&error)),
+            };
+            if limit == Some(bytes) {
+                continue;
+            }
+            let set = self.gpus.set_memory_limit(gpu, &group, Some(bytes));
+            set.map_err(|error| crate::chain(&error))?;
+            restored.push(Restored {
+                pod: pod.to_owned(),
+                gpu: gpu.clone(),
+                bytes,
+            });
+        }
+        Ok(restored)
+    }
+}
+
+/// Explains NVML's answer to a limit that is set.
+fn advice(code: GpuErrorCode, group: &Path) -> String {
+    let group = group.display();
+    match code {
+        GpuErrorCode::NOT_SUPPORTED => {
+            format!(
+                "the driver caps no memory of {group} (MIG mode is on, or its kernel module has caps switched off)"
+            )
+        }
+        GpuErrorCode::NOT_FOUND => format!("{group} lacks the controller dmem"),
+        GpuErrorCode::OPERATING_SYSTEM => format!("{group} is gone"),
+        GpuErrorCode::NO_PERMISSION => {
+            format!("divvy's node plugin may not limit {group} (it has to run as root)")
+        }
+        GpuErrorCode::INVALID_ARGUMENT => {
+            format!("the programs in {group} use more memory than it may have from now on")
+        }
+        _ => format!("failed to cap the memory of {group}"),
+    }
+}

@@ -1,0 +1,145 @@
+//! The ledger: the shares whose memory each pod was given, in a file for each pod.
+//!
+//! Invariants:
+//! - A share is in the ledger before its cap is set: the sum of a later share never lacks it.
+//! - A file lives as long as its pod's control group, whatever becomes of the claims: the driver
+//!   keeps the cap as long, and so do the containers that run under it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use divvy_model::GpuUuid;
+use serde::{Deserialize, Serialize};
+
+/// The shares that containers of a pod have started with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PodCaps {
+    /// Path of the pod's control group below the root of the hierarchy.
+    pub(crate) group: String,
+    /// Bytes of each share, by GPU and by claim and device.
+    gpus: BTreeMap<GpuUuid, BTreeMap<String, u64>>,
+}
+
+impl PodCaps {
+    /// Returns the same with a share of a GPU. One that is there already is not counted twice: each
+    /// container of a claim, and each restart, asks for it.
+    pub(crate) fn with(mut self, gpu: &GpuUuid, share: String, bytes: u64) -> Self {
+        let shares = self.gpus.entry(gpu.clone()).or_default();
+        shares.insert(share, bytes);
+        self
+    }
+
+    /// Returns the sums of the pod's shares, by GPU.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = (&GpuUuid, u64)> {
+        let sum = |shares: &BTreeMap<String, u64>| {
+            shares
+                .values()
+                .fold(0_u64, |sum, bytes| sum.saturating_add(*bytes))
+        };
+        self.gpus
+            .iter()
+            .map(move |(gpu, shares)| (gpu, sum(shares)))
+    }
+
+    /// Returns the sum of the pod's shares of a GPU.
+    pub(crate) fn sum(&self, gpu: &GpuUuid) -> u64 {
+        let mut sums = self.sums();
+        sums.find(|(of, _)| *of == gpu).map_or(0, |(_, sum)| sum)
+    }
+}
+
+/// The files, in a folder in memory: a reboot ends the pods.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    folder: PathBuf,
+}
+
+const SUFFIX: &str = ".json";
+
+impl Ledger {
+    pub(crate) fn new(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+        }
+    }
+
+    fn path(&self, pod: &str) -> PathBuf {
+        self.folder.join(format!("{pod}{SUFFIX}"))
+    }
+
+    /// Reads a pod's shares; none if it has no file. A file that cannot be read is an error: a sum
+    /// without its shares would be too small for the programs that run.
+    pub(crate) fn read(&self, pod: &str) -> io::Result<PodCaps> {
+        match fs_err::read(self.path(pod)) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PodCaps::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes a pod's shares, whole or not at all.
+    pub(crate) fn write(&self, pod: &str, caps: &PodCaps) -> io::Result<()> {
+        fs_err::create_dir_all(&self.folder)?;
+        let next = self.folder.join(format!("{pod}.new"));
+        fs_err::write(&next, serde_json::to_vec(caps)?)?;
+        fs_err::rename(next, self.path(pod))
+    }
+
+    /// Removes a pod's file.
+    pub(crate) fn remove(&self, pod: &str) -> io::Result<()> {
+        match fs_err::remove_file(self.path(pod)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the UIDs of the pods that have a file.
+    pub(crate) fn pods(&self) -> io::Result<Vec<String>> {
+        let entries = match fs_err::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name()));
+        let names: io::Result<Vec<_>> = names.collect();
+        let pod = |name: std::ffi::OsString| Some(name.to_str()?.strip_suffix(SUFFIX)?.to_owned());
+        Ok(names?.into_iter().filter_map(pod).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_a_pod_are_added_up_by_gpu_and_each_counts_once() {
+        let gpu = |n: u8| -> GpuUuid {
+            format!("GPU-12345678-1234-1234-1234-12345678000{n}")
+                .parse()
+                .unwrap()
+        };
+        let caps = PodCaps::default()
+            .with(&gpu(1), "a/gpu-0-ts".to_owned(), 4)
+            .with(&gpu(1), "b/gpu-0-ts".to_owned(), 6)
+            .with(&gpu(1), "a/gpu-0-ts".to_owned(), 4)
+            .with(&gpu(2), "a/gpu-1-ts".to_owned(), 1);
+        assert_eq!([1, 2, 3].map(|n| caps.sum(&gpu(n))), [10, 1, 0]);
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = Ledger::new(&folder.path().join("caps"));
+        assert_eq!(ledger.pods().unwrap(), [""; 0]);
+        assert_eq!(ledger.read("p").unwrap(), PodCaps::default());
+        ledger.write("p", &caps).unwrap();
+        assert_eq!(ledger.read("p").unwrap(), caps);
+        assert_eq!(ledger.pods().unwrap(), ["p"]);
+        ledger.remove("p").unwrap();
+        ledger.remove("p").unwrap();
+        assert_eq!(ledger.pods().unwrap(), [""; 0]);
+        fs_err::write(ledger.path("p"), "{").unwrap();
+        assert!(
+            ledger.read("p").is_err(),
+            "not taken for a pod without shares"
+        );
+    }
+}

@@ -1,0 +1,177 @@
+//! The socket on which the hook asks for caps, and the rounds that keep them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_claims::ClaimRef;
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::cap::{Capper, Question, Uncapped};
+use crate::events::Notifier;
+use crate::node::facts::GpusSeen;
+use crate::sockets::bind;
+
+/// Bound on a question.
+const MOST_BYTES: u64 = 4096;
+/// Time for which a hook that connects and says nothing is listened to.
+const QUESTION: Duration = Duration::from_secs(5);
+
+/// The socket's server.
+pub(crate) struct Limits {
+    pub(crate) capper: Arc<Capper>,
+    pub(crate) socket: PathBuf,
+    /// Interval of the rounds.
+    pub(crate) every: Duration,
+    /// True while this instance is in charge: it alone repairs.
+    pub(crate) in_charge: watch::Receiver<bool>,
+    /// The GPUs as the driver lists them, and whether it is released.
+    pub(crate) seen: watch::Receiver<GpusSeen>,
+    pub(crate) notifier: Arc<Notifier>,
+    /// Work that goes on after an answer: Events.
+    pub(crate) reports: TaskTracker,
+}
+
+impl Limits {
+    /// Runs until `stop`. The socket is bound by every instance, the last one to start has it; when
+    /// it goes, an instance that still runs binds it again.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut bound = None;
+        let mut warned = false;
+        loop {
+            if bound.is_none() || !self.socket.exists() {
+                match bind(&self.socket) {
+                    Ok(socket) => (bound, warned) = (Some(socket), false),
+                    Err(error) => {
+                        if !std::mem::replace(&mut warned, true) {
+                            let error = crate::chain(&error);
+                            tracing::error!(
+                                error,
+                                "containers with capped shares cannot start, will retry"
+                            );
+                        }
+                        bound = None;
+                    }
+                }
+            }
+            let rest = tokio::time::sleep(self.every);
+            tokio::pin!(rest);
+            loop {
+                tokio::select! {
+                    stream = accept(bound.as_ref().map(|(listener, _)| listener)) => {
+                        self.reports.spawn(answer(self.capper.clone(), self.notifier.clone(), stream));
+                    }
+                    () = &mut rest => break,
+                    () = stop.cancelled() => {
+                        if let Some((_, file)) = bound {
+                            file.remove();
+                        }
+                        return;
+                    }
+                }
+            }
+            // A question would open a driver that was released to be unloaded.
+            let released = self.seen.borrow().released.is_some();
+            if *self.in_charge.borrow() && !released {
+                self.round().await;
+            }
+        }
+    }
+
+    async fn round(&self) {
+        let capper = self.capper.clone();
+        // On a thread: NVML blocks.
+        let Ok((restored, errors)) = tokio::task::spawn_blocking(move || capper.round()).await
+        else {
+            return;
+        };
+        for cap in restored {
+            tracing::warn!(pod.uid = cap.pod, gpu = %cap.gpu, bytes = cap.bytes,
+                "the driver had forgotten a cap of memory; it is set again, and what was allocated meanwhile is not counted");
+        }
+        for error in errors {
+            tracing::warn!(error, "failed to look after the caps of a pod, will retry");
+        }
+    }
+}
+
+/// Waits for the next hook.
+async fn accept(listener: Option<&UnixListener>) -> UnixStream {
+    if let Some(listener) = listener {
+        // A connection that ended before it was taken says nothing.
+        while let Ok((stream, _)) = listener.accept().await.inspect_err(|error| {
+            tracing::debug!(%error, "failed to accept a hook");
+        }) {
+            return stream;
+        }
+    }
+    std::future::pending().await
+}
+
+/// Answers one hook. Only root may ask.
+async fn answer(capper: Arc<Capper>, notifier: Arc<Notifier>, mut stream: UnixStream) {
+    let is_root = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0);
+    let done = if is_root {
+        match tokio::time::timeout(QUESTION, question(&mut stream)).await {
+            Ok(Ok(asked)) => {
+                let work = tokio::task::spawn_blocking(move || capper.cap(&asked));
+                work.await
+                    .unwrap_or_else(|died| Err(plain(died.to_string())))
+            }
+            Ok(Err(why)) => Err(plain(why)),
+            Err(_) => Err(plain("no question came".to_owned())),
+        }
+    } else {
+        Err(plain("only root may ask".to_owned()))
+    };
+    let text = match &done {
+        Ok(()) => json!({ "capped": true }),
+        Err(uncapped) if uncapped.failed => json!({ "failed": uncapped.why }),
+        Err(uncapped) => json!({ "refused": uncapped.why }),
+    };
+    // A hook that has gone asks again, if its container still starts.
+    if let Err(error) = stream.write_all(format!("{text}\n").as_bytes()).await {
+        tracing::debug!(%error, "a hook did not wait for its answer");
+    }
+    if let Err(Uncapped { claim, why, failed }) = done {
+        tracing::warn!(
+            claim = claim.as_ref().map(ClaimRef::to_string),
+            why,
+            "the memory of a share is not capped; its container does not start"
+        );
+        if let Some(claim) = claim {
+            let note = format!(
+                "A container does not start, since the memory of its share is not capped: {why}"
+            );
+            // A reason each: Events of one reason are counted, and keep the note of the first.
+            let reason = if failed {
+                "memory-cap-failed"
+            } else {
+                "memory-not-capped"
+            };
+            notifier.warn(&claim, reason, &note).await;
+        }
+    }
+}
+
+fn plain(why: String) -> Uncapped {
+    Uncapped {
+        claim: None,
+        why,
+        failed: false,
+    }
+}
+
+/// Reads the question: a line of JSON.
+async fn question(stream: &mut UnixStream) -> Result<Question, String> {
+    let mut line = String::new();
+    let mut input = BufReader::new(stream).take(MOST_BYTES);
+    let read = input.read_line(&mut line).await;
+    read.map_err(|error| format!("the question cannot be read: {error}"))?;
+    serde_json::from_str(&line).map_err(|error| format!("the question is not one: {error}"))
+}

@@ -1,0 +1,378 @@
+//! Caps of the memory of shares: what is published and written, and the hook's questions answered.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
+use divvy_fake_cluster::{ClaimRef, GpuPolicy};
+use divvy_gpu_sim::{Fault, LimitBackend};
+use divvy_kubelet_plugin::Config;
+use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+
+use crate::node::{DRIVER, Node, POOL, Plugin, wait};
+
+const GIB: u64 = 1 << 30;
+const POD: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+
+/// A node with a driver that caps memory, and control groups.
+struct Capped {
+    node: Node,
+    backend: LimitBackend,
+}
+
+impl Capped {
+    fn new(backend: LimitBackend) -> Self {
+        let node = Node::new("h100x1");
+        let cuda = CudaVersion {
+            major: 13,
+            minor: 4,
+        };
+        node.sim.edit(|e| {
+            e.set_driver_version("615.71.09", cuda);
+            e.limits.backend = backend;
+        });
+        let rule = json!({ "modes": ["Whole", "TimeSlicing"] });
+        node.api
+            .put(&GpuPolicy::new("shares", json!({ "rules": [rule] })))
+            .unwrap();
+        let capped = Self { node, backend };
+        capped.group("");
+        capped
+    }
+
+    fn groups(&self) -> PathBuf {
+        self.node.dir.path().join("cgroup")
+    }
+
+    /// Makes a group with the controllers of the backend.
+    fn group(&self, path: &str) -> PathBuf {
+        let list = match self.backend {
+            LimitBackend::Misc => "cpu misc",
+            LimitBackend::Dmem => "cpu dmem misc",
+        };
+        let group = self.groups().join(path);
+        fs_err::create_dir_all(&group).unwrap();
+        fs_err::write(group.join("cgroup.controllers"), list).unwrap();
+        group
+    }
+
+    fn pod_path() -> String {
+        format!("kubepods/pod{POD}")
+    }
+
+    /// Makes a container's group and its process, which is about to start.
+    fn container(&self, name: &str, pid: u32) {
+        self.group("kubepods");
+        self.group(&Self::pod_path());
+        let leaf = format!("{}/{name}", Self::pod_path());
+        self.group(&leaf);
+        let proc = self.node.dir.path().join(format!("host/proc/{pid}"));
+        fs_err::create_dir_all(&proc).unwrap();
+        fs_err::write(proc.join("cgroup"), format!("0::/{leaf}\n")).unwrap();
+    }
+
+    fn config(&self) -> Config {
+        let program = self.node.dir.path().join("hook");
+        fs_err::write(&program, "#!/bin/true").unwrap();
+        let folder = self.node.dir.path().join("opt");
+        let groups = self.groups();
+        let mut config = self.node.config(&[
+            "--library-delivery",
+            "hook",
+            "--hook-path",
+            program.to_str().unwrap(),
+            "--hook-dir",
+            folder.to_str().unwrap(),
+            "--cgroup-root",
+            groups.to_str().unwrap(),
+        ]);
+        config.timing.caps = Duration::from_millis(50);
+        config
+    }
+
+    async fn start(&self) -> Plugin {
+        let plugin = self.node.start_with(self.config());
+        plugin.wait_ready().await;
+        plugin
+    }
+
+    /// A claim of a share with so much memory.
+    fn share(&self, name: &str, gib: u64) -> ClaimRef {
+        let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0-ts");
+        let granted = [
+            ("memory", format!("{gib}Gi")),
+            ("cores", "1".to_owned()),
+            ("slots", "1".to_owned()),
+        ];
+        let granted = granted.map(|(name, amount)| (name.to_owned(), Quantity(amount)));
+        result.share_id = Some(format!("s-{name}"));
+        result.consumed_capacity = Some(BTreeMap::from(granted));
+        let claim = mk_claim("default", name, DRIVER, 1);
+        self.node.put(allocated(claim, vec![result]))
+    }
+
+    /// The hook's question for a claim, whose CDI file has one device, and the answer.
+    fn ask(&self, claim: &ClaimRef, pid: u32) -> Value {
+        let (_, device) = self.hook(claim);
+        self.ask_for(&claim.uid, &device, pid)
+    }
+
+    fn ask_for(&self, claim: &str, device: &str, pid: u32) -> Value {
+        let mut stream = UnixStream::connect(self.config().limits_socket()).unwrap();
+        let question = json!({ "claim": claim, "device": device, "pid": pid, "container": "c" });
+        stream
+            .write_all(format!("{question}\n").as_bytes())
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// The call in the CDI file of a claim, and the device it is of.
+    fn hook(&self, claim: &ClaimRef) -> (Vec<String>, String) {
+        let files = self.node.cdi_files();
+        let file = files.iter().find(|(name, _)| name.contains(&claim.uid));
+        let device = file.unwrap().1["devices"][0].clone();
+        let hooks = device["containerEdits"]["hooks"]
+            .as_array()
+            .unwrap()
+            .clone();
+        let hook = hooks.into_iter().find(|h| h["hookName"] == "createRuntime");
+        let args = hook.unwrap()["args"].as_array().unwrap().clone();
+        let args = args.iter().map(|arg| arg.as_str().unwrap().to_owned());
+        (args.collect(), device["name"].as_str().unwrap().to_owned())
+    }
+
+    /// The limit that the driver says for a group.
+    fn limit(&self, path: &str) -> Option<u64> {
+        let gpu = self.node.sim.uuids().remove(0);
+        let limit = self.node.sim.memory_limit(&gpu, &self.groups().join(path));
+        limit.ok()?.hard
+    }
+
+    fn ledgers(&self) -> usize {
+        let folder = self.config().own_run_dir().join("caps");
+        fs_err::read_dir(folder).map_or(0, Iterator::count)
+    }
+}
+
+fn level(node: &Node) -> Option<String> {
+    let slices = node.api.list::<ResourceSlice>();
+    let mut devices = slices
+        .iter()
+        .filter_map(|s| s.spec.devices.as_ref())
+        .flatten();
+    let share = devices.find(|device| device.name == "gpu-0-ts")?;
+    share
+        .attributes
+        .as_ref()?
+        .get("memoryEnforcement")?
+        .string
+        .clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_say_what_caps_them_and_an_older_driver_says_none() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let plugin = capped.start().await;
+    wait("the level", || {
+        (level(&capped.node)? == "cgroup").then_some(())
+    })
+    .await;
+    // The driver is exchanged for an older one: nothing is promised any more.
+    let claim = capped.share("c", 2);
+    capped.node.prepare(&claim).await.unwrap();
+    let cuda = CudaVersion {
+        major: 13,
+        minor: 3,
+    };
+    capped
+        .node
+        .sim
+        .edit(|e| e.set_driver_version("610.10.01", cuda));
+    wait("the level", || {
+        (level(&capped.node)? == "none").then_some(())
+    })
+    .await;
+    let older = capped.share("older", 2);
+    capped.node.prepare(&older).await.unwrap();
+    let files = capped.node.cdi_files();
+    let file = files.iter().find(|(name, _)| name.contains(&older.uid));
+    assert!(!file.unwrap().1.to_string().contains("createRuntime"));
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_is_held_to_the_sum_of_its_shares() {
+    for backend in [LimitBackend::Misc, LimitBackend::Dmem] {
+        let capped = Capped::new(backend);
+        let plugin = capped.start().await;
+        wait("the level", || {
+            (level(&capped.node)? == "cgroup").then_some(())
+        })
+        .await;
+        let [first, second] = ["first", "second"].map(|name| capped.share(name, 2));
+        for claim in [&first, &second] {
+            capped.node.prepare(claim).await.unwrap();
+        }
+        let (args, device) = capped.hook(&first);
+        let socket = capped.config().limits_socket().display().to_string();
+        let expected = [
+            "divvy-cdi-hook",
+            "limits",
+            "--socket",
+            &socket,
+            "--claim",
+            &first.uid,
+            "--device",
+            &device,
+        ];
+        assert_eq!(args, expected);
+
+        let pod = Capped::pod_path();
+        let sums = [
+            (&first, "a", 2),
+            (&first, "b", 2),
+            (&first, "a", 2),
+            (&second, "a", 4),
+        ];
+        for (pid, (claim, container, gib)) in (1..).zip(sums) {
+            capped.container(container, pid);
+            assert_eq!(
+                capped.ask(claim, pid),
+                json!({ "capped": true }),
+                "{backend:?}"
+            );
+            assert_eq!(capped.limit(&pod), Some(gib * GIB), "{backend:?}");
+            let leaf = capped.limit(&format!("{pod}/{container}"));
+            assert_eq!(leaf, Some(gib * GIB), "{backend:?}: what the program sees");
+        }
+
+        // Driver and plugin begin anew; the pod runs on.
+        plugin.kill().await;
+        capped.node.sim.edit(divvy_gpu_sim::Engine::forget_limits);
+        let plugin = capped.start().await;
+        wait("the cap again", || capped.limit(&pod)).await;
+        assert_eq!(capped.limit(&pod), Some(4 * GIB), "{backend:?}");
+        for claim in [&first, &second] {
+            capped.node.unprepare(claim).await.unwrap();
+        }
+        assert_eq!(
+            capped.limit(&pod),
+            Some(4 * GIB),
+            "its containers may still end"
+        );
+        fs_err::remove_dir_all(capped.groups().join(&pod)).unwrap();
+        wait("the end of the ledger", || {
+            (capped.ledgers() == 0).then_some(())
+        })
+        .await;
+        plugin.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_share_without_its_cap_is_refused_with_the_reason() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let plugin = capped.start().await;
+    wait("the level", || {
+        (level(&capped.node)? == "cgroup").then_some(())
+    })
+    .await;
+    let claim = capped.share("c", 2);
+    capped.node.prepare(&claim).await.unwrap();
+    let (_, device) = capped.hook(&claim);
+    let refusal = |answer: Value, kind: &str| {
+        let text = answer[kind].as_str();
+        text.unwrap_or_else(|| panic!("{answer}")).to_owned()
+    };
+    // A process of no pod.
+    let proc = capped.node.dir.path().join("host/proc/7");
+    fs_err::create_dir_all(&proc).unwrap();
+    fs_err::write(proc.join("cgroup"), "0::/system.slice/x.service\n").unwrap();
+    let why = refusal(capped.ask(&claim, 7), "refused");
+    assert!(
+        why.contains("process 7 is in no pod's control group"),
+        "{why}"
+    );
+    // Another device, and another claim.
+    capped.container("a", 1);
+    for (uid, device) in [(&*claim.uid, "gpu-9"), (POD, &*device)] {
+        let why = refusal(capped.ask_for(uid, device, 1), "refused");
+        assert!(why.contains("no share"), "{why}");
+    }
+    // The controller is not switched on for the pod.
+    let list = capped
+        .groups()
+        .join(Capped::pod_path())
+        .join("cgroup.controllers");
+    fs_err::write(&list, "cpu").unwrap();
+    let why = refusal(capped.ask(&claim, 1), "refused");
+    assert!(
+        why.contains("the controller misc is not switched on"),
+        "{why}"
+    );
+    capped.container("a", 1);
+    // The driver fails; then it does not.
+    let fault = Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::SetMemoryLimit);
+    capped.node.sim.fault(fault.times(1));
+    let why = refusal(capped.ask(&claim, 1), "failed");
+    assert!(why.contains("failed to cap the memory of"), "{why}");
+    let events = || {
+        let events = capped.node.api.list::<Event>().into_iter();
+        let ours = events.filter(|event| event.reason.as_deref() == Some("MemoryCapFailed"));
+        ours.filter_map(|event| event.note)
+            .find(|note| note.contains("failed to cap"))
+    };
+    wait("an Event on the claim", events).await;
+    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    plugin.stop().await;
+}
+
+/// An entry that an earlier group left at the address of the container's comes before the pod's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_entry_below_the_pod_does_not_hide_its_cap() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let plugin = capped.start().await;
+    wait("the level", || {
+        (level(&capped.node)? == "cgroup").then_some(())
+    })
+    .await;
+    let claim = capped.share("c", 2);
+    capped.node.prepare(&claim).await.unwrap();
+    capped.container("a", 1);
+    let leaf = format!("{}/a", Capped::pod_path());
+    let gpu = capped.node.sim.uuids().remove(0);
+    let path = capped.groups().join(&leaf);
+    // As an entry that was cleared: it stays, without a limit.
+    capped.node.sim.set_memory_limit(&gpu, &path, None).unwrap();
+    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    assert_eq!(capped.limit(&leaf), Some(2 * GIB));
+    plugin.stop().await;
+}
+
+/// The socket of an instance that ends is bound again by one that still runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_socket_is_there_while_any_instance_runs() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let plugin = capped.start().await;
+    wait("the level", || {
+        (level(&capped.node)? == "cgroup").then_some(())
+    })
+    .await;
+    let claim = capped.share("c", 2);
+    capped.node.prepare(&claim).await.unwrap();
+    capped.container("a", 1);
+    fs_err::remove_file(capped.config().limits_socket()).unwrap();
+    let socket = capped.config().limits_socket();
+    wait("the socket", || UnixStream::connect(&socket).ok()).await;
+    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    plugin.stop().await;
+}
