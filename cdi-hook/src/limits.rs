@@ -1,7 +1,7 @@
 //! The step that has the memory of a share capped before its program runs.
 //!
-//! The node plugin sets the cap: it knows the claim, and has NVML. This program tells it which
-//! process is about to become the container, and waits for its word. No amount passes through here:
+//! The node plugin sets the cap: it knows the claim, and has NVML. This program names the
+//! process that is about to become the container, and waits for the answer. No amount passes through here:
 //! the plugin reads it from its own record.
 
 use std::io::{self, BufRead, BufReader, Write};

@@ -14,7 +14,7 @@
 //! - `disable-device-node-modification` keeps the driver's libraries from making or changing device
 //!   nodes ([`device_files`]).
 //!
-//! One sub-command is a `createRuntime` hook, in the runtime's own namespaces:
+//! A sub-command for caps is a `createRuntime` hook, in the runtime's own namespaces:
 //!
 //! - `limits --socket PATH --claim UID --device NAME` has divvy's node plugin cap the memory of a
 //!   share before its program runs ([`limits`]).

@@ -40,12 +40,12 @@ impl SimGroup {
     pub fn chain(path: &Path) -> io::Result<Vec<Self>> {
         let mut chain = Vec::new();
         for folder in path.ancestors() {
-            let list = match std::fs::read_to_string(folder.join("cgroup.controllers")) {
+            let list = match fs_err::read_to_string(folder.join("cgroup.controllers")) {
                 Ok(list) => list,
                 Err(_) if !chain.is_empty() => break,
                 Err(error) => return Err(error),
             };
-            let data = std::fs::metadata(folder)?;
+            let data = fs_err::metadata(folder)?;
             let born = data.created().ok();
             let born = born.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
             chain.push(Self {

@@ -460,9 +460,9 @@ fn the_whole_state_survives_as_text_and_any_fact_can_be_changed() {
 #[test]
 fn the_simulated_h200_is_what_was_read_on_a_real_one() {
     let text = include_str!("../fixtures/h200-580.159.04.json");
-    let read: serde_json::Value = serde_json::from_str(text).unwrap();
+    let captured: serde_json::Value = serde_json::from_str(text).unwrap();
     let gpus: std::collections::BTreeMap<GpuUuid, Gpu> =
-        serde_json::from_value(read["gpus"].clone()).unwrap();
+        serde_json::from_value(captured["gpus"].clone()).unwrap();
     let real = gpus.into_values().next().unwrap();
     let ours = node("h200x1")
         .inventory()

@@ -23,8 +23,8 @@ pub(crate) struct PodCaps {
 }
 
 impl PodCaps {
-    /// Returns the same with a share of a GPU. One that is there already is not counted twice: each
-    /// container of a claim, and each restart, asks for it.
+    /// Returns the same with a share of a GPU. It is not counted twice: each container
+    /// of a claim, and each restart, asks for it.
     pub(crate) fn with(mut self, gpu: &GpuUuid, share: String, bytes: u64) -> Self {
         let shares = self.gpus.entry(gpu.clone()).or_default();
         shares.insert(share, bytes);

@@ -3,8 +3,8 @@
 //!
 //! A cap is set per container start and not in a prepare, since the pod's group is made after it: the
 //! CDI file has the runtime call `divvy-cdi-hook limits`, which asks here ([`serve`]) and keeps the
-//! program from running until the cap is set and was read back ([`cap`]). What each pod was given so
-//! far is noted ([`ledger`]), so that a second claim raises the cap, and caps that the driver has
+//! program from running until the cap is set and was read back ([`cap`]). The shares of each pod so far
+//! are noted ([`ledger`]), so that a second claim raises the cap, and caps that the driver has
 //! forgotten are set again. A node that cannot cap publishes so ([`ability`]).
 
 pub(crate) mod ability;

@@ -22,6 +22,9 @@ const MOST_BYTES: u64 = 4096;
 /// Time for which a hook that connects and says nothing is listened to.
 const QUESTION: Duration = Duration::from_secs(5);
 
+/// Pause after a connection that could not be taken.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
 /// The socket's server.
 pub(crate) struct Limits {
     pub(crate) capper: Arc<Capper>,
@@ -102,15 +105,19 @@ impl Limits {
 
 /// Waits for the next hook.
 async fn accept(listener: Option<&UnixListener>) -> UnixStream {
-    if let Some(listener) = listener {
-        // A connection that ended before it was taken says nothing.
-        while let Ok((stream, _)) = listener.accept().await.inspect_err(|error| {
-            tracing::debug!(%error, "failed to accept a hook");
-        }) {
-            return stream;
+    let Some(listener) = listener else {
+        return std::future::pending().await;
+    };
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // The process has too many files open, say: the hook waits in the queue meanwhile.
+            Err(error) => {
+                tracing::debug!(%error, "failed to accept a hook");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
         }
     }
-    std::future::pending().await
 }
 
 /// Answers one hook. Only root may ask.

@@ -139,15 +139,15 @@ impl Capped {
     fn hook(&self, claim: &ClaimRef) -> (Vec<String>, String) {
         let files = self.node.cdi_files();
         let file = files.iter().find(|(name, _)| name.contains(&claim.uid));
-        let device = file.unwrap().1["devices"][0].clone();
-        let hooks = device["containerEdits"]["hooks"]
-            .as_array()
-            .unwrap()
-            .clone();
-        let hook = hooks.into_iter().find(|h| h["hookName"] == "createRuntime");
-        let args = hook.unwrap()["args"].as_array().unwrap().clone();
-        let args = args.iter().map(|arg| arg.as_str().unwrap().to_owned());
-        (args.collect(), device["name"].as_str().unwrap().to_owned())
+        let file = file.unwrap().1;
+        let at = |pointer: &str| file.pointer(pointer).unwrap().clone();
+        let hooks = at("/devices/0/containerEdits/hooks");
+        let of_runtime =
+            |hook: &&Value| hook.get("hookName").unwrap().as_str() == Some("createRuntime");
+        let hook = hooks.as_array().unwrap().iter().find(of_runtime).unwrap();
+        let args = hook.get("args").unwrap().as_array().unwrap().iter();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        (args.map(text).collect(), text(&at("/devices/0/name")))
     }
 
     /// The limit that the driver says for a group.
@@ -290,7 +290,7 @@ async fn a_share_without_its_cap_is_refused_with_the_reason() {
     capped.node.prepare(&claim).await.unwrap();
     let (_, device) = capped.hook(&claim);
     let refusal = |answer: Value, kind: &str| {
-        let text = answer[kind].as_str();
+        let text = answer.get(kind).and_then(Value::as_str);
         text.unwrap_or_else(|| panic!("{answer}")).to_owned()
     };
     // A process of no pod.

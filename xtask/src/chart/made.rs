@@ -129,7 +129,7 @@ pub(super) const CASES: &[(&str, &[Expected])] = &[
         &[Is(
             "PrometheusRule/divvy",
             "/spec/groups/0/rules/0/annotations",
-            r#"{"summary": "{{ $labels.UUID }} ({{ $labels.device }}) on {{ $labels.instance }} is unhealthy and gets no new pods", "runbook": "docs/runbooks/gpu-unhealthy.md"}"#,
+            r#"{"summary": "{{ $labels.UUID }} ({{ $labels.device }}) on {{ $labels.instance }} is unhealthy or gone and gets no new pods", "runbook": "docs/runbooks/gpu-unhealthy.md"}"#,
         )],
     ),
     (
