@@ -32,15 +32,6 @@ pub enum MemoryError {
 /// The least number of bytes that may be written without a unit, besides 0.
 const LEAST_PLAIN: u64 = 1 << 20;
 
-/// CEL by which the API server refuses what [`MemoryError::Crumb`] is about. Texts are up to the
-/// pattern of the field.
-fn no_crumb() -> serde_json::Value {
-    serde_json::json!([{
-        "rule": format!("type(self) != int || self == 0 || self >= {LEAST_PLAIN}"),
-        "message": "a number without a unit is in bytes, and this is less than 1Mi: add the unit, such as Mi",
-    }])
-}
-
 impl MemorySize {
     /// Takes a number without a unit.
     fn plain(bytes: u64) -> Result<Self, MemoryError> {
@@ -94,7 +85,6 @@ impl JsonSchema for MemorySize {
         json_schema!({
             "x-kubernetes-int-or-string": true,
             "pattern": "^(0|[0-9]{7,15}|[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T))$",
-            "x-kubernetes-validations": no_crumb(),
         })
     }
 }
@@ -203,7 +193,6 @@ impl JsonSchema for MemoryPart {
         json_schema!({
             "x-kubernetes-int-or-string": true,
             "pattern": "^(0|[0-9]{7,15}|[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)|[0-9]{1,2}%)$",
-            "x-kubernetes-validations": no_crumb(),
         })
     }
 }
