@@ -259,8 +259,12 @@ impl Gpus<'_> {
                 match lock {
                     Some(Ok(_lock)) => self.tidy_one(&gpu, report, round),
                     // A busy lock means that a call is bringing this GPU to a goal right now. The
-                    // next round finds what it leaves.
-                    Some(Err(_)) | None => Ok(()),
+                    // next look finds what it leaves.
+                    Some(Err(_)) => {
+                        report.left_out = true;
+                        Ok(())
+                    }
+                    None => Ok(()),
                 }
             });
             if let Err(error) = done {

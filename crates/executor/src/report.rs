@@ -76,4 +76,15 @@ impl Event {
 pub struct Report {
     /// An entry for each.
     pub events: Vec<Event>,
+    /// True if a GPU that is due was left out, since another call was working on it: that call may
+    /// have failed, so that the caller looks again soon.
+    pub left_out: bool,
+}
+
+impl Report {
+    /// Returns whether something failed or was left out, so that it is due again soon.
+    pub fn is_open(&self) -> bool {
+        let failed = |event: &Event| matches!(event, Event::Failed { .. });
+        self.left_out || self.events.iter().any(failed)
+    }
 }

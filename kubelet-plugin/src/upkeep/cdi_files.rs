@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_executor::{Event, Executor, Refresh};
+use divvy_executor::{Executor, Refresh};
 use divvy_model::GpuUuid;
 use divvy_model::mig::Placement;
 use tokio::sync::watch;
@@ -185,10 +185,9 @@ impl CdiFiles {
     async fn restore(&mut self) {
         let (executor, refresh) = (self.executor.clone(), self.due.refresh);
         let report = tokio::task::spawn_blocking(move || executor.restore_cdi(refresh)).await;
-        let is_failure = |event: &Event| matches!(event, Event::Failed { .. });
         // After a failure all files are due again.
         let failed = match &report {
-            Ok(report) => report.events.iter().any(is_failure),
+            Ok(report) => report.is_open(),
             // Only a panic: nothing is known to be written.
             Err(_) => true,
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_executor::{Event, Executor};
+use divvy_executor::Executor;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -46,10 +46,7 @@ impl Granted {
             let Ok(report) = tokio::task::spawn_blocking(move || executor.tidy()).await else {
                 continue;
             };
-            let failed = report
-                .events
-                .iter()
-                .any(|event| matches!(event, Event::Failed { .. }));
+            let failed = report.is_open();
             // Ever less often: some failures last until an administrator acts.
             pause = failed.then(|| pause.map_or(self.retry, |last| (last * 2).min(LONGEST_RETRY)));
             self.reporter.log_report(&report);

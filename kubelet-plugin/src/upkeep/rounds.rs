@@ -172,7 +172,8 @@ impl Rounds {
         let open = report
             .events
             .iter()
-            .any(|e| matches!(e, Event::Kept { .. } | Event::Failed { .. }));
+            .any(|e| matches!(e, Event::Kept { .. }))
+            || report.is_open();
         self.reporter.log_report(&report);
         let unreported = match found {
             Some(found) => self.report_new(found, reported).await,

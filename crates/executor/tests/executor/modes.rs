@@ -506,6 +506,29 @@ fn after_a_reboot_a_time_slice_is_set_before_containers_start() {
     );
 }
 
+/// The time slice could not be given back with the last claim, and the next look meets another call
+/// at the GPU: it is due again soon, and not only with a look by the clock.
+#[test]
+fn a_gpu_that_a_look_leaves_out_is_due_again_soon() {
+    let world = mig_world("h100x1", 1);
+    let executor = world.start();
+    let gpu = world.gpu(0);
+    let a = claim("a", &["gpu-0".to_owned()], Some(TimeSlice::Long), "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().slice_fault = Some(HardwareFault::Refuses);
+    world.unprepare(&executor, &a.uid).unwrap();
+    world.lock().slice_fault = None;
+    assert!(settings(&world, &gpu).slice.is_some(), "not given back");
+
+    world.lock().busy.insert(LockName::Gpu(gpu.clone()));
+    let report = executor.tidy();
+    assert!(report.left_out && report.is_open(), "{report:?}");
+    world.lock().busy.clear();
+    let report = executor.tidy();
+    assert!(!report.is_open(), "{report:?}");
+    assert!(settings(&world, &gpu).slice.is_none());
+}
+
 #[test]
 fn a_gpu_without_time_slices_serves_the_default_and_refuses_others() {
     for (slice, cannot_be_read) in [TimeSlice::Default, TimeSlice::Long]
