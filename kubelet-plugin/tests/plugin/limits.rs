@@ -100,7 +100,18 @@ impl Capped {
     async fn start(&self) -> Plugin {
         let plugin = self.node.start_with(self.config());
         plugin.wait_ready().await;
+        let is_capped = || (level(&self.node)? == "cgroup").then_some(());
+        wait("the level", is_capped).await;
         plugin
+    }
+
+    /// A plugin on such a node, with a prepared claim of a share of 2 GiB.
+    async fn prepared() -> (Self, Plugin, ClaimRef) {
+        let capped = Self::new(LimitBackend::Misc);
+        let plugin = capped.start().await;
+        let claim = capped.share("c", 2);
+        capped.node.prepare(&claim).await.unwrap();
+        (capped, plugin, claim)
     }
 
     /// A claim of a share with so much memory.
@@ -182,10 +193,6 @@ fn level(node: &Node) -> Option<String> {
 async fn shares_say_what_caps_them_and_an_older_driver_says_none() {
     let capped = Capped::new(LimitBackend::Misc);
     let plugin = capped.start().await;
-    wait("the level", || {
-        (level(&capped.node)? == "cgroup").then_some(())
-    })
-    .await;
     // The driver is exchanged for an older one: nothing is promised any more.
     let claim = capped.share("c", 2);
     capped.node.prepare(&claim).await.unwrap();
@@ -214,10 +221,6 @@ async fn a_pod_is_held_to_the_sum_of_its_shares() {
     for backend in [LimitBackend::Misc, LimitBackend::Dmem] {
         let capped = Capped::new(backend);
         let plugin = capped.start().await;
-        wait("the level", || {
-            (level(&capped.node)? == "cgroup").then_some(())
-        })
-        .await;
         let [first, second] = ["first", "second"].map(|name| capped.share(name, 2));
         for claim in [&first, &second] {
             capped.node.prepare(claim).await.unwrap();
@@ -280,14 +283,7 @@ async fn a_pod_is_held_to_the_sum_of_its_shares() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_share_without_its_cap_is_refused_with_the_reason() {
-    let capped = Capped::new(LimitBackend::Misc);
-    let plugin = capped.start().await;
-    wait("the level", || {
-        (level(&capped.node)? == "cgroup").then_some(())
-    })
-    .await;
-    let claim = capped.share("c", 2);
-    capped.node.prepare(&claim).await.unwrap();
+    let (capped, plugin, claim) = Capped::prepared().await;
     let (_, device) = capped.hook(&claim);
     let refusal = |answer: Value, kind: &str| {
         let text = answer.get(kind).and_then(Value::as_str);
@@ -339,14 +335,7 @@ async fn a_share_without_its_cap_is_refused_with_the_reason() {
 /// An entry that an earlier group left at the address of the container's comes before the pod's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_entry_below_the_pod_does_not_hide_its_cap() {
-    let capped = Capped::new(LimitBackend::Misc);
-    let plugin = capped.start().await;
-    wait("the level", || {
-        (level(&capped.node)? == "cgroup").then_some(())
-    })
-    .await;
-    let claim = capped.share("c", 2);
-    capped.node.prepare(&claim).await.unwrap();
+    let (capped, plugin, claim) = Capped::prepared().await;
     capped.container("a", 1);
     let leaf = format!("{}/a", Capped::pod_path());
     let gpu = capped.node.sim.uuids().remove(0);
@@ -361,14 +350,7 @@ async fn a_stale_entry_below_the_pod_does_not_hide_its_cap() {
 /// The socket of an instance that ends is bound again by one that still runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_socket_is_there_while_any_instance_runs() {
-    let capped = Capped::new(LimitBackend::Misc);
-    let plugin = capped.start().await;
-    wait("the level", || {
-        (level(&capped.node)? == "cgroup").then_some(())
-    })
-    .await;
-    let claim = capped.share("c", 2);
-    capped.node.prepare(&claim).await.unwrap();
+    let (capped, plugin, claim) = Capped::prepared().await;
     capped.container("a", 1);
     fs_err::remove_file(capped.config().limits_socket()).unwrap();
     let socket = capped.config().limits_socket();
