@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, env = "RUN_DIR", default_value = "", hide_default_value = true, value_parser = values::absolute_or_none)]
     pub run_dir: std::option::Option<PathBuf>,
     /// Has the driver cap the memory of shares where it can (R615 and later).
-    #[arg(long, env = "MEMORY_CAPS", default_value_t = true, action = clap::ArgAction::Set)]
+    #[arg(long, env = "MEMORY_CAPS", default_value_t = false, action = clap::ArgAction::Set)]
     pub memory_caps: bool,
     /// Root of the node's control groups, as this process sees it and may write it: where the driver
     /// caps the memory of shares, it does so by the groups of pods.

@@ -148,11 +148,16 @@ pub(crate) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
 }
 
 impl SocketFile {
+    /// Returns whether the file at the path is still this one.
+    pub(crate) fn is_ours(&self) -> bool {
+        fs_err::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode)
+    }
+
     /// Removes the file if it is still ours.
     pub(crate) fn remove(self) {
-        let ours =
-            fs_err::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode);
-        if ours && let Err(error) = fs_err::remove_file(&self.path) {
+        if self.is_ours()
+            && let Err(error) = fs_err::remove_file(&self.path)
+        {
             tracing::warn!(%error, "failed to remove the socket");
         }
     }

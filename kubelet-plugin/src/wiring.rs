@@ -574,6 +574,7 @@ impl Shared {
                 executor: self.executor.clone(),
                 retry: timing.reconcile_busy,
                 stored: granted,
+                seen: self.channels.seen.clone(),
                 reporter,
             },
         }

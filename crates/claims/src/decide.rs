@@ -319,6 +319,7 @@ fn resolve_device(
         Sharing::Exclusive | Sharing::Admin => None,
     };
     let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
+    let gpu_has_memory = gpu.facts.memory_bytes.is_some();
     let (allocated, gpu) = (result.clone(), uuid.clone());
     let device = RecordedDevice {
         allocated,
@@ -334,11 +335,19 @@ fn resolve_device(
     };
     let limits = Limits::of(target.kind(), sharing, seen.memory_caps());
     let is_capped = limits.memory == Enforcement::Cgroup;
+    let memory_cap = match device.amounts().memory.filter(|_| is_capped) {
+        // A board without memory of its own has nothing to cap, and is published so.
+        None if is_capped && gpu_has_memory => return Err(Why::CapLost(UNKNOWN_AMOUNT)),
+        cap => cap,
+    };
     Ok(RecordedDevice {
-        memory_cap: is_capped.then(|| device.amounts().memory).flatten(),
+        memory_cap,
         ..device
     })
 }
+
+/// The lack of a share that is to be capped.
+const UNKNOWN_AMOUNT: &str = "the memory of its share is not known, or nothing";
 
 /// Returns the memory in bytes that a share by percent has of its GPU, of what the policy leaves to
 /// shares. `None` for shares by amounts, and where it is not known or nothing.

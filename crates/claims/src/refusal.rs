@@ -145,7 +145,7 @@ pub enum Why {
     )]
     NoStaticPartition,
     /// The claim was promised a cap of its memory, and the node caps none any more.
-    #[error("the cap of its memory that it was prepared with cannot be kept: {0}")]
+    #[error("the memory of its share is to be capped, which cannot be done: {0}")]
     CapLost(&'static str),
     /// The partition that the claim was given is gone under its pods.
     #[error(

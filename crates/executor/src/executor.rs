@@ -320,9 +320,17 @@ impl Executor {
         claim: &ClaimUid,
         cdi_device: &str,
     ) -> Result<Option<CappedShare>, StoreError> {
-        let record = self.context.state.record(claim)?;
-        let Some(record) = record.fine().filter(|r| r.phase == Phase::Prepared) else {
-            return Ok(None);
+        let record = match self.context.state.record(claim)? {
+            Stored::Fine(record) if record.phase == Phase::Prepared => record,
+            Stored::Fine(_) | Stored::Absent => return Ok(None),
+            // It is made again soon, or a later version of divvy is to read it.
+            Stored::Corrupt { .. } | Stored::Newer { .. } => {
+                return Err(StoreError {
+                    what: format!("the record of claim UID {claim}"),
+                    action: "read",
+                    source: std::io::ErrorKind::InvalidData.into(),
+                });
+            }
         };
         let is_it = |device: &&RecordedDevice| {
             let of = &device.allocated;

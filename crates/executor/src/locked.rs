@@ -19,6 +19,12 @@ impl Locked {
         Ok(Self(file))
     }
 
+    /// Waits for the lock, and takes it alone.
+    pub fn waiting(file: fs::File) -> io::Result<Self> {
+        file.file().lock()?;
+        Ok(Self(file))
+    }
+
     /// Takes the lock alone if it is free; else gives the file back, to be tried again.
     ///
     /// # Errors

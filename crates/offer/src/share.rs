@@ -25,6 +25,10 @@ pub(crate) fn device(
     rules: &GpuRules,
     (unit, caps): (ShareUnit, MemoryCaps),
 ) -> Option<Device> {
+    // A board without memory of its own has nothing to cap.
+    let caps = facts
+        .memory_bytes
+        .map_or_else(MemoryCaps::default, |_| caps);
     let mut device = described(ordinal, whole, rules.shares.time_slice, caps);
     // Boards without memory of their own give out only compute and places.
     let mib = match facts.memory_bytes {

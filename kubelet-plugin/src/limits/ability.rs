@@ -16,11 +16,16 @@ pub(crate) fn controllers(group: &Path) -> Option<Vec<String>> {
     Some(list.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Returns the controller by which the driver caps memory in a hierarchy with these.
-pub(crate) fn backend(controllers: &[String]) -> Option<&'static str> {
+/// Returns the controller by which the driver caps memory in a hierarchy with this root. A driver that
+/// uses `dmem` has its memory listed there; one that was switched to `misc` has not.
+pub(crate) fn backend(root: &Path) -> Option<&'static str> {
+    let list = controllers(root)?;
+    let has = |name: &str| list.iter().any(|has| has == name);
+    let listed = fs_err::read_to_string(root.join("dmem.capacity"));
+    let is_listed = listed.is_ok_and(|text| text.contains("nvidia/"));
     CONTROLLERS
         .into_iter()
-        .find(|name| controllers.iter().any(|has| has == name))
+        .find(|name| has(name) && (*name != "dmem" || is_listed))
 }
 
 /// Works out the node's ability from its driver's, the controllers at the root of its groups
@@ -32,11 +37,12 @@ pub(crate) fn of_node(
     wanted: bool,
     calls_hook: bool,
 ) -> MemoryCaps {
+    let is_one = |has: &String| CONTROLLERS.contains(&has.as_str());
     match (driver, controllers) {
         (MemoryCaps::Available, _) if !wanted => MemoryCaps::SwitchedOff,
         (MemoryCaps::Available, _) if !calls_hook => MemoryCaps::NoHook,
         (MemoryCaps::Available, None) => MemoryCaps::NoCgroup2,
-        (MemoryCaps::Available, Some(list)) if backend(list).is_none() => MemoryCaps::NoController,
+        (MemoryCaps::Available, Some(list)) if !list.iter().any(is_one) => MemoryCaps::NoController,
         (driver, _) => driver,
     }
 }
@@ -87,7 +93,12 @@ mod tests {
         }
         let off = of_node(MemoryCaps::Available, list("misc").as_deref(), false, true);
         assert_eq!(off, MemoryCaps::SwitchedOff);
-        let both = list("misc dmem").unwrap();
-        assert_eq!(backend(&both), Some("dmem"), "whatever the order");
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(backend(root.path()), None);
+        fs_err::write(root.path().join(LIST), "misc dmem").unwrap();
+        assert_eq!(backend(root.path()), Some("misc"), "switched to it");
+        let capacity = root.path().join("dmem.capacity");
+        fs_err::write(&capacity, "drm/0000:01 8\nnvidia/0000:06:00.0/vidmem 9\n").unwrap();
+        assert_eq!(backend(root.path()), Some("dmem"));
     }
 }

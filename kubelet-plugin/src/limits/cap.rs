@@ -123,6 +123,7 @@ impl Capper {
         // leaves a cap that is too small at worst, and the hook asks again.
         let _one = lock(&self.one);
         let unreadable = |error| failed("the caps of its pod are not known", &error);
+        let _alone = self.ledger.lock().map_err(unreadable)?;
         let caps = self.ledger.read(&group.pod).map_err(unreadable)?;
         let name = format!("{}/{}", asked.claim.as_str(), asked.device);
         let mut caps = caps.with(&share.gpu, name, share.bytes);
@@ -142,14 +143,19 @@ impl Capper {
         if backend == "dmem" && own_limit {
             call(self.gpus.set_memory_limit(&share.gpu, &leaf, Some(sum)))?;
         }
+        if backend == "misc" {
+            // A stale entry may have the very amount: another one of the pod shows through the
+            // container's group only if there is none.
+            let other = sum.saturating_add(PROBE);
+            call(self.gpus.set_memory_limit(&share.gpu, &pod, Some(other)))?;
+            let is_hidden = !self.holds(&share.gpu, &leaf, other, &call)?;
+            call(self.gpus.set_memory_limit(&share.gpu, &pod, Some(sum)))?;
+            if is_hidden {
+                call(self.gpus.set_memory_limit(&share.gpu, &leaf, Some(sum)))?;
+            }
+        }
         if self.holds(&share.gpu, &leaf, sum, &call)? {
             return Ok(());
-        }
-        if backend == "misc" {
-            call(self.gpus.set_memory_limit(&share.gpu, &leaf, Some(sum)))?;
-            if self.holds(&share.gpu, &leaf, sum, &call)? {
-                return Ok(());
-            }
         }
         Err(refused(format!(
             "the driver says another limit for {} than the {sum} bytes that were set for its pod",
@@ -160,8 +166,7 @@ impl Capper {
     /// Returns the controller that caps the memory of a group, if it is switched on there: a limit
     /// of a group without it can be read back and never binds.
     fn backend_of(&self, pod: &Path) -> Result<&'static str, String> {
-        let of_node = controllers(&self.groups).unwrap_or_default();
-        let wanted = backend(&of_node).ok_or_else(|| {
+        let wanted = backend(&self.groups).ok_or_else(|| {
             let all = CONTROLLERS.join(" nor ");
             format!("the node's control groups have neither {all}")
         })?;
@@ -186,7 +191,7 @@ impl Capper {
         call: &dyn Fn(Result<(), GpuError>) -> Result<(), Uncapped>,
     ) -> Result<bool, Uncapped> {
         match self.gpus.memory_limit(gpu, group) {
-            Ok(limit) => Ok(limit.hard == Some(bytes)),
+            Ok(limit) => Ok(is_limit(limit.hard, bytes)),
             // No entry at all.
             Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => Ok(false),
             Err(error) => call(Err(error)).map(|()| false),
@@ -195,49 +200,68 @@ impl Capper {
 
     /// Sets caps again that the driver has forgotten (it was loaded anew, or no program had the GPU
     /// open), and forgets pods that are gone. Returns what was set again, and errors.
-    pub(crate) fn round(&self) -> (Vec<Restored>, Vec<String>) {
+    /// Stops where `is_there` says that the driver is not there any more.
+    pub(crate) fn round(&self, is_there: &dyn Fn() -> bool) -> (Vec<Restored>, Vec<String>) {
         let (mut restored, mut errors) = (Vec::new(), Vec::new());
         let pods = match self.ledger.pods() {
             Ok(pods) => pods,
             Err(error) => return (restored, vec![crate::chain(&error)]),
         };
-        for pod in pods {
+        for pod in pods.into_iter().take_while(|_| is_there()) {
             let _one = lock(&self.one);
-            match self.round_of(&pod) {
-                Ok(set) => restored.extend(set),
-                Err(error) => errors.push(format!("pod {pod}: {error}")),
+            if let Err(error) = self.round_of(&pod, &mut restored) {
+                errors.push(format!("pod {pod}: {error}"));
             }
         }
         (restored, errors)
     }
 
-    fn round_of(&self, pod: &str) -> Result<Vec<Restored>, String> {
+    fn round_of(&self, pod: &str, restored: &mut Vec<Restored>) -> Result<(), String> {
+        let _alone = self.ledger.lock().map_err(|e| crate::chain(&e))?;
         let caps = self.ledger.read(pod).map_err(|e| crate::chain(&e))?;
         let group = self.groups.join(&caps.group);
         if !group.exists() {
-            self.ledger.remove(pod).map_err(|e| crate::chain(&e))?;
-            return Ok(Vec::new());
+            return self.ledger.remove(pod).map_err(|e| crate::chain(&e));
         }
-        let mut restored = Vec::new();
+        // A GPU that does not answer keeps no other from its cap.
+        let mut failed = None;
         for (gpu, bytes) in caps.sums() {
-            let limit = match self.gpus.memory_limit(gpu, &group) {
-                Ok(limit) => limit.hard,
-                Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => None,
-                Err(error) => return Err(crate::chain(&error)),
-            };
-            if limit == Some(bytes) {
-                continue;
+            match self.set_again(gpu, &group, bytes) {
+                Ok(false) => {}
+                Ok(true) => restored.push(Restored {
+                    pod: pod.to_owned(),
+                    gpu: gpu.clone(),
+                    bytes,
+                }),
+                Err(error) => failed = Some(crate::chain(&error)),
             }
-            let set = self.gpus.set_memory_limit(gpu, &group, Some(bytes));
-            set.map_err(|error| crate::chain(&error))?;
-            restored.push(Restored {
-                pod: pod.to_owned(),
-                gpu: gpu.clone(),
-                bytes,
-            });
         }
-        Ok(restored)
+        failed.map_or(Ok(()), Err)
     }
+
+    /// Sets a cap unless it is there. Returns whether it was not.
+    fn set_again(&self, gpu: &GpuUuid, group: &Path, bytes: u64) -> Result<bool, GpuError> {
+        let limit = match self.gpus.memory_limit(gpu, group) {
+            Ok(limit) => limit.hard,
+            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => None,
+            Err(error) => return Err(error),
+        };
+        if is_limit(limit, bytes) {
+            return Ok(false);
+        }
+        self.gpus.set_memory_limit(gpu, group, Some(bytes))?;
+        Ok(true)
+    }
+}
+
+/// Difference between a cap and the one that stands for it while a hidden one is looked for.
+const PROBE: u64 = 8 << 20;
+/// Bound on what the kernel may round a limit down by: its largest page.
+const ROUNDED: u64 = 2 << 20;
+
+/// Returns whether a limit is the one that was set.
+fn is_limit(found: Option<u64>, set: u64) -> bool {
+    found.is_some_and(|found| found <= set && set - found < ROUNDED)
 }
 
 /// Explains NVML's answer to a limit that is set.

@@ -18,7 +18,7 @@ impl Group {
     /// version 2 do not say.
     pub(crate) fn of(text: &str) -> Option<Self> {
         let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
-        let mut above = String::new();
+        let (mut above, mut found) = (String::new(), None);
         for part in path.split('/') {
             // A path that leads out of this namespace's root is of no folder here.
             if part == ".." {
@@ -30,14 +30,15 @@ impl Group {
                 format!("{above}/{part}")
             };
             if let Some(pod) = pod_of_cgroup(part) {
-                return Some(Self {
+                // The deepest: a kubelet may itself run in a pod.
+                found = Some(Self {
                     pod,
-                    of_pod: above,
+                    of_pod: above.clone(),
                     leaf: path.to_owned(),
                 });
             }
         }
-        None
+        found
     }
 }
 
@@ -46,6 +47,7 @@ mod tests {
     use super::*;
 
     const UID: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+    const OUTER: &str = "ffffffff-9b1f-4a8e-b3f1-0123456789ab";
     const UNDERSCORES: &str = "0b5a4a3e_9b1f_4a8e_b3f1_0123456789ab";
 
     #[test]
@@ -64,6 +66,11 @@ mod tests {
                 "crun: a group below the scope",
                 systemd.clone(),
                 "crio-4f1c.scope/container",
+            ),
+            (
+                "a kubelet in a pod",
+                format!("kubepods/pod{OUTER}/0a/kubelet/kubepods/pod{UID}"),
+                "4f1c",
             ),
             (
                 "a kubelet in a container",

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use divvy_executor::Locked;
 use divvy_model::GpuUuid;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,21 @@ impl Ledger {
         Self {
             folder: folder.to_owned(),
         }
+    }
+
+    /// Waits for the lock of all files, which two instances of a rolling update share.
+    pub(crate) fn lock(&self) -> io::Result<Locked> {
+        let path = self.folder.with_extension("lock");
+        if let Some(folder) = path.parent() {
+            fs_err::create_dir_all(folder)?;
+        }
+        let mut options = fs_err::OpenOptions::new();
+        let file = options
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)?;
+        Locked::waiting(file)
     }
 
     fn path(&self, pod: &str) -> PathBuf {

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::cap::{Capper, Question, Uncapped};
 use crate::events::Notifier;
 use crate::node::facts::GpusSeen;
-use crate::sockets::bind;
+use crate::sockets::{SocketFile, bind};
 
 /// Bound on a question.
 const MOST_BYTES: u64 = 4096;
@@ -46,8 +46,10 @@ impl Limits {
     pub(crate) async fn run(self, stop: CancellationToken) {
         let mut bound = None;
         let mut warned = false;
+        // Beside the questions: a GPU that answers slowly must not keep containers waiting.
+        let mut round = tokio::spawn(async {});
         loop {
-            if bound.is_none() || !self.socket.exists() {
+            if self.is_lost(bound.as_ref().map(|(_, file)| file)).await {
                 match bind(&self.socket) {
                     Ok(socket) => (bound, warned) = (Some(socket), false),
                     Err(error) => {
@@ -78,27 +80,43 @@ impl Limits {
                     }
                 }
             }
-            // A question would open a driver that was released to be unloaded.
-            let released = self.seen.borrow().released.is_some();
-            if *self.in_charge.borrow() && !released {
-                self.round().await;
+            if *self.in_charge.borrow() && round.is_finished() {
+                round = tokio::spawn(self.round());
             }
         }
     }
 
-    async fn round(&self) {
-        let capper = self.capper.clone();
-        // On a thread: NVML blocks.
-        let Ok((restored, errors)) = tokio::task::spawn_blocking(move || capper.round()).await
-        else {
-            return;
-        };
-        for cap in restored {
-            tracing::warn!(pod.uid = cap.pod, gpu = %cap.gpu, bytes = cap.bytes,
-                "the driver had forgotten a cap of memory; it is set again, and what was allocated meanwhile is not counted");
+    /// Returns whether no instance serves the socket: another that took it and died leaves its file
+    /// behind.
+    async fn is_lost(&self, bound: Option<&SocketFile>) -> bool {
+        match bound {
+            Some(file) if file.is_ours() => false,
+            Some(_) => UnixStream::connect(&self.socket).await.is_err(),
+            None => true,
         }
-        for error in errors {
-            tracing::warn!(error, "failed to look after the caps of a pod, will retry");
+    }
+
+    /// Returns a round: it sets caps again that the driver has forgotten.
+    fn round(&self) -> impl Future<Output = ()> + use<> {
+        let (capper, seen) = (self.capper.clone(), self.seen.clone());
+        async move {
+            // On a thread: NVML blocks. A question would open a driver that was released to be
+            // unloaded, and one that is down says nothing.
+            let is_there = move || {
+                let seen = seen.borrow();
+                seen.released.is_none() && seen.problem.is_none()
+            };
+            let work = tokio::task::spawn_blocking(move || capper.round(&is_there));
+            let Ok((restored, errors)) = work.await else {
+                return;
+            };
+            for cap in restored {
+                tracing::warn!(pod.uid = cap.pod, gpu = %cap.gpu, bytes = cap.bytes,
+                    "the driver had forgotten a cap of memory; it is set again, and what was allocated meanwhile is not counted");
+            }
+            for error in errors {
+                tracing::warn!(error, "failed to look after the caps of a pod, will retry");
+            }
         }
     }
 }
@@ -125,7 +143,9 @@ async fn answer(capper: Arc<Capper>, notifier: Arc<Notifier>, mut stream: UnixSt
     let is_root = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0);
     let done = if is_root {
         match tokio::time::timeout(QUESTION, question(&mut stream)).await {
-            Ok(Ok(asked)) => {
+            // Another instance that looks whether the socket is served.
+            Ok(Ok(None)) => return,
+            Ok(Ok(Some(asked))) => {
                 let work = tokio::task::spawn_blocking(move || capper.cap(&asked));
                 work.await
                     .unwrap_or_else(|died| Err(plain(died.to_string())))
@@ -174,11 +194,15 @@ fn plain(why: String) -> Uncapped {
     }
 }
 
-/// Reads the question: a line of JSON.
-async fn question(stream: &mut UnixStream) -> Result<Question, String> {
+/// Reads the question, a line of JSON; `None` if the other end says nothing.
+async fn question(stream: &mut UnixStream) -> Result<Option<Question>, String> {
     let mut line = String::new();
     let mut input = BufReader::new(stream).take(MOST_BYTES);
     let read = input.read_line(&mut line).await;
     read.map_err(|error| format!("the question cannot be read: {error}"))?;
-    serde_json::from_str(&line).map_err(|error| format!("the question is not one: {error}"))
+    if line.is_empty() {
+        return Ok(None);
+    }
+    let asked = serde_json::from_str(&line);
+    asked.map_err(|error| format!("the question is not one: {error}"))
 }

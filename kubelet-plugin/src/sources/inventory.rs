@@ -245,6 +245,7 @@ impl InventoryOwner {
                 gpus = inventory.gpus.len(),
                 unreadable = inventory.problems.len(),
                 driver_version = %inventory.system.driver_version,
+                memory_caps = inventory.system.memory_caps.lack().unwrap_or("available"),
                 "read the node's GPUs"
             );
         }

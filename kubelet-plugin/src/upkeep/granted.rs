@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_executor::Executor;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::Reporter;
+use crate::node::facts::GpusSeen;
 
 /// Longest pause before what has failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
@@ -20,6 +21,8 @@ pub(crate) struct Granted {
     pub(crate) retry: Duration,
     /// Notifies that another grant of a GPU is on disk.
     pub(crate) stored: Arc<Notify>,
+    /// The GPUs as the driver lists them, and whether it is released.
+    pub(crate) seen: watch::Receiver<GpusSeen>,
     pub(crate) reporter: Reporter,
 }
 
@@ -41,9 +44,15 @@ impl Granted {
                 () = again => {}
                 () = stop.cancelled() => return,
             }
+            // A question would open a driver that was released to be unloaded.
+            if self.seen.borrow().released.is_some() {
+                pause = Some(LONGEST_RETRY);
+                continue;
+            }
             // On a thread: NVML blocks.
             let executor = self.executor.clone();
             let Ok(report) = tokio::task::spawn_blocking(move || executor.tidy()).await else {
+                pause = Some(LONGEST_RETRY);
                 continue;
             };
             let failed = report.is_open();

@@ -60,6 +60,10 @@ impl Capped {
         let group = self.groups().join(path);
         fs_err::create_dir_all(&group).unwrap();
         fs_err::write(group.join("cgroup.controllers"), list).unwrap();
+        if self.backend == LimitBackend::Dmem {
+            let capacity = "nvidia/0000:06:00.0/vidmem 85899345920\n";
+            fs_err::write(group.join("dmem.capacity"), capacity).unwrap();
+        }
         group
     }
 
@@ -90,6 +94,8 @@ impl Capped {
             program.to_str().unwrap(),
             "--hook-dir",
             folder.to_str().unwrap(),
+            "--memory-caps",
+            "true",
             "--cgroup-root",
             groups.to_str().unwrap(),
         ]);
@@ -340,10 +346,21 @@ async fn a_stale_entry_below_the_pod_does_not_hide_its_cap() {
     let leaf = format!("{}/a", Capped::pod_path());
     let gpu = capped.node.sim.uuids().remove(0);
     let path = capped.groups().join(&leaf);
-    // As an entry that was cleared: it stays, without a limit.
-    capped.node.sim.set_memory_limit(&gpu, &path, None).unwrap();
-    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
-    assert_eq!(capped.limit(&leaf), Some(2 * GIB));
+    // As an entry that was cleared: it stays, without a limit. Another has the very amount.
+    for stale in [None, Some(2 * GIB)] {
+        capped
+            .node
+            .sim
+            .set_memory_limit(&gpu, &path, stale)
+            .unwrap();
+        assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+        assert_eq!(capped.limit(&leaf), Some(2 * GIB));
+    }
+    // A second share raises what hides the pod's cap, too.
+    let second = capped.share("d", 2);
+    capped.node.prepare(&second).await.unwrap();
+    assert_eq!(capped.ask(&second, 1), json!({ "capped": true }));
+    assert_eq!(capped.limit(&leaf), Some(4 * GIB));
     plugin.stop().await;
 }
 
@@ -352,9 +369,15 @@ async fn a_stale_entry_below_the_pod_does_not_hide_its_cap() {
 async fn the_socket_is_there_while_any_instance_runs() {
     let (capped, plugin, claim) = Capped::prepared().await;
     capped.container("a", 1);
-    fs_err::remove_file(capped.config().limits_socket()).unwrap();
     let socket = capped.config().limits_socket();
-    wait("the socket", || UnixStream::connect(&socket).ok()).await;
-    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    for leaves_its_file in [false, true] {
+        fs_err::remove_file(&socket).unwrap();
+        if leaves_its_file {
+            // The last instance took the socket and was killed.
+            drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        }
+        wait("the socket", || UnixStream::connect(&socket).ok()).await;
+        assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    }
     plugin.stop().await;
 }

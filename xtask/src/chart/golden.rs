@@ -56,7 +56,7 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
     ),
     (
         "delivery",
-        "{deviceMetadata: false, memoryCaps: false, libraryDelivery: mounts, offer: everything, modeLock: 'on', migProfiles: ['+me'],
+        "{deviceMetadata: false, memoryCaps: true, libraryDelivery: mounts, offer: everything, modeLock: 'on', migProfiles: ['+me'],
           ignoredXids: [94, 95], recoverAfter: 0, log: {level: 'info,divvy_executor=debug', format: plain}}",
         &[],
     ),
