@@ -64,7 +64,7 @@ impl Cluster {
         let (name, state) = (options.name.clone(), state_dir(&options.name)?);
         let parts = Parts::ensure(&options.version)?;
         clean(&name, &state)?;
-        fs::create_dir_all(&state)?;
+        make(&state)?;
         fs::write(state.join("version"), &options.version)?;
         cgroups::create(&layout.cgroup())?;
         let namespaces = Namespaces::create(&state, layout.address(), options.owned)?;
@@ -441,6 +441,19 @@ fn state_dir(name: &str) -> Result<PathBuf> {
         "cluster name {name:?} is not 1 to 32 of a-z, 0-9 and -"
     );
     Ok(clusters_dir().join(name))
+}
+
+/// Makes the state folder. Another cluster that begins or ends removes the folder above it while that
+/// is empty.
+fn make(state: &Path) -> Result<()> {
+    const TIMES: usize = 100;
+    for _ in 1..TIMES {
+        match fs::create_dir_all(state) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            made => return Ok(made?),
+        }
+    }
+    Ok(fs::create_dir_all(state)?)
 }
 
 /// Removes what a cluster that has ended left on the host.
