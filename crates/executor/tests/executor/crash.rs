@@ -29,7 +29,7 @@ fn number_of(device: &AllocatedDevice) -> usize {
     usize::try_from(kind.ordinal()).unwrap()
 }
 
-/// What the scheduler gives to a claim of this name of these GPUs.
+/// Makes a claim of this name as the scheduler allocates it, of these GPUs.
 fn devices_of(name: &str, gpus: &[usize]) -> Vec<AllocatedDevice> {
     if name.starts_with("half") {
         claim_of_halves(name, gpus, "").allocation.results
@@ -112,7 +112,7 @@ impl Story {
         self.recover();
     }
 
-    /// Whether containers of this allocation of the claim may be running: it was prepared in this
+    /// Returns whether containers of this allocation of the claim may be running: it was prepared in this
     /// boot, and nothing has been undone.
     fn holds(&self, claim: &Claim) -> bool {
         let m = self.world.lock();

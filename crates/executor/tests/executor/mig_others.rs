@@ -44,7 +44,7 @@ fn a_partition_in_use_lingers_and_goes_when_its_process_is_gone() {
     assert_eq!(shape(&world), [(19, 0, 1)]);
 }
 
-/// Whose process it is that computes on a shared GPU may be unknown: the last share answers for it,
+/// The owner of a process on a shared GPU may be unknown: the last share answers for it,
 /// of this GPU.
 #[test]
 fn an_unknown_pods_process_holds_the_last_share_of_its_gpu_only() {

@@ -61,7 +61,7 @@ fn nothing_is_begun_on_a_gpu_while_an_earlier_call_has_not_come_back() {
     assert!(!crate::mig_world::mode(&world, &gpu));
 }
 
-/// What a change of MIG mode that does not work comes to, and that a mode that is only pending is
+/// A failed change of MIG mode has a known outcome, and a mode that is only pending is
 /// taken back.
 #[test]
 fn a_failed_change_of_mig_mode_leaves_no_pending_mode() {
@@ -201,7 +201,7 @@ fn an_error_says_that_a_list_failed_instead_of_taking_it_for_empty() {
     }
 }
 
-/// What is gone is removed; what could not be read or removed is not taken for gone.
+/// Instances that are gone count as removed; one that could not be read or removed is not taken for gone.
 #[test]
 fn a_removal_succeeds_for_what_is_gone_and_is_exact_about_the_rest() {
     let node = SimNode::parse("h100x2").unwrap();

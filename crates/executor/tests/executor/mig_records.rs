@@ -285,7 +285,7 @@ fn a_torn_file_of_a_gpu_fences_it_and_is_made_again_and_nothing_leaks() {
     assert!(is_clean(&world));
 }
 
-/// What policies grant comes once. A prepare that needs it must not be refused because the file was
+/// Grants of policies come once. A prepare that needs it must not be refused because the file was
 /// lost or torn since.
 #[test]
 fn what_was_granted_outlives_the_file_of_a_gpu() {
