@@ -44,9 +44,10 @@ pub struct SimGpu {
     /// change.
     #[serde(default)]
     pub clients: BTreeSet<String>,
-    /// True if it has persistence mode, and so forgets nothing while no program has it open.
-    #[serde(default = "persistent")]
-    pub persistent: bool,
+    /// Minor number that it gets with the next change of its MIG mode: some drivers register the
+    /// GPU anew.
+    #[serde(default)]
+    pub next_minor: Option<u32>,
     /// GPU instances that live, by id.
     #[serde(default)]
     pub instances: Vec<SimInstance>,
@@ -58,11 +59,12 @@ pub struct SimGpu {
     pub usage: SimUsage,
 }
 
-fn persistent() -> bool {
-    true
-}
-
 impl SimGpu {
+    /// Returns whether it forgets what an unload forgets when no program has it open.
+    pub fn forgets(&self) -> bool {
+        self.facts.persistence == Some(false)
+    }
+
     /// CUDA cores; 0 where the multiprocessors are unknown.
     pub fn cores(&self) -> u32 {
         self.facts.multiprocessors.unwrap_or(0)
@@ -192,7 +194,7 @@ impl Engine {
     /// persistence mode, a GPU that nothing else has open forgets what an unload forgets.
     pub fn close(&mut self) {
         for gpu in &mut self.gpus {
-            if !gpu.persistent && gpu.processes.is_empty() && gpu.clients.is_empty() {
+            if gpu.forgets() && gpu.processes.is_empty() && gpu.clients.is_empty() {
                 gpu.unload();
             }
         }
@@ -295,7 +297,9 @@ impl Engine {
 
     /// See [`divvy_model::GpuDriver::persistence_mode`].
     pub fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
-        self.ask(GpuOp::PersistenceMode, gpu, |g| Ok(g.persistent))
+        self.ask(GpuOp::PersistenceMode, gpu, |g| {
+            g.facts.persistence.ok_or(GpuErrorCode::NOT_SUPPORTED)
+        })
     }
 
     /// See [`divvy_model::GpuDriver::processes`].

@@ -120,6 +120,7 @@ impl SimGpu {
             return Ok(MigActivation::Pending(GpuErrorCode::IN_USE));
         }
         *current = on;
+        self.facts.minor = self.next_minor.take().or(self.facts.minor);
         Ok(MigActivation::Active)
     }
 

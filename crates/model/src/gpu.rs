@@ -284,7 +284,7 @@ impl GpuProcess {
 }
 
 /// Facts about one GPU that do not change while it is bound to the driver, except
-/// [`GpuFacts::mig_mode`] and [`GpuFacts::compute_mode`].
+/// [`GpuFacts::mig_mode`], [`GpuFacts::compute_mode`] and [`GpuFacts::persistence`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuFacts {
     pub uuid: GpuUuid,
@@ -310,6 +310,11 @@ pub struct GpuFacts {
     /// The rule for compute contexts on it; `None` if NVML does not say.
     #[serde(default)]
     pub compute_mode: Option<ComputeMode>,
+    /// Persistence mode (`nvmlDeviceGetPersistenceMode`): without it the kernel module forgets the
+    /// partitions of the GPU, and on Hopper its MIG mode, when the last program closes it; `None`
+    /// if NVML does not say.
+    #[serde(default)]
+    pub persistence: Option<bool>,
     /// `HMM`, `ATS` or `None`; `None` (the Option) if NVML has nothing to say.
     pub addressing_mode: Option<String>,
     /// State of NVLink-C2C to the processor (`nvmlDeviceGetC2cModeInfoV`); `None` if NVML does not

@@ -113,7 +113,7 @@ pub(crate) fn shutdown() -> Result<(), GpuErrorCode> {
         drop(session);
         // Other processes that have the library open are not counted: this one is taken for the
         // last, unless a GPU has clients of other names.
-        let forgets = |engine: &Engine| engine.gpus().iter().any(|gpu| !gpu.persistent);
+        let forgets = |engine: &Engine| engine.gpus().iter().any(SimGpu::forgets);
         if let Some(state) = state
             && state.read().is_ok_and(|engine| forgets(&engine))
             && let Err(error) = state.edit(Engine::close)

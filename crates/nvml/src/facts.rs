@@ -54,6 +54,7 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         compute_mode: asked
             .optional("compute mode", Library::compute_mode)?
             .and_then(ComputeMode::from_nvml),
+        persistence: asked.optional("persistence mode", Library::persistence_mode)?,
         addressing_mode: asked
             .optional("addressing mode", Library::addressing_mode)?
             .and_then(addressing_mode),

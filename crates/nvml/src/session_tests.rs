@@ -531,7 +531,7 @@ fn a_lost_gpu_is_not_looked_for_at_the_cost_of_anothers_partitions() {
             .edit(|e| {
                 e.make_foreign_instance(&cut, GpuInstanceProfileId(19), 0)
                     .unwrap();
-                e.gpu(&cut).unwrap().persistent = persistent;
+                e.gpu(&cut).unwrap().facts.persistence = Some(persistent);
                 e.gpu(&lost).unwrap().lost = true;
             })
             .unwrap();

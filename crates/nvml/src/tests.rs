@@ -103,6 +103,7 @@ fn an_old_drivers_library_still_gives_what_it_has() {
         &[
             "nvmlDeviceGetAddressingMode",
             "nvmlDeviceGetC2cModeInfoV",
+            "nvmlDeviceGetPersistenceMode",
             "nvmlDeviceGetModuleId",
             "nvmlDeviceGetComputeMode",
             "nvmlDeviceGetMemoryInfo_v2",
@@ -133,6 +134,7 @@ fn an_old_drivers_library_still_gives_what_it_has() {
         GpuFacts {
             addressing_mode: None,
             c2c: None,
+            persistence: None,
             module_id: None,
             compute_mode: None,
             architecture: Architecture::Unknown(u32::MAX),

@@ -196,6 +196,11 @@ pub enum Finding {
     /// Its MIG mode would have to change for what is asked for.
     #[error("{gpu} is offered only in its current MIG mode, which changes only with a GPU reset")]
     NeedsReset { gpu: GpuUuid },
+    /// Its partitions are lost when no program has it open.
+    #[error(
+        "{gpu} has no persistence mode: its partitions are lost whenever no program has the GPU open, as while the plugin of a node restarts (run nvidia-persistenced on the node, or set `nvidia-smi -i {gpu} -pm 1`)"
+    )]
+    NotPersistent { gpu: GpuUuid },
     /// Nothing of what its rules ask for can be offered.
     #[error(
         "{gpu} is not offered: it supports none of the modes of its rule (it does not support MIG, its MIG mode changes only with a GPU reset, or it has MIG instances that this driver did not create)"

@@ -95,6 +95,12 @@ impl Carving<'_> {
             .cloned()
             .unwrap_or_default();
         self.publish_profiles(from, &held, &template);
+        // A GPU that does not say whether it has persistence mode gives no reason to worry.
+        let has_any = from.offers || !held.is_empty();
+        if has_any && from.one.gpu.facts.persistence == Some(false) {
+            let gpu = from.one.uuid.clone();
+            self.findings.push(Finding::NotPersistent { gpu });
+        }
         if from.rules.instances == Instances::Static
             && let Some(mig) = &from.one.gpu.mig
         {

@@ -80,6 +80,7 @@ prop_compose! {
             pci_device_id: 0,
             mig_mode,
             compute_mode: None,
+            persistence: None,
             addressing_mode,
             c2c: None,
             module_id: None,

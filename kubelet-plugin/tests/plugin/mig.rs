@@ -155,6 +155,55 @@ async fn a_partition_is_made_at_its_exact_placement_and_the_claim_has_its_uuid()
     plugin.stop().await;
 }
 
+/// Paths of the device nodes that a claim's only device has.
+fn node_paths(node: &Node, claim: &ClaimRef) -> Vec<String> {
+    let file = node
+        .cdi_files()
+        .remove(&format!("{DRIVER}-claim_{}.json", claim.uid))
+        .unwrap();
+    let nodes = &file["devices"][0]["containerEdits"]["deviceNodes"];
+    let nodes = nodes.as_array().unwrap().iter();
+    nodes
+        .map(|node| node["path"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_with_a_new_minor_after_mig_mode_has_the_new_nodes_at_once() {
+    let node = Node::new("h100x1");
+    let table = &node.host.node_table;
+    let known = fs_err::read_to_string(table).unwrap();
+    fs_err::write(table, format!("{known}/dev/nvidia5 195 5 666 0\n")).unwrap();
+    let gpu = node.gpu(0);
+    let next = |minor| {
+        node.sim
+            .edit(|engine| engine.gpu(&gpu).unwrap().next_minor = Some(minor));
+    };
+    next(5);
+    let plugin = node.start_with_everything().await;
+
+    let part = node.claim("part", &["gpu-0-mig-1g10gb-19-3"]);
+    node.prepare(&part).await.unwrap();
+    let gi = node.sim.engine().gpus()[0].instances[0].instance.id.0;
+    let cap = 3 + 135 * 5 + gi * 9;
+    assert_eq!(
+        node_paths(&node, &part),
+        [
+            "/dev/nvidia5".to_owned(),
+            format!("/dev/nvidia-caps/nvidia-cap{cap}"),
+            format!("/dev/nvidia-caps/nvidia-cap{}", cap + 1)
+        ]
+    );
+    assert_eq!(node.unprepare(&part).await, Ok(()));
+
+    // And back, for a whole GPU.
+    next(0);
+    let whole = node.claim("whole", &["gpu-0"]);
+    node.prepare(&whole).await.unwrap();
+    assert_eq!(node_paths(&node, &whole)[0], "/dev/nvidia0");
+    plugin.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_plugin_writes_the_status_that_a_killed_one_did_not_write() {
     let node = Node::new("h100x1");

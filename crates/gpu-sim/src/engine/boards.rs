@@ -59,7 +59,7 @@ impl Engine {
             self.gpus.iter().filter_map(pick).collect()
         };
         let gpu = SimGpu {
-            persistent: true,
+            next_minor: None,
             model: profile.key.to_owned(),
             facts: GpuFacts {
                 uuid: uuid.clone(),
@@ -74,6 +74,7 @@ impl Engine {
                 pci_device_id: profile.pci_device_id,
                 mig_mode: profile.mig_mode(),
                 compute_mode: Some(ComputeMode::Default),
+                persistence: Some(true),
                 addressing_mode: Some(make.addressing_mode.to_owned()),
                 c2c: make.c2c,
                 module_id: profile

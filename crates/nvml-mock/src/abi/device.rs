@@ -82,7 +82,8 @@ unsafe extern "C" fn nvmlDeviceGetPersistenceMode(
     unsafe {
         put(mode, || {
             bridge::gpu_for(GpuOp::PersistenceMode, device.addr(), |_, g| {
-                Ok(c_uint::from(g.persistent))
+                let mode = g.facts.persistence.ok_or(GpuErrorCode::NOT_SUPPORTED);
+                mode.map(c_uint::from)
             })
         })
     }

@@ -42,6 +42,7 @@ fn h100(n: u32) -> Gpu {
                 pending: false,
             },
             compute_mode: None,
+            persistence: Some(true),
             addressing_mode: Some("HMM".to_owned()),
             c2c: Some(false),
             module_id: None,

@@ -168,6 +168,7 @@ impl Finding {
             Self::OutOfUse { .. } => row("not-offered", Trouble).status(),
             Self::NothingOffered { .. } => row("not-offered", Trouble).status().log(),
             Self::NeedsReset { .. } => row("needs-reset", Notice).status().log(),
+            Self::NotPersistent { .. } => row("not-persistent", Notice).status().log(),
             Self::MigModeOn { .. } => row("mig-mode-on", Notice).status().log(),
             Self::NoShares { .. } => row("no-shares", Notice).status().log(),
             Self::NoCounters { .. } => row("no-partitions", Notice).status().log(),

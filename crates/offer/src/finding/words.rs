@@ -74,6 +74,7 @@ impl Finding {
             | Self::TaintsDropped { gpu, .. }
             | Self::OneMode { gpu, .. }
             | Self::NeedsReset { gpu }
+            | Self::NotPersistent { gpu }
             | Self::NothingOffered { gpu }
             | Self::NoShares { gpu }
             | Self::NothingToShare { gpu }
@@ -90,7 +91,8 @@ impl Finding {
         // Findings that are about the GPU, and not about the pool.
         let is_other = matches!(
             self,
-            Self::RuleDecides { .. }
+            Self::NotPersistent { .. }
+                | Self::RuleDecides { .. }
                 | Self::RuleWithoutEffect(_)
                 | Self::ForeignInstance { .. }
                 | Self::Neighbour { .. }

@@ -497,6 +497,30 @@ fn a_change_of_one_gpu_changes_its_own_slices_only() {
 }
 
 #[test]
+fn partitions_of_a_gpu_without_persistence_mode_are_a_notice() {
+    let notices = |node: Node, persistence| {
+        let mut node = node;
+        for gpu in node.inventory.gpus.values_mut() {
+            gpu.facts.persistence = persistence;
+        }
+        findings(&node.carve(None))
+    };
+    let said = notices(Node::both("h100x1"), Some(false));
+    assert!(
+        said.len() == 1 && said[0].contains("has no persistence mode"),
+        "{said:?}"
+    );
+    for (node, persistence) in [
+        (Node::both("h100x1"), Some(true)),
+        // Unknown is no reason to worry, and a GPU without partitions has none to lose.
+        (Node::both("h100x1"), None),
+        (Node::only("h100x1", &[Alternative::WHOLE]), Some(false)),
+    ] {
+        assert_eq!(notices(node, persistence), Vec::<String>::new());
+    }
+}
+
+#[test]
 fn rare_profiles_are_published_only_when_asked_for() {
     let rare = |variants: &[ProfileVariant]| {
         let mut node = Node::both("h100x1");

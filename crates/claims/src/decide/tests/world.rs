@@ -40,6 +40,7 @@ fn facts(n: u32, mig: bool) -> Gpu {
             pending: mig,
         },
         compute_mode: None,
+        persistence: None,
         addressing_mode: None,
         c2c: None,
         module_id: None,
