@@ -56,6 +56,12 @@ async fn a_share_runs_with_a_limit_above_its_request() {
         assert!(cdi.contains("createRuntime"), "{cdi}");
         let text = render(&report, WIDE);
         assert!(text.contains(shown), "{text}");
+        // A limit that is the request is no news in the picture.
+        assert_eq!(
+            text.contains(" c, limit 15 GiB\n"),
+            limit == "15Gi",
+            "{text}"
+        );
     }
 }
 
