@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::ConfigError;
 use crate::fields::{Fields, near};
+use crate::limits::{self, MemoryBound};
 use crate::names::API_VERSION;
 
 const KINDS: [&str; 3] = [
@@ -44,6 +45,11 @@ pub struct DeviceConfig {
     /// the GPU together runs in turn. When the claim is gone, the GPU gets back what it had before.
     /// Shares have the time slice of their GPU's policy.
     pub time_slice: Option<TimeSlice>,
+    /// The limit of a share's memory (`limits: {memory: 16Gi}`): the driver keeps the pod within it.
+    /// It is at least what the share requests, the limit of shares without one. A claim that sets it
+    /// is served only where the memory of shares is capped (attribute `memoryEnforcement`), and up
+    /// to what the GPU's policy allows (`shares.burst`, attribute `memoryLimitMaxPercent`).
+    pub memory_limit: Option<MemoryBound>,
     /// Device nodes of the host that the containers need besides those of the GPU, such as
     /// `/dev/gdrdrv` (GDRCopy), `/dev/nvidia-fs*` (GPUDirect Storage) or
     /// `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same words in the chart's
@@ -57,6 +63,7 @@ impl DeviceConfig {
         Self {
             kind,
             time_slice: None,
+            memory_limit: None,
             extra_nodes: Vec::new(),
         }
     }
@@ -72,6 +79,9 @@ impl DeviceConfig {
                 "timeSlicing".to_owned(),
                 json!({ "interval": slice.name() }),
             );
+        }
+        if let Some(bound) = self.memory_limit {
+            fields.insert("limits".to_owned(), limits::to_value(bound));
         }
         if !self.extra_nodes.is_empty() {
             fields.insert("extraNodes".to_owned(), json!(self.extra_nodes));
@@ -114,11 +124,16 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
             None
         }
     };
+    let memory_limit = match kind {
+        ConfigKind::Share => limits::read(&mut fields)?,
+        ConfigKind::Gpu | ConfigKind::Mig => None,
+    };
     let extra_nodes = extra_nodes(&mut fields)?;
     fields.finish(kind.name())?;
     Ok(DeviceConfig {
         kind,
         time_slice,
+        memory_limit,
         extra_nodes,
     })
 }

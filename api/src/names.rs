@@ -76,6 +76,9 @@ pub mod attributes {
     /// Layer that keeps a program within the memory of the device: `hardware`, `cgroup` (the driver,
     /// by the control group of the pod), or `none`, where amounts are only counted.
     pub const MEMORY_ENFORCEMENT: &str = "memoryEnforcement";
+    /// The largest memory limit of a share (`limits.memory` of a `ShareConfig`), in percent of its
+    /// request (int): 100 where the policy allows none above it, and 0 where nothing keeps limits.
+    pub const MEMORY_LIMIT_MAX_PERCENT: &str = "memoryLimitMaxPercent";
     /// The same of its compute: `hardware` or `none`.
     pub const COMPUTE_ENFORCEMENT: &str = "computeEnforcement";
     /// Extent of a fatal fault of a program: `partition`, or `gpu`, so all programs on the GPU that
@@ -98,6 +101,8 @@ pub mod attributes {
 pub mod metadata {
     /// Memory that a share was granted, in bytes (string).
     pub const MEMORY_GRANTED: &str = "memoryGranted";
+    /// Limit of the memory of a share, in bytes (string); where the driver keeps one.
+    pub const MEMORY_LIMIT: &str = "memoryLimit";
     /// Part of the GPU's compute that a share was granted, in percent (string).
     pub const CORES_GRANTED: &str = "coresGranted";
 }
@@ -238,9 +243,17 @@ pub mod env {
 
     /// Memory that the shares of a device were granted, in bytes: `DIVVY_MEMORY_`, and the device's
     /// name in capitals with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one
-    /// request are added up. It is not enforced: programs have to limit themselves.
+    /// request are added up. It is enforced where the limit below is there; elsewhere programs have to limit
+    /// themselves.
     pub fn share_memory(device: &str) -> String {
         format!("DIVVY_MEMORY_{}", in_capitals(device))
+    }
+
+    /// Limit of the memory of the shares of a device, in bytes, where the driver keeps one:
+    /// `DIVVY_MEMORY_LIMIT_`, and the device's name as for the memory. It is what was granted, or
+    /// what the claim's config sets above it. Added up as that is.
+    pub fn share_memory_limit(device: &str) -> String {
+        format!("DIVVY_MEMORY_LIMIT_{}", in_capitals(device))
     }
 
     /// Percent of the GPU's compute that the shares of a device were granted: `DIVVY_CORES_`, and
@@ -249,12 +262,12 @@ pub mod env {
         format!("DIVVY_CORES_{}", in_capitals(device))
     }
 
-    /// Returns what one share was granted of the memory and the compute of its device, under a name
-    /// that no other share has, since a container may have shares of one device through several
-    /// claims or requests, and the variables above then carry those of one:
-    /// `DIVVY_SHARE_MEMORY_<DEVICE>_<SHARE ID>` in bytes, `DIVVY_SHARE_CORES_<DEVICE>_<SHARE ID>`
-    /// in percent.
-    pub fn one_share(device: &str, share_id: &str) -> [String; 2] {
+    /// Returns what one share was granted of the memory and the compute of its device, and the limit
+    /// of its memory, under names that no other share has, since a container may have shares of one
+    /// device through several claims or requests, and the variables above then carry those of one:
+    /// `DIVVY_SHARE_MEMORY_<DEVICE>_<SHARE ID>` and `DIVVY_SHARE_MEMORY_LIMIT_<DEVICE>_<SHARE ID>`
+    /// in bytes, `DIVVY_SHARE_CORES_<DEVICE>_<SHARE ID>` in percent.
+    pub fn one_share(device: &str, share_id: &str) -> [String; 3] {
         let name = |what: &str| {
             format!(
                 "DIVVY_SHARE_{what}_{}_{}",
@@ -262,7 +275,7 @@ pub mod env {
                 in_capitals(share_id)
             )
         };
-        [name("MEMORY"), name("CORES")]
+        ["MEMORY", "MEMORY_LIMIT", "CORES"].map(name)
     }
 
     fn in_capitals(device: &str) -> String {

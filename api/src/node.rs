@@ -98,6 +98,10 @@ pub struct GpuNodeStatus {
     pub summary: Summary,
     /// The versions in use.
     pub versions: Versions,
+    /// The enforcement of the memory of shares on this node: capped by the driver, or counted and not
+    /// enforced, with what the node lacks.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub share_memory: String,
     /// The GPUs, ordered by number.
     pub gpus: Vec<GpuStatus>,
     /// Problems and deviations, those of the node first, then by GPU.

@@ -53,6 +53,7 @@ fn full() -> GpuNodeStatus {
             driver: text(),
             kubernetes: text(),
         },
+        share_memory: text(),
         gpus: vec![gpu],
         troubles: vec![trouble],
         bad_policies: vec![text()],

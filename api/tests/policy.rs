@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use divvy_api::policy::{
-    GpuMatch, GpuPolicy, GpuPolicySpec, HealthSettings, IdleAction, IdleSettings, Instances,
-    LabelSelector, MemoryPart, MemorySize, MigSettings, ModeLock, NodeMatch, OfferedMode, Operator,
-    OveruseAction, PlacementOrder, PolicyRule, Requirement, ShareSettings, ShareUnit, TimeSlice,
-    UsageSettings, decode_policy,
+    BurstSettings, Factor, GpuMatch, GpuPolicy, GpuPolicySpec, HealthSettings, IdleAction,
+    IdleSettings, Instances, LabelSelector, MemoryPart, MemorySize, MigSettings, ModeLock,
+    NodeMatch, OfferedMode, Operator, OveruseAction, PlacementOrder, PolicyRule, Requirement,
+    ShareSettings, ShareUnit, TimeSlice, UsageSettings, decode_policy,
 };
 use serde_json::Value;
 
@@ -86,6 +86,11 @@ fn full() -> GpuPolicySpec {
                 min_memory: Some(MemorySize { bytes: 100 << 20 }),
                 min_cores: Some(5),
                 reserved_memory: Some(MemoryPart::Amount(MemorySize { bytes: 1024 << 20 })),
+                burst: Some(BurstSettings {
+                    memory: Some(Factor {
+                        burst: "1.5x".parse().unwrap(),
+                    }),
+                }),
                 time_slice: Some(TimeSlice::Short),
             }),
             health: Some(HealthSettings { evict: Some(true) }),

@@ -20,6 +20,7 @@ mod format;
 #[cfg(test)]
 mod golden;
 mod inventory;
+mod limit;
 mod lookup;
 mod manifests;
 mod offered;

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::format::{self, Output};
 use crate::status::read::{Access, ClaimsWanted, PodWanted, Wanted};
 use crate::table::{Table, or_dash};
-use crate::usage::Usage;
+use crate::usage::{ClaimUsage, Usage};
 use crate::view::{self, GpuView, Hold, NodeView, View};
 
 /// Word for a figure that is not known.
@@ -309,6 +309,17 @@ fn render(top: &Top<'_>, wide: bool) -> String {
     text
 }
 
+/// Returns the grant of a claim, with the limit of its memory where that is more.
+fn granted(usage: &ClaimUsage) -> String {
+    let of = bytes(usage.memory_granted);
+    match usage.memory_limit {
+        Some(limit) if usage.memory_granted < Some(limit) => {
+            format!("{of}, limit {}", format::bytes(limit))
+        }
+        _ => of,
+    }
+}
+
 fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
     let mut table = Table::new([
         "CLAIM", "PODS", "NODE", "DEVICE", "GRANTED", "USED", "WASTED", "BUSY", "IDLE", "NOTE",
@@ -330,7 +341,7 @@ fn claims(lines: &[OfClaim<'_>], wide: bool) -> Option<Table> {
             if hold.is_admin() {
                 "-".to_owned()
             } else {
-                bytes(usage.memory_granted)
+                granted(usage)
             },
             bytes(usage.memory_used),
             bytes(hold.wasted),

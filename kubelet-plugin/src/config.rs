@@ -8,7 +8,7 @@ use divvy_model::health::HealthRules;
 use divvy_offer::{GpuRules, Modes};
 
 use crate::Args;
-use crate::sockets::{SocketNames, TooLong};
+use crate::sockets::{SocketNames, TooLong, fits};
 
 mod node_selector;
 mod timing;
@@ -19,6 +19,8 @@ pub use timing::Timing;
 
 /// Where the kubelet looks for plugins' folders.
 const PLUGINS: &str = "/var/lib/kubelet/plugins";
+/// Name of the socket on which the hook program asks for caps of memory.
+const LIMITS_SOCKET: &str = "limits.sock";
 /// Where CDI hooks of divvy are installed.
 const HOOKS: &str = "/opt/divvy";
 
@@ -85,7 +87,7 @@ impl Config {
 
     /// Returns the socket on which the hook program asks for caps of memory.
     pub fn limits_socket(&self) -> PathBuf {
-        self.own_run_dir().join("limits.sock")
+        self.own_run_dir().join(LIMITS_SOCKET)
     }
 }
 
@@ -112,6 +114,13 @@ impl TryFrom<Args> for Config {
             &args.registry_dir,
             args.pod_uid.as_deref(),
         )?;
+        // The program that asks there would wait in vain, at each start of a container.
+        if args.memory_caps {
+            let run = args.run_dir.as_ref().map(|run| run.join(&args.driver_name));
+            let flag = run.as_ref().map_or("plugin-dir", |_| "run-dir");
+            let folder = run.unwrap_or_else(|| plugin_dir.clone());
+            fits(flag, folder.join(LIMITS_SOCKET))?;
+        }
         let health = HealthRules {
             ignored_xids: args.ignored_xids.clone(),
             recover_after: Duration::from_secs(u64::from(args.recover_after)),

@@ -64,7 +64,8 @@ impl SocketNames {
     }
 }
 
-fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong> {
+/// Returns the path, if a socket can have it.
+pub(crate) fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong> {
     if path.as_os_str().len() <= LONGEST {
         Ok(path)
     } else {

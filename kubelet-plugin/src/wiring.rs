@@ -298,6 +298,8 @@ impl Shared {
         Limits {
             capper: Arc::new(capper),
             socket: config.limits_socket(),
+            wanted: config.memory_caps,
+            metrics: self.metrics.clone(),
             every: config.timing.caps,
             in_charge: self.channels.in_charge.clone(),
             seen: self.channels.seen.clone(),

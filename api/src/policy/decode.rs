@@ -179,22 +179,7 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
         }
     }
     if let Some(shares) = &rule.shares {
-        if shares
-            .slots
-            .is_some_and(|slots| !(1..=MOST_SLOTS).contains(&slots))
-        {
-            return Err(wrong(
-                format!("{path}.shares.slots"),
-                format!("must be 1 to {MOST_SLOTS}"),
-            ));
-        }
-        if shares.min_cores.is_some_and(|cores| cores > 100) {
-            return Err(wrong(
-                format!("{path}.shares.minCores"),
-                "must be 0 to 100 (percent)",
-            ));
-        }
-        check_unit(&format!("{path}.shares"), shares)?;
+        check_shares(&format!("{path}.shares"), shares)?;
     }
     let idle = rule.usage.as_ref().and_then(|usage| usage.idle.as_ref());
     if idle
@@ -205,6 +190,32 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
         return Err(wrong(format!("{path}.usage.idle.afterSeconds"), problem));
     }
     Ok(())
+}
+
+/// Checks the settings of shares.
+fn check_shares(path: &str, shares: &ShareSettings) -> Result<(), PolicyError> {
+    if shares
+        .slots
+        .is_some_and(|slots| !(1..=MOST_SLOTS).contains(&slots))
+    {
+        return Err(wrong(
+            format!("{path}.slots"),
+            format!("must be 1 to {MOST_SLOTS}"),
+        ));
+    }
+    if shares.min_cores.is_some_and(|cores| cores > 100) {
+        return Err(wrong(
+            format!("{path}.minCores"),
+            "must be 0 to 100 (percent)",
+        ));
+    }
+    if shares.burst.is_some_and(|burst| burst.memory.is_none()) {
+        return Err(wrong(
+            format!("{path}.burst"),
+            "is empty (set memory to a factor, such as \"1.5x\", or leave burst out)",
+        ));
+    }
+    check_unit(path, shares)
 }
 
 /// Checks that settings of shares go with the unit in which these are given out.

@@ -5,6 +5,7 @@
 //! by name), in each of them the rules from first to last, and the first that matches node and GPU
 //! decides everything. See `docs/policy.md`.
 
+mod burst;
 mod decode;
 mod memory;
 mod selector;
@@ -16,6 +17,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use burst::{BurstSettings, Factor};
 use decode::{MOST_BRIEF_IDLENESS, MOST_RULES, MOST_SLOTS};
 pub use decode::{PolicyError, decode_policy};
 pub use memory::{MemoryError, MemoryPart, MemoryPartError, MemorySize};
@@ -369,6 +371,9 @@ pub struct ShareSettings {
     /// percentage of the GPU's memory, such as 10%. It is rounded up to whole MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_memory: Option<MemoryPart>,
+    /// The limits of shares above their requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<BurstSettings>,
     /// The time for which each program runs in turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,

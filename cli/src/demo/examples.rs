@@ -45,6 +45,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "share-spread",
     "share-pack",
     "share-interval",
+    "share-limit",
     "whole-mig-and-shares",
     "class-per-team",
     "admin-beside-others",

@@ -62,6 +62,9 @@ pub(crate) struct Share {
     pub(crate) holder: String,
     /// Amounts that it was granted, as the total.
     pub(crate) granted: BTreeMap<String, u64>,
+    /// Bytes that the driver caps its memory to, where it caps any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limit: Option<u64>,
 }
 
 impl Shares {
@@ -152,6 +155,7 @@ fn picture(
             .map(|(holder, device)| Share {
                 holder,
                 granted: granted(device),
+                limit: device.memory_limit,
             })
             .collect();
         Mode::TimeSliced(Shares {
@@ -286,10 +290,15 @@ impl GpuPicture {
         for (number, share) in shares.shares.iter().enumerate() {
             let part = |name: &str| share.granted.get(name).copied().unwrap_or(0);
             let percent = part(capacity::CORES) + part(capacity::PERCENT);
+            let memory = part(capacity::MEMORY);
+            let limit = share.limit.filter(|limit| *limit > memory);
+            let limit = limit.map_or_else(String::new, |limit| {
+                format!(", limit {}", crate::format::bytes(limit))
+            });
             lines.push(format!(
-                "        {}  {:>8}  {:>3} %  {}",
+                "        {}  {:>8}  {:>3} %  {}{limit}",
                 letter(number),
-                crate::format::bytes(part(capacity::MEMORY)),
+                crate::format::bytes(memory),
                 percent,
                 share.holder
             ));

@@ -448,6 +448,9 @@ fn got(device: &DeviceReport) -> String {
         part(capacity::PERCENT, " %"),
         device.memory_of_percent.map(crate::format::bytes),
         part(capacity::MEMORY, ""),
+        device
+            .memory_limit
+            .map(|limit| format!("limit {}", crate::format::bytes(limit))),
         part(capacity::CORES, " %"),
     ]
     .into_iter()

@@ -260,6 +260,9 @@ pub(crate) struct DeviceReport {
     /// Bytes of memory that the percent of the share are, of one that is given out so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory_of_percent: Option<u64>,
+    /// Bytes that the driver caps the memory of the share to, where it caps any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_limit: Option<u64>,
     /// Admin access, beside the holders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) admin: bool,

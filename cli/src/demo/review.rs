@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_api::MemoryBound;
 use divvy_api::names::{self, attributes, capacity};
 use divvy_model::{Alternative, Quantity};
 use k8s_openapi::api::resource::v1::{
@@ -21,6 +22,7 @@ use crate::strict::did_you_mean;
 
 mod attribute;
 mod class;
+mod limits;
 mod naming;
 mod pod;
 mod selector;
@@ -37,11 +39,12 @@ const MOST_TOLERATIONS: usize = 16;
 const LITTLE_MEMORY: i128 = 1 << 20;
 
 /// Attributes that only some forms of a GPU have.
-const OF_SOME: [&str; 5] = [
+const OF_SOME: [&str; 6] = [
     attributes::PROFILE,
     attributes::PARENT_UUID,
     attributes::TIME_SLICE,
     attributes::MEMORY_MIB,
+    attributes::MEMORY_LIMIT_MAX_PERCENT,
     attributes::SHARING,
 ];
 
@@ -57,6 +60,8 @@ pub(super) struct Known {
     pub(super) products: BTreeSet<String>,
     /// The same of the devices of one `type`.
     of_type: BTreeMap<String, OfType>,
+    /// Limits that shares may have.
+    limits: limits::Allowed,
     /// Drivers, pools and devices, for the selectors of DeviceTaintRules.
     pub(super) devices: BTreeSet<(String, String, String)>,
 }
@@ -122,6 +127,7 @@ impl Known {
         for slice in slices {
             let full = |name: &String| lookup::full(&slice.spec.driver, name);
             for device in slice.spec.devices.iter().flatten() {
+                known.limits.add(device);
                 known.attributes.extend(
                     device
                         .attributes
@@ -336,7 +342,12 @@ impl Findings {
                         .filter(is_named)
                         .filter_map(|request| request.exactly.as_ref());
                     let classes = classes.map(|exactly| exactly.device_class_name.as_str());
-                    self.config(&format!("{at}.opaque"), opaque, classes);
+                    let at = format!("{at}.opaque");
+                    let limit = self.config(&at, opaque, classes);
+                    if let Some(bound) = limit {
+                        let at = format!("{at}.parameters");
+                        self.memory_limit(&at, bound, (named, devices), known.limits);
+                    }
                 }
             }
         }
@@ -348,15 +359,16 @@ impl Findings {
     }
 
     /// A config, as the policy of the chart (`claimPolicy`) has it; `classes` are those of the
-    /// requests that it names.
+    /// requests that it names. Returns the limit of memory that it sets.
     fn config<'c>(
         &mut self,
         at: &str,
         of: &OpaqueDeviceConfiguration,
         classes: impl Iterator<Item = &'c str>,
-    ) {
+    ) -> Option<MemoryBound> {
         if of.driver.is_empty() {
-            return self.refuse(&format!("{at}.driver"), "Required value");
+            self.refuse(&format!("{at}.driver"), "Required value");
+            return None;
         }
         if of.driver != names::DRIVER {
             let hint = did_you_mean(&of.driver, [names::DRIVER]);
@@ -364,13 +376,18 @@ impl Findings {
                 "this config is for driver {:?}{hint} and has no effect on divvy's devices",
                 of.driver
             );
-            return self.doubt(&format!("{at}.driver"), &what);
+            self.doubt(&format!("{at}.driver"), &what);
+            return None;
         }
         let at = &format!("{at}.parameters");
-        let kind = match divvy_api::decode(&of.parameters.0) {
-            Ok(config) => config.kind.name(),
-            Err(error) => return self.refuse(at, &error.to_string()),
+        let config = match divvy_api::decode(&of.parameters.0) {
+            Ok(config) => config,
+            Err(error) => {
+                self.refuse(at, &error.to_string());
+                return None;
+            }
         };
+        let kind = config.kind.name();
         for class in classes {
             let takes = match class {
                 names::CLASS_GPU | names::CLASS_ADMIN => "GpuConfig",
@@ -385,6 +402,7 @@ impl Findings {
                 );
             }
         }
+        config.memory_limit
     }
 
     fn request(&mut self, at: &str, request: &DeviceRequest, may_see_all: bool, known: &Known) {

@@ -8,7 +8,7 @@ use divvy_api::names;
 use divvy_fake_cluster::ClaimRef;
 use divvy_gpu_sim::SimNode;
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceRequestAllocationResult, DeviceTaintRule, ResourceClaim, ResourceSlice,
+    AllocationResult, DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
 
 use super::examples::Example;
@@ -270,13 +270,13 @@ impl<'w> Stage<'w> {
         let answers = self.world.kubelet.prepare(names::DRIVER, &call).await?;
         let prepare_us = micros(started.elapsed());
         for reference in call {
-            let results = self.results(&reference);
+            let allocation = self.allocation(&reference);
             let slices = self.world.api.list::<ResourceSlice>();
             let state = match answers.get(&reference.uid) {
                 Some(Ok(devices)) => {
                     let devices = devices
                         .iter()
-                        .map(|given| device(given, &results, &slices))
+                        .map(|given| device(given, &allocation, &slices))
                         .collect();
                     State::Prepared {
                         devices,
@@ -309,15 +309,13 @@ impl<'w> Stage<'w> {
     }
 
     /// Returns the devices that the scheduler allocated to a claim.
-    fn results(&self, claim: &ClaimRef) -> Vec<DeviceRequestAllocationResult> {
+    fn allocation(&self, claim: &ClaimRef) -> AllocationResult {
         let claim = self
             .world
             .api
             .get::<ResourceClaim>(&claim.namespace, &claim.name);
-        let allocation = claim.and_then(|claim| claim.status?.allocation?.devices);
-        allocation
-            .and_then(|devices| devices.results)
-            .unwrap_or_default()
+        let allocation = claim.and_then(|claim| claim.status?.allocation);
+        allocation.unwrap_or_default()
     }
 
     /// Ends pods: their claims go, unless others use them too.
@@ -384,11 +382,13 @@ fn key_of(claim: &ResourceClaim) -> Key {
 /// A device as the plugin answered, with what the scheduler said of it.
 fn device(
     given: &divvy_proto::dra::v1::Device,
-    results: &[DeviceRequestAllocationResult],
+    allocation: &AllocationResult,
     slices: &[ResourceSlice],
 ) -> DeviceReport {
     let share = given.share_id.as_deref().filter(|id| !id.is_empty());
-    let result = results.iter().find(|result| {
+    let devices = allocation.devices.as_ref();
+    let mut results = devices.iter().flat_map(|d| &d.results).flatten();
+    let result = results.find(|result| {
         result.device == given.device_name
             && (share.is_none() || result.share_id.as_deref() == share)
     });
@@ -404,6 +404,7 @@ fn device(
         device: given.device_name.clone(),
         cdi_ids: given.cdi_device_ids.clone(),
         share: share.map(str::to_owned),
+        memory_limit: result.and_then(|of| crate::limit::of_share(allocation, of, published)),
         memory_of_percent: percent(&consumed).and_then(|_| share_memory(published, &consumed)),
         consumed: consumed
             .into_iter()

@@ -4,8 +4,14 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use divvy_gpu_sim::{Engine, SimNode};
-use divvy_model::GpuUuid;
 use divvy_model::health::RecoveryAction;
+use divvy_model::{CudaVersion, GpuUuid, MemoryCaps};
+
+/// CUDA of the first driver that caps memory.
+const CUDA: CudaVersion = CudaVersion {
+    major: 13,
+    minor: 4,
+};
 
 /// The GPUs of the demo's node.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -22,6 +28,19 @@ pub(crate) struct Gpus {
     /// GPUs that ask for a reset
     #[arg(long, value_name = "NUMBERS")]
     sick: Option<Which>,
+    /// Version of the NVIDIA driver; from 615 on it caps the memory of shares
+    #[arg(long, value_name = "VERSION", value_parser = version)]
+    driver_version: Option<String>,
+}
+
+/// Takes the version of a driver, such as 615.71.09.
+fn version(text: &str) -> Result<String, String> {
+    let is_number = |part: &str| part.parse::<u32>().is_ok();
+    if (2..=3).contains(&text.split('.').count()) && text.split('.').all(is_number) {
+        Ok(text.to_owned())
+    } else {
+        Err("a version has two or three numbers, such as 615.71.09".to_owned())
+    }
 }
 
 /// Some of the GPUs.
@@ -71,6 +90,11 @@ impl Gpus {
     /// The node, fresh, and the numbers of the GPUs that the plugin must find something wrong with.
     pub(super) fn start(&self) -> Result<(SimNode, Vec<usize>)> {
         let node = SimNode::parse(&self.sim).context("--sim")?;
+        if let Some(version) = &self.driver_version {
+            let before = node.inventory().system.cuda_version;
+            let cuda = before.filter(|_| !MemoryCaps::since(version));
+            node.edit(|engine| engine.set_driver_version(version, cuda.unwrap_or(CUDA)));
+        }
         let gpus = node.uuids();
         switch_mig_on(&node, self.mig_on.as_ref())?;
         let mut troubled = Vec::new();

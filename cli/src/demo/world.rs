@@ -251,6 +251,11 @@ fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result
     // The hook is copied and named in CDI files; no container runs here that would call it.
     let hook = folder.join("divvy-cdi-hook");
     fs_err::write(&hook, "")?;
+    // Control groups with a controller by which a driver from R615 on caps memory; an older one
+    // caps none.
+    let groups = folder.join("cgroup");
+    fs_err::create_dir(&groups)?;
+    fs_err::write(groups.join("cgroup.controllers"), "misc\n")?;
     let host = folder.join("host");
     let flags = [
         ("node-name", NODE.into()),
@@ -264,6 +269,9 @@ fn args(folder: &Path, kubelet: &KubeletConfig, device_nodes: PathBuf) -> Result
         ("device-nodes", device_nodes),
         ("hook-path", hook),
         ("hook-dir", folder.join("opt/divvy")),
+        ("run-dir", folder.join("run")),
+        ("memory-caps", "true".into()),
+        ("cgroup-root", groups),
         ("http", PathBuf::new()),
     ];
     let flags = flags

@@ -83,6 +83,10 @@ pub(super) struct Form {
     pub(super) slots: Option<u64>,
     /// Memory of each device.
     pub(super) memory_bytes: Option<u64>,
+    /// The largest limit of memory of a share, in percent of its request; 0 where nothing keeps
+    /// limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) memory_limit_max_percent: Option<i64>,
     /// Expression in CEL that selects this form among those of its class, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) selector: Option<String>,
@@ -189,6 +193,13 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
                 .get(capacity::SLOTS)
                 .map(|slots| slots.value.value()),
             memory_bytes: memory,
+            memory_limit_max_percent: match device
+                .attributes
+                .get(attributes::MEMORY_LIMIT_MAX_PERCENT)
+            {
+                Some(AttributeValue::Int(most)) => Some(*most),
+                _ => None,
+            },
             selector: profile
                 .as_ref()
                 .map(|profile| selector(attributes::PROFILE, profile)),

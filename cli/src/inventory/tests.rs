@@ -43,6 +43,15 @@ fn the_table_says_that_nothing_enforces_shares_where_there_are_any() {
     capped.memory_caps = divvy_model::MemoryCaps::Available;
     let text = text::table(&capped, false);
     assert!(text.contains("memory is capped by the driver"), "{text}");
+    assert!(!text.contains("limit it to"), "{text}");
+    for form in &mut capped.forms {
+        form.memory_limit_max_percent = form.memory_limit_max_percent.map(|_| 150);
+    }
+    let text = text::table(&capped, false);
+    assert!(
+        text.contains("\nA claim can limit it to up to 150 % of its request."),
+        "{text}"
+    );
 }
 
 #[test]

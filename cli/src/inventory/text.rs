@@ -154,12 +154,21 @@ fn offered(product: &str, forms: &[Form]) -> String {
 /// Says what is kept within its amounts, where something is not.
 fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
     forms.iter().find(|form| !form.requests.is_empty())?;
+    let most = forms
+        .iter()
+        .filter_map(|form| form.memory_limit_max_percent);
+    let most = most.max().filter(|most| *most > 100);
+    let burst = most.map_or_else(String::new, |most| {
+        format!("\nA claim can limit it to up to {most} % of its request.")
+    });
     let shares = match caps {
         MemoryCaps::Available => {
             "Shares: memory is capped by the driver, where the node's control groups let\n\
              it; compute is counted, and nothing enforces it."
         }
         MemoryCaps::OldDriver
+        | MemoryCaps::NoCalls
+        | MemoryCaps::GroupsUnreadable
         | MemoryCaps::NoCgroup2
         | MemoryCaps::NoController
         | MemoryCaps::SwitchedOff
@@ -168,7 +177,7 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
         }
     };
     Some(format!(
-        "{shares} Whole GPUs\nand partitions are limited by the hardware."
+        "{shares} Whole GPUs\nand partitions are limited by the hardware.{burst}"
     ))
 }
 

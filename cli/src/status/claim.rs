@@ -257,7 +257,7 @@ pub(super) fn of(snapshot: &Snapshot, claim: &ResourceClaim, pod: Option<&Pod>) 
     let devices: Vec<DeviceLine> = results
         .into_iter()
         .flatten()
-        .map(|result| device(snapshot, &uid, result))
+        .map(|result| device(snapshot, claim, result))
         .collect();
     let waiting = (allocation.is_none() && pod.is_some()).then(|| {
         let together = pod
@@ -350,13 +350,16 @@ fn kubelet_failure(snapshot: &Snapshot, namespace: &str, pods: &[String]) -> Opt
         .and_then(|event| event.message.clone())
 }
 
-/// Returns the memory that the percent of a share are, as its device is published now.
-fn memory_of_percent(
+/// Returns what is not counted of a share's memory, as its device is published now: the memory that
+/// its percent are, and the limit that the driver keeps.
+fn memory_of_share(
     snapshot: &Snapshot,
+    claim: &ResourceClaim,
     result: &DeviceRequestAllocationResult,
-) -> Option<String> {
-    let consumed = result.consumed_capacity.as_ref()?;
-    crate::device::percent(consumed)?;
+) -> Vec<String> {
+    let Some(consumed) = &result.consumed_capacity else {
+        return Vec::new();
+    };
     let pool = snapshot
         .slices
         .iter()
@@ -364,8 +367,17 @@ fn memory_of_percent(
     let device = pool
         .flat_map(|slice| slice.spec.devices.iter().flatten())
         .find(|device| device.name == result.device);
-    let memory = crate::device::share_memory(device, consumed)?;
-    Some(format!("memory {}", crate::format::bytes(memory)))
+    let percent = crate::device::percent(consumed);
+    let memory = percent.and_then(|_| crate::device::share_memory(device, consumed));
+    let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
+    let limit = allocation.and_then(|of| crate::limit::of_share(of, result, device));
+    let words = [("memory", memory), ("memory limit", limit)];
+    let words = words
+        .into_iter()
+        .filter_map(|(name, amount)| Some((name, amount?)));
+    words
+        .map(|(name, amount)| format!("{name} {}", crate::format::bytes(amount)))
+        .collect()
 }
 
 /// Says for whose end on the GPU a claim that is not prepared waits, if its node reports such a
@@ -392,7 +404,12 @@ fn former(gpu: &GpuStatus, claim: &str, of: &DeviceRequestAllocationResult) -> O
     ))
 }
 
-fn device(snapshot: &Snapshot, claim: &str, result: &DeviceRequestAllocationResult) -> DeviceLine {
+fn device(
+    snapshot: &Snapshot,
+    of: &ResourceClaim,
+    result: &DeviceRequestAllocationResult,
+) -> DeviceLine {
+    let claim = of.metadata.uid.as_deref().unwrap_or_default();
     let ours = result.driver == snapshot.driver;
     let node = snapshot.node_of(&result.pool).filter(|_| ours);
     let kind = crate::device::kind(&result.device);
@@ -416,7 +433,7 @@ fn device(snapshot: &Snapshot, claim: &str, result: &DeviceRequestAllocationResu
     let mut granted: Vec<String> = consumed
         .map(|(name, amount)| format!("{name} {}", amount.0))
         .collect();
-    granted.extend(memory_of_percent(snapshot, result));
+    granted.extend(memory_of_share(snapshot, of, result));
     let ready = held.is_some_and(|held| held.phase != "preparing");
     let before = gpu.filter(|_| !ready && result.admin_access != Some(true));
     let before = before.and_then(|gpu| former(gpu, claim, result));

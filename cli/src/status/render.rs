@@ -50,6 +50,9 @@ pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet, wide: bool) -> String {
 pub(crate) fn node(snapshot: &Snapshot, report: &NodeReport) -> String {
     let mut out = Out::default();
     out.line(&versions(snapshot, &report.node));
+    if !report.node.share_memory.is_empty() {
+        out.line(&format!("memory of shares: {}", report.node.share_memory));
+    }
     if !report.gpus.is_empty() {
         let mut table = Table::new([
             "GPU", "PRODUCT", "MODE", "OFFERED", "POLICY", "HOLDERS", "TROUBLE", "UUID",

@@ -50,6 +50,9 @@ pub(crate) struct NodeLine {
     pub(crate) modes: String,
     pub(crate) trouble: String,
     pub(crate) versions: Versions,
+    /// Level to which the memory of shares is capped, with what is lacking for it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) share_memory: String,
     /// When anything of it changed last.
     pub(crate) changed: Option<String>,
 }
@@ -291,6 +294,7 @@ fn line(name: &str, status: &GpuNodeStatus) -> NodeLine {
         modes: summary.modes,
         trouble: summary.trouble,
         versions: status.versions.clone(),
+        share_memory: status.share_memory.clone(),
         changed: status.changed.clone(),
     }
 }

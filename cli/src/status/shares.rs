@@ -6,7 +6,7 @@ use divvy_api::names::capacity;
 use divvy_api::node::GpuStatus;
 use divvy_model::Alternative;
 use divvy_offer::pool_name;
-use k8s_openapi::api::resource::v1::{Device, DeviceRequestAllocationResult};
+use k8s_openapi::api::resource::v1::{AllocationResult, Device, DeviceRequestAllocationResult};
 
 use super::read::CLAIMS;
 use super::snapshot::{Snapshot, full_name};
@@ -29,7 +29,7 @@ pub(super) fn granted(
 ) -> BTreeMap<String, String> {
     let device = device(snapshot, node, gpu);
     let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (claim, result) in results(snapshot, node, gpu) {
+    for (claim, allocation, result) in results(snapshot, node, gpu) {
         let consumed = result.consumed_capacity.iter().flatten();
         let mut words: Vec<String> = consumed
             .filter(|(name, _)| *name != capacity::MEMORY)
@@ -37,7 +37,10 @@ pub(super) fn granted(
             .collect();
         let memory = result.consumed_capacity.as_ref();
         if let Some(memory) = memory.and_then(|consumed| share_memory(device, consumed)) {
-            words.insert(0, format!("memory {}", bytes(memory)));
+            let limit = crate::limit::of_share(allocation, result, device);
+            let limit =
+                limit.map_or_else(String::new, |limit| format!(" (limit {})", bytes(limit)));
+            words.insert(0, format!("memory {}{limit}", bytes(memory)));
         }
         all.entry(claim).or_default().push(words.join(", "));
     }
@@ -61,7 +64,7 @@ pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> String {
         let taken = |result: &DeviceRequestAllocationResult| {
             amount(&result.consumed_capacity.as_ref()?.get(name)?.0)
         };
-        let taken: u64 = held.iter().filter_map(|(_, result)| taken(result)).sum();
+        let taken: u64 = held.iter().filter_map(|(.., result)| taken(result)).sum();
         let left = total.saturating_sub(taken);
         Some(match name {
             capacity::MEMORY => format!("memory {} of {}", bytes(left), bytes(total)),
@@ -87,22 +90,29 @@ fn device<'s>(snapshot: &'s Snapshot, node: &str, gpu: &GpuStatus) -> Option<&'s
         .find(|device| is_share_of(&device.name, gpu))
 }
 
-/// Returns what claims have of the GPU's shares, each with the claim's name.
+/// Returns what claims have of the GPU's shares, each with the claim's name and allocation.
 fn results<'s>(
     snapshot: &'s Snapshot,
     node: &str,
     gpu: &'s GpuStatus,
-) -> impl Iterator<Item = (String, &'s DeviceRequestAllocationResult)> {
+) -> impl Iterator<
+    Item = (
+        String,
+        &'s AllocationResult,
+        &'s DeviceRequestAllocationResult,
+    ),
+> {
     let pool = pool_name(node);
     let all = snapshot.claims.iter().flat_map(|claim| {
         let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
-        let results = allocation.and_then(|a| a.devices.as_ref()?.results.as_ref());
-        results
-            .into_iter()
-            .flatten()
-            .map(move |result| (full_name(&claim.metadata), result))
+        let of = move |allocation: &'s AllocationResult| {
+            let results = allocation.devices.as_ref().and_then(|d| d.results.as_ref());
+            let results = results.into_iter().flatten();
+            results.map(move |result| (full_name(&claim.metadata), allocation, result))
+        };
+        allocation.into_iter().flat_map(of)
     });
-    all.filter(move |(_, result)| {
+    all.filter(move |(.., result)| {
         result.driver == snapshot.driver && result.pool == pool && is_share_of(&result.device, gpu)
     })
 }

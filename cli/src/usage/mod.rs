@@ -32,6 +32,9 @@ pub(crate) struct ClaimUsage {
     /// Memory of all pods of the claim together.
     pub(crate) memory_used: Option<u64>,
     pub(crate) memory_granted: Option<u64>,
+    /// Limit of a share's memory, where the driver keeps one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_limit: Option<u64>,
     /// Utilization of the GPU or partition, from 0 to 1.
     pub(crate) utilization: Option<f64>,
     /// Source of the utilization.
@@ -105,6 +108,7 @@ impl Usage {
             }
             // The grant is the claim's, whichever pod uses it.
             "memory_granted_bytes" => of.memory_granted = of.memory_granted.max(whole(value)),
+            "memory_limit_bytes" => of.memory_limit = of.memory_limit.max(whole(value)),
             "utilization_ratio" => {
                 let source = sample.label("source").to_owned();
                 let before = of.utilization.unwrap_or(0.0);
@@ -222,6 +226,7 @@ divvy_claim_seconds_count{operation="prepare"} 7
         let both = ClaimUsage {
             memory_used: Some(300),
             memory_granted: Some(1000),
+            memory_limit: None,
             utilization: Some(0.75),
             source: Some("process".to_owned()),
             idle_seconds: Some(0),

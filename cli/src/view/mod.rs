@@ -314,6 +314,9 @@ fn hold(
         usage.memory_granted = usage
             .memory_granted
             .or_else(|| published.granted(id, &holder.uid));
+        usage.memory_limit = usage
+            .memory_limit
+            .or_else(|| published.limit(id, &holder.uid));
     }
     Hold {
         wasted: usage

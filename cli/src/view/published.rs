@@ -32,6 +32,8 @@ pub(super) struct Given<'a> {
     pub(super) admin: bool,
     /// Memory of a share.
     memory: Option<u64>,
+    /// Limit of it, where the driver keeps one.
+    limit: Option<u64>,
     /// Percent of its GPU, of a share that is given out so.
     percent: Option<u64>,
 }
@@ -96,11 +98,12 @@ impl<'a> Published<'a> {
     }
 
     fn take(&mut self, claim: &'a ResourceClaim) {
-        let allocation = claim
-            .status
-            .as_ref()
-            .and_then(|status| status.allocation.as_ref()?.devices.as_ref());
-        let results = allocation
+        let status = claim.status.as_ref();
+        let Some(allocation) = status.and_then(|status| status.allocation.as_ref()) else {
+            return;
+        };
+        let devices = allocation.devices.as_ref();
+        let results = devices
             .and_then(|devices| devices.results.as_ref())
             .into_iter()
             .flatten();
@@ -118,6 +121,7 @@ impl<'a> Published<'a> {
                 claim,
                 admin,
                 memory,
+                limit: crate::limit::of_share(allocation, result, device),
                 percent,
             });
             if admin || !first {
@@ -155,6 +159,16 @@ impl<'a> Published<'a> {
             [] => memory(device),
             shares => Some(shares.iter().sum()),
         }
+    }
+
+    /// The limit of a claim's memory of a device, of its shares together; none where one has none.
+    pub(super) fn limit(&self, id: Id<'_>, claim: &str) -> Option<u64> {
+        let given = self.given.get(&id)?.iter();
+        let mut of_claim = given
+            .filter(|given| given.claim.metadata.uid.as_deref() == Some(claim))
+            .peekable();
+        of_claim.peek()?;
+        of_claim.map(|given| given.limit).sum()
     }
 
     /// The percent of a GPU that a claim has in shares, where it is given out so.

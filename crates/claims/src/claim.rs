@@ -1,6 +1,6 @@
 //! A claim as the driver sees it: values taken out of the API object by the kubelet plugin.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use divvy_model::{ClaimUid, DeviceName};
@@ -140,6 +140,9 @@ pub struct Claim {
     pub allocation: Allocation,
     /// Config entries of all drivers, in the API's order (class entries first).
     pub configs: Vec<ConfigEntry>,
+    /// Requests whose selectors demand that the memory of their device is capped: by the attribute
+    /// `memoryEnforcement`, or by `memoryLimitMaxPercent`.
+    pub demands_cap: BTreeSet<String>,
     /// Pods in `status.reservedFor`.
     pub pods: Vec<PodRef>,
 }

@@ -52,6 +52,16 @@ pub fn resolve(
     request: &str,
     device: &DeviceKind,
 ) -> Result<DeviceConfig, Why> {
+    resolve_entry(&claim.configs, driver, request, device)
+}
+
+/// Returns the same, of these entries.
+pub fn resolve_entry(
+    configs: &[ConfigEntry],
+    driver: &str,
+    request: &str,
+    device: &DeviceKind,
+) -> Result<DeviceConfig, Why> {
     // The kind follows from the device that was allocated, not from the request: alternatives of a
     // request may differ in kind.
     let wanted = match (&device.target, device.sharing) {
@@ -62,7 +72,7 @@ pub fn resolve(
     // Decode all entries that apply, also those that a later one overrides: a mistake in any of
     // them is reported where it stands, whatever wins.
     let mut candidates = Vec::new();
-    for (at, entry) in in_order(&claim.configs)
+    for (at, entry) in in_order(configs)
         .into_iter()
         .filter(|(_, entry)| entry.driver == driver)
     {
@@ -124,6 +134,7 @@ mod tests {
             namespace: "ns".to_owned(),
             name: "train".to_owned(),
             pod_claim_name: None,
+            demands_cap: std::collections::BTreeSet::new(),
             allocation: Allocation::default(),
             configs,
             pods: Vec::new(),

@@ -3,16 +3,16 @@
 
 mod conflicts;
 mod foreign_processes;
+mod memory;
 mod servable;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_api::names::capacity;
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    BootId, ClaimUid, DeviceKind, Enforcement, Gpu, GpuError, GpuUuid, Inventory, Limits,
-    MemoryCaps, MigMode, NamedTarget, Ordinals, Place, ShareUnit, Sharing, Target,
+    BootId, ClaimUid, DeviceKind, Gpu, GpuError, GpuUuid, Inventory, MemoryCaps, MigMode,
+    NamedTarget, Ordinals, Place, Sharing, Target,
 };
 
 use crate::{
@@ -64,6 +64,12 @@ impl Snapshot<'_> {
         inventory.map_or_else(MemoryCaps::default, |inventory| {
             inventory.system.memory_caps
         })
+    }
+
+    /// Returns whether the driver keeps limits of control groups that are gone.
+    fn caps_linger(&self) -> bool {
+        let inventory = self.inventory.as_ref();
+        inventory.is_some_and(|inventory| inventory.system.caps_linger)
     }
 
     /// Returns the filling of a place, if it was asked for.
@@ -314,48 +320,36 @@ fn resolve_device(
             .and_then(|state| state.grant.share_time_slice),
         _ => None,
     };
+    let state = seen.state(uuid);
     let share_memory = match sharing {
-        Sharing::TimeSliced | Sharing::Mps => memory_of_percent(result, gpu, seen.state(uuid)),
+        Sharing::TimeSliced | Sharing::Mps => memory::of_percent(result, gpu, state),
         Sharing::Exclusive | Sharing::Admin => None,
     };
     let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
-    let gpu_has_memory = gpu.facts.memory_bytes.is_some();
-    let (allocated, gpu) = (result.clone(), uuid.clone());
     let device = RecordedDevice {
-        allocated,
-        gpu,
+        allocated: result.clone(),
+        gpu: uuid.clone(),
         target,
         sharing,
         theirs,
         time_slice,
         share_memory,
         memory_cap: None,
+        clears_caps: false,
         extra_nodes,
         given: None,
     };
-    let limits = Limits::of(target.kind(), sharing, seen.memory_caps());
-    let is_capped = limits.memory == Enforcement::Cgroup;
-    let memory_cap = match device.amounts().memory.filter(|_| is_capped) {
-        // A board without memory of its own has nothing to cap, and is published so.
-        None if is_capped && gpu_has_memory => return Err(Why::CapLost(UNKNOWN_AMOUNT)),
-        cap => cap,
+    let wanted = memory::Wanted {
+        limit: config.memory_limit,
+        demanded: claim.demands_cap.contains(&result.request),
     };
+    let memory_cap = memory::cap(&device, wanted, (gpu, state), seen.memory_caps())?;
+    let is_whole = target == Target::Gpu && sharing == Sharing::Exclusive;
     Ok(RecordedDevice {
         memory_cap,
+        clears_caps: is_whole && seen.caps_linger(),
         ..device
     })
-}
-
-/// The lack of a share that is to be capped.
-const UNKNOWN_AMOUNT: &str = "the memory of its share is not known, or nothing";
-
-/// Returns the memory in bytes that a share by percent has of its GPU, of what the policy leaves to
-/// shares. `None` for shares by amounts, and where it is not known or nothing.
-fn memory_of_percent(result: &AllocatedDevice, gpu: &Gpu, state: Option<&GpuState>) -> Option<u64> {
-    let percent = result.granted(capacity::PERCENT)?;
-    let reserved = state.map_or(0, |state| state.grant.share_reserved_mib);
-    let mib = (gpu.facts.memory_bytes? >> 20).saturating_sub(reserved);
-    Some(ShareUnit::part_of_memory(mib, percent)).filter(|bytes| *bytes > 0)
 }
 
 /// Returns the extra nodes that a config asks for, if the node offers all of them to claims.

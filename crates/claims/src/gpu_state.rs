@@ -13,7 +13,9 @@
 use std::collections::BTreeMap;
 
 use divvy_model::mig::{GpuInstance, GpuInstanceId};
-use divvy_model::{BootId, ClaimUid, ComputeMode, GpuUuid, Grant, Place, ShareUnit, TimeSlice};
+use divvy_model::{
+    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, Place, ShareUnit, TimeSlice,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::change::{Made, Observed};
@@ -165,6 +167,9 @@ pub struct Granted {
     /// Memory in MiB that shares do not get.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub share_reserved_mib: u64,
+    /// Factor by which the memory limit of a share may be above its request.
+    #[serde(default, skip_serializing_if = "Burst::is_none")]
+    pub share_burst: Burst,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
@@ -408,6 +413,7 @@ impl GpuState {
             share_time_slice: grant.share_time_slice,
             share_unit: grant.share_unit,
             share_reserved_mib: grant.share_reserved_mib,
+            share_burst: grant.share_burst,
         };
     }
 

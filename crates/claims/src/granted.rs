@@ -31,11 +31,15 @@ pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<Stri
     let own = share.amounts();
     let mut variables = vec![
         (env::share_memory(device), sum(|amounts| amounts.memory)),
+        (
+            env::share_memory_limit(device),
+            sum(|amounts| amounts.limit),
+        ),
         (env::share_cores(device), sum(|amounts| amounts.cores)),
     ];
     if let Some(id) = &of.share_id {
-        let [memory, cores] = env::one_share(device, id);
-        variables.extend([(memory, own.memory), (cores, own.cores)]);
+        let [memory, limit, cores] = env::one_share(device, id);
+        variables.extend([(memory, own.memory), (limit, own.limit), (cores, own.cores)]);
     }
     variables
         .into_iter()
@@ -48,6 +52,8 @@ pub fn share_env(devices: &[RecordedDevice], share: &RecordedDevice) -> Vec<Stri
 pub struct ShareAmounts {
     /// Memory in bytes.
     pub memory: Option<u64>,
+    /// Limit of the memory in bytes, at least that much, where the driver keeps one.
+    pub limit: Option<u64>,
     /// Compute in percent.
     pub cores: Option<u64>,
 }
@@ -60,6 +66,7 @@ impl RecordedDevice {
         ShareAmounts {
             // By amounts, or by percent: a share has one of the two.
             memory: of(capacity::MEMORY).or(self.share_memory),
+            limit: self.memory_cap,
             cores: of(capacity::CORES).or_else(|| of(capacity::PERCENT)),
         }
     }
@@ -108,6 +115,7 @@ mod tests {
             time_slice: None,
             share_memory: None,
             memory_cap: None,
+            clears_caps: false,
             extra_nodes: Vec::new(),
             given: None,
         }
@@ -149,6 +157,24 @@ mod tests {
                 "DIVVY_MEMORY_GPU_0_TS=1048576 DIVVY_SHARE_MEMORY_GPU_0_TS_D=1048576",
             ]
         );
+    }
+
+    /// A sum is left out where one of its limits is not known.
+    #[test]
+    fn a_container_sees_its_limits_of_memory_beside_its_grants() {
+        let limited = |id: &str, mib: Option<u64>| RecordedDevice {
+            memory_cap: mib.map(|mib| mib << 20),
+            ..share("main", "gpu-0-ts", id, &[("memory", "100Mi")])
+        };
+        let devices = [limited("a", Some(150)), limited("b", Some(100))];
+        assert_eq!(
+            share_env(&devices, &devices[0]).join(" "),
+            "DIVVY_MEMORY_GPU_0_TS=209715200 DIVVY_MEMORY_LIMIT_GPU_0_TS=262144000 DIVVY_SHARE_MEMORY_GPU_0_TS_A=104857600 \
+             DIVVY_SHARE_MEMORY_LIMIT_GPU_0_TS_A=157286400"
+        );
+        let devices = [limited("a", Some(150)), limited("b", None)];
+        let found = share_env(&devices, &devices[0]).join(" ");
+        assert!(!found.contains("DIVVY_MEMORY_LIMIT"), "{found}");
     }
 
     /// CDI devices that come to one container set its environment one after another: a name that

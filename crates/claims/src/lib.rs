@@ -44,7 +44,7 @@ pub use claim::{
 };
 pub use divvy_model::TimeSlice;
 
-pub use config::resolve;
+pub use config::{resolve, resolve_entry};
 pub use decide::{
     Clash, Decision, Holder, Holders, ProcessOnGpu, Snapshot, decide, may_set_mig, resolve_devices,
     servable,

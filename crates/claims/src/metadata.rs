@@ -179,6 +179,7 @@ fn attributes_of(device: &RecordedDevice, metadata: &Metadata) -> Attributes {
         let granted = device.amounts();
         for (name, amount) in [
             (only_here::MEMORY_GRANTED, granted.memory),
+            (only_here::MEMORY_LIMIT, granted.limit),
             (only_here::CORES_GRANTED, granted.cores),
         ] {
             if let Some(amount) = amount {

@@ -45,6 +45,10 @@ pub struct RecordedDevice {
     /// prepared; `None` on a node that caps nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_cap: Option<u64>,
+    /// A whole GPU on a node whose driver keeps limits of control groups that are gone: they are
+    /// cleared for each of its containers before it starts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub clears_caps: bool,
     /// Device nodes of the host that its config asks for, as written there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_nodes: Vec<String>,

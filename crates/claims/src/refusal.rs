@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 
-use divvy_api::ConfigError;
-use divvy_model::{ClaimUid, DeviceName, GpuError, GpuUuid, ParseDeviceNameError};
+use divvy_api::{ConfigError, MemoryBound};
+use divvy_model::{
+    Burst, ClaimUid, DeviceName, Format, GpuError, GpuUuid, ParseDeviceNameError, Quantity,
+};
 
 use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, Record, RecordedDevice};
 
@@ -147,6 +149,43 @@ pub enum Why {
     /// The claim was promised a cap of its memory, and the node caps none any more.
     #[error("the memory of its share is to be capped, which cannot be done: {0}")]
     CapLost(&'static str),
+    /// Its config sets a limit of memory, which nothing keeps here.
+    #[error("limits.memory of its ShareConfig cannot be kept on this node: {0}")]
+    LimitNotKept(&'static str),
+    /// A limit of memory that is less than what the scheduler counts.
+    #[error("limits.memory of its ShareConfig, {}, is below the {} that its share has been granted", limit_words(.bound, *.limit), bytes(*.request))]
+    LimitBelowRequest {
+        /// The limit as it is written.
+        bound: MemoryBound,
+        /// In bytes.
+        limit: u64,
+        /// Bytes that the share was granted.
+        request: u64,
+    },
+    /// A limit of memory that is more than the GPU has.
+    #[error("limits.memory of its ShareConfig, {}, is above the {} that all shares of its GPU have together", limit_words(.bound, *.limit), bytes(*.all))]
+    LimitAboveGpu {
+        /// The limit as it is written.
+        bound: MemoryBound,
+        /// In bytes.
+        limit: u64,
+        /// Bytes of the GPU that shares can have.
+        all: u64,
+    },
+    /// A limit of memory that is further above the request than the policy allows.
+    #[error("limits.memory of its ShareConfig, {}, is above {}, the most that the policy of its GPU allows for the {} that its share has been granted (shares.burst.memory: {burst})", limit_words(.bound, *.limit), bytes(*.most), bytes(*.request))]
+    LimitAbovePolicy {
+        /// The limit as it is written.
+        bound: MemoryBound,
+        /// In bytes.
+        limit: u64,
+        /// Bytes that it may be.
+        most: u64,
+        /// The policy's factor.
+        burst: Burst,
+        /// Bytes that the share was granted.
+        request: u64,
+    },
     /// The partition that the claim was given is gone under its pods.
     #[error(
         "its MIG instance is gone: the GPU was reset, the driver loaded again, or the instance destroyed"
@@ -236,6 +275,18 @@ impl Clash {
     }
 }
 
+/// Returns a limit as it is written, with what it comes to if that is a percentage.
+fn limit_words(bound: &MemoryBound, limit: u64) -> String {
+    match bound {
+        MemoryBound::Amount(_) => bound.to_string(),
+        MemoryBound::Percent(_) => format!("{bound} or {}", bytes(limit)),
+    }
+}
+
+fn bytes(amount: u64) -> Quantity {
+    Quantity::from_units(amount, Format::BinarySi)
+}
+
 fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
     if paths.is_empty() {
         "none".into()
@@ -245,6 +296,7 @@ fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
 }
 
 const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled again";
+const NEW_CLAIM: &str = "A claim's spec is immutable, so a change of it takes a new claim";
 const SCHEDULER: &str = "this is a bug in the scheduler: delete the pod and the claim";
 
 impl Why {
@@ -308,6 +360,9 @@ impl Why {
             } => ("mode-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
             Self::CapLost(_) => ("cap-lost", Later),
+            Self::LimitNotKept(_) => ("limit-not-kept", Later),
+            Self::LimitBelowRequest { .. } | Self::LimitAboveGpu { .. } => ("bad-limit", Never),
+            Self::LimitAbovePolicy { .. } => ("limit-above-policy", Later),
             Self::PartitionGone | Self::PartitionGoneBeside { .. } => ("partition-gone", Later),
             Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
@@ -359,6 +414,20 @@ impl Why {
             }
             Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
             Self::CapLost(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
+            Self::LimitNotKept(_) => {
+                "remove limits.memory, or have the claim select memoryLimitMaxPercent >= 100, so that it gets a node that keeps limits; a claim's spec is immutable, so create a new claim".into()
+            }
+            Self::LimitBelowRequest { .. } => {
+                format!("raise limits.memory to the request or more, or leave it out: the limit is then the request. {NEW_CLAIM}").into()
+            }
+            Self::LimitAboveGpu { all, .. } => {
+                format!("lower limits.memory to {} or less. {NEW_CLAIM}", bytes(*all)).into()
+            }
+            Self::LimitAbovePolicy { limit, request, .. } => {
+                // Rounded up: a factor that is rounded down would not do.
+                let percent = (u128::from(*limit) * 100).div_ceil(u128::from(*request).max(1));
+                format!("lower limits.memory, select memoryLimitMaxPercent >= {percent}, or raise shares.burst.memory in the GpuPolicy. {NEW_CLAIM}").into()
+            }
             Self::PartitionGone => {
                 "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()
             }

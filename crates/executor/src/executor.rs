@@ -128,13 +128,13 @@ pub struct Executor {
     context: Context,
 }
 
-/// A share whose memory is capped.
+/// A device whose containers are capped, or freed of the caps of earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CappedShare {
     pub claim: ClaimRef,
     pub gpu: GpuUuid,
-    /// Cap in bytes.
-    pub bytes: u64,
+    /// Cap of a share in bytes; `None` for a whole GPU, which has none.
+    pub bytes: Option<u64>,
 }
 
 /// A device that a claim holds, for taints, metrics, Events and the debug page.
@@ -156,6 +156,9 @@ pub struct HeldDevice {
     /// The amounts of its GPU that a share was granted.
     #[serde(skip)]
     pub amounts: ShareAmounts,
+    /// True if its containers call for a cap, or for the end of earlier ones, when they start.
+    #[serde(skip)]
+    pub calls_for_caps: bool,
     /// The partition that it was given, where the device is one.
     #[serde(skip)]
     pub made: Option<Made>,
@@ -304,6 +307,7 @@ impl Executor {
                 allocated_at: record.allocated_at.clone(),
                 allocated: device.allocated.clone(),
                 amounts: device.amounts(),
+                calls_for_caps: device.memory_cap.is_some() || device.clears_caps,
                 made: device.given.clone(),
             };
             record.devices.iter().map(of).collect::<Vec<_>>()
@@ -314,7 +318,7 @@ impl Executor {
     }
 
     /// Returns the memory that a device of a CDI file is capped to; `None` if the claim has no such
-    /// device here, or none that is capped.
+    /// device here, or none about whose cap anything is to be done.
     pub fn capped_share(
         &self,
         claim: &ClaimUid,
@@ -337,12 +341,11 @@ impl Executor {
             cdi_device_name(claim, &of.device, of.share_id.as_deref()) == cdi_device
         };
         let share = record.devices.iter().find(is_it);
-        Ok(share.and_then(|share| {
-            Some(CappedShare {
-                claim: record.reference(),
-                gpu: share.gpu.clone(),
-                bytes: share.memory_cap?,
-            })
+        let share = share.filter(|share| share.memory_cap.is_some() || share.clears_caps);
+        Ok(share.map(|share| CappedShare {
+            claim: record.reference(),
+            gpu: share.gpu.clone(),
+            bytes: share.memory_cap,
         }))
     }
 

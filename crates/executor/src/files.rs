@@ -70,12 +70,18 @@ impl<'a> Files<'a> {
                 })?;
             let mut content = edits.device(gpu, device).map_err(failed(name.as_str()))?;
             content.env.extend(share_env(&record.devices, device));
-            if device.memory_cap.is_some() {
-                let cap = edits.cap(&record.uid, &cdi_device);
-                // Without the call the container would run without its cap.
-                content.hooks.push(cap.ok_or_else(|| CdiError::NoCap {
-                    device: name.to_string(),
-                })?);
+            let call = || edits.cap(&record.uid, &cdi_device);
+            match device.memory_cap {
+                Some(cap) => {
+                    content.env.extend(of_toolkit(cap));
+                    // Without the call the container would run without its cap.
+                    content.hooks.push(call().ok_or_else(|| CdiError::NoCap {
+                        device: name.to_string(),
+                    })?);
+                }
+                // Without it a container could be held to an earlier cap, which harms no other.
+                None if device.clears_caps => content.hooks.extend(call()),
+                None => {}
             }
             content
                 .mounts
@@ -283,4 +289,14 @@ impl<'a> Files<'a> {
         let failed = self.metadata_failed(claim, "*", "removed");
         self.context.parts.metadata.remove(claim).map_err(failed)
     }
+}
+
+/// Returns the variables from which the hook of NVIDIA's container toolkit takes limits of memory, with
+/// those of the share: an image with others must not have them set beside ours. An empty value would
+/// make that hook fail.
+fn of_toolkit(cap: u64) -> [String; 2] {
+    [
+        "NVIDIA_GPU_MEMORY_REQUEST=0".to_owned(),
+        format!("NVIDIA_GPU_MEMORY_LIMIT={}", cap >> 20),
+    ]
 }

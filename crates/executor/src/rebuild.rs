@@ -175,6 +175,7 @@ fn stand_in(
         namespace: claim.map_or_else(unknown, |claim| claim.namespace.clone()),
         name: claim.map_or_else(unknown, |claim| claim.name.clone()),
         pod_claim_name: None,
+        demands_cap: std::collections::BTreeSet::new(),
         allocation: Allocation::default(),
         configs: Vec::new(),
         pods: Vec::new(),
@@ -205,6 +206,7 @@ fn stand_in(
                 time_slice: None,
                 share_memory: None,
                 memory_cap: None,
+                clears_caps: false,
                 extra_nodes: Vec::new(),
                 given: match &instance.life {
                     Life::Whole(made) => Some(made.clone()),

@@ -318,6 +318,7 @@ impl Engine {
         GpuFacts {
             nvlinks: self.nvlinks(gpu),
             fabric: gpu.facts.fabric.clone().filter(|_| registered),
+            memory_reserved_bytes: gpu.facts.memory_bytes.map(|_| gpu.usage.reserved_bytes),
             ..gpu.facts.clone()
         }
     }
@@ -402,5 +403,6 @@ fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
         nvml_version: Some(format!("{}.{driver}", cuda.major)),
         cuda_version: Some(cuda),
         memory_caps: divvy_model::MemoryCaps::default(),
+        caps_linger: false,
     }
 }

@@ -167,7 +167,7 @@ fn an_h100_says_what_the_real_one_says() {
         serde_json::json!({
             "uuid": "GPU-12345678-1234-1234-0000-123456780004", "minor": 4,
             "product_name": "NVIDIA H100 80GB HBM3", "brand": 14, "architecture": "Hopper",
-            "compute_capability": {"major": 9, "minor": 0}, "memory_bytes": 85_520_809_984_u64,
+            "compute_capability": {"major": 9, "minor": 0}, "memory_bytes": 85_520_809_984_u64, "memory_reserved_bytes": 0,
             "multiprocessors": 132, "pci_address": "0000:8a:00.0", "pci_device_id": 0x2330_10de,
             "mig_mode": {"Supported": {"current": false, "pending": false}}, "compute_mode": "Default", "persistence": true, "addressing_mode": "HMM", "c2c": false,
             "module_id": 5, "nvlinks": vec!["Switch"; 18], "fabric": null,

@@ -20,6 +20,10 @@ pub struct SystemFacts {
     /// what else the node lacks.
     #[serde(default)]
     pub memory_caps: MemoryCaps,
+    /// True if the driver keeps limits of control groups that are gone (it caps by the controller
+    /// `misc`), so that one may be in the way of a later group.
+    #[serde(default)]
+    pub caps_linger: bool,
 }
 
 /// A CUDA version (`nvmlSystemGetCudaDriverVersion`: 12040 is 12.4).
@@ -299,6 +303,9 @@ pub struct GpuFacts {
     pub compute_capability: ComputeCapability,
     /// Total memory in bytes; `None` where NVML says NOT_SUPPORTED (coherent integrated GPUs).
     pub memory_bytes: Option<u64>,
+    /// The part of it in bytes that the driver keeps for itself; `None` if it is not known.
+    #[serde(default)]
+    pub memory_reserved_bytes: Option<u64>,
     /// Streaming multiprocessors of the whole GPU; `None` if unknown. NVML does not count them
     /// while MIG mode is on: an inventory has what it knew before then, or those of the largest
     /// profile.

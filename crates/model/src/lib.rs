@@ -6,6 +6,7 @@
 //! `nvml` and `gpu-sim` implement [`GpuDriver`], `host` fills [`HostTopology`].
 
 mod attribute;
+mod burst;
 mod chain;
 mod device;
 mod driver;
@@ -30,6 +31,7 @@ mod usage;
 mod version;
 
 pub use attribute::AttributeValue;
+pub use burst::{Burst, BurstError};
 pub use chain::{Chain, chain};
 pub use device::{DeviceKind, NamedTarget, ParseDeviceNameError};
 pub use driver::{CallMarks, GpuDriver, MigActivation};

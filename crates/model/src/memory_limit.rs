@@ -18,9 +18,13 @@ pub enum MemoryCaps {
     /// The driver limits the memory of control groups, and the node's groups have a controller that
     /// it does so by.
     Available,
-    /// The NVML library has no calls for it: the driver is older than R615.
+    /// The driver is older than R615.
     #[default]
     OldDriver,
+    /// The driver could, but its NVML library has no calls for it.
+    NoCalls,
+    /// The node's control groups cannot be read, so that it is not known if they let the driver do so.
+    GroupsUnreadable,
     /// The node has control groups of version 1 alone.
     NoCgroup2,
     /// The node's control groups have neither of the controllers `dmem` and `misc`.
@@ -46,10 +50,14 @@ impl MemoryCaps {
         match self {
             Self::Available => None,
             Self::OldDriver => Some("its NVIDIA driver is older than R615"),
+            Self::NoCalls => Some(
+                "its libnvidia-ml.so.1 has no calls for it, although its NVIDIA driver is R615 or later",
+            ),
+            Self::GroupsUnreadable => Some("its control groups cannot be read"),
             Self::NoCgroup2 => Some("its control groups are of version 1"),
-            Self::NoController => {
-                Some("its control groups have neither of the controllers dmem and misc")
-            }
+            Self::NoController => Some(
+                "its control groups have neither the controller misc, nor dmem with the driver's memory in it",
+            ),
             Self::SwitchedOff => Some("caps are switched off in divvy's chart (memoryCaps=false)"),
             Self::NoHook => Some(
                 "no program of divvy is called when a container starts (libraryDelivery=mounts)",

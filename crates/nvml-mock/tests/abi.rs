@@ -248,6 +248,56 @@ fn mock_gpus(library: &Path, args: &[&str]) -> String {
     }
 }
 
+/// The fake client: what it may have is what the driver says of its group.
+#[test]
+fn a_client_runs_out_of_memory_at_the_limit_of_the_nearest_group() {
+    const MIB: u64 = 1 << 20;
+    let nvml = Nvml::load();
+    mock_gpus(&nvml.path, &["create", "h100x1"]);
+    let root = tempfile::tempdir().unwrap();
+    let leaf = root.path().join("pod/container");
+    fs_err::create_dir_all(&leaf).unwrap();
+    for folder in leaf.ancestors().take(3) {
+        fs_err::write(folder.join("cgroup.controllers"), "misc").unwrap();
+    }
+    let allocate = |group: &Path, mib: u64| {
+        let bytes = (mib * MIB).to_string();
+        mock_gpus(
+            &nvml.path,
+            &["allocate", "0", group.to_str().unwrap(), &bytes],
+        )
+    };
+    // Nothing limits it, and what it has now is never counted.
+    assert_eq!(allocate(&leaf, 1024), format!("{}\n", 1024 * MIB));
+    let limit = |group: &Path, mib: u64| {
+        let chain = divvy_gpu_sim::SimGroup::chain(group).unwrap();
+        let set = |e: &mut divvy_gpu_sim::Engine| {
+            let gpu = e.gpus()[0].facts.uuid.clone();
+            e.set_driver_version(
+                "615.71.09",
+                divvy_model::CudaVersion {
+                    major: 13,
+                    minor: 4,
+                },
+            );
+            e.set_memory_limit(&gpu, &chain, Some(mib * MIB))
+        };
+        nvml.state().edit(set).unwrap().unwrap();
+    };
+    limit(&root.path().join("pod"), 1000);
+    let out = allocate(&leaf, 1024);
+    let expected = format!("mock-gpus: out of memory after {} bytes", 768 * MIB);
+    assert!(out.starts_with(&expected), "{out}");
+    assert!(allocate(&leaf, 256).contains("out of memory after 0 bytes"));
+    // A neighbour lives, and an entry that is nearer hides the pod's.
+    let other = root.path().join("other");
+    fs_err::create_dir_all(&other).unwrap();
+    fs_err::write(other.join("cgroup.controllers"), "misc").unwrap();
+    assert_eq!(allocate(&other, 2048), format!("{}\n", 2048 * MIB));
+    limit(&leaf, 4096);
+    assert_eq!(allocate(&leaf, 512), format!("{}\n", 512 * MIB));
+}
+
 #[test]
 fn what_a_script_changes_is_seen_by_a_process_that_runs() {
     let nvml = Nvml::load();

@@ -200,16 +200,20 @@ impl GpuDriver for NvmlDriver {
         let cuda = library.optional(None, "version of CUDA", library.cuda_version());
         let driver_version = library.driver_version().map_err(fail)?;
         // The calls and the kernel driver that keeps the limits: a library for tests has all calls.
-        let can_cap = library.has_memory_limits() && MemoryCaps::since(&driver_version);
+        let memory_caps = match (
+            MemoryCaps::since(&driver_version),
+            library.has_memory_limits(),
+        ) {
+            (false, _) => MemoryCaps::OldDriver,
+            (true, false) => MemoryCaps::NoCalls,
+            (true, true) => MemoryCaps::Available,
+        };
         Ok(SystemFacts {
             driver_version,
             nvml_version: nvml.map_err(fail)?,
             cuda_version: cuda.map_err(fail)?.map(CudaVersion::from_nvml),
-            memory_caps: if can_cap {
-                MemoryCaps::Available
-            } else {
-                MemoryCaps::OldDriver
-            },
+            memory_caps,
+            caps_linger: false,
         })
     }
 

@@ -35,6 +35,7 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
         gpu: handle,
     };
     let cores = asked.optional("cores", Library::cores)?;
+    let (memory_bytes, memory_reserved_bytes) = memory(library, handle)?.unzip();
     Ok(GpuFacts {
         uuid: uuid.clone(),
         minor: asked.optional("minor number", Library::minor)?,
@@ -46,7 +47,8 @@ pub(crate) fn read(library: &Library, handle: Handle, uuid: &GpuUuid) -> Result<
                 .unwrap_or(u32::MAX),
         ),
         compute_capability,
-        memory_bytes: memory(library, handle)?,
+        memory_bytes,
+        memory_reserved_bytes: memory_reserved_bytes.flatten(),
         multiprocessors: cores.and_then(|cores| multiprocessors(cores, compute_capability)),
         pci_address,
         pci_device_id: pci.device_id,
@@ -115,18 +117,24 @@ fn mig_mode_once(library: &Library, handle: Handle) -> Result<(MigMode, bool), F
     }
 }
 
-/// Version 2 counts the memory the driver reserves; where an older driver lacks it, version 1.
-pub(crate) fn memory(library: &Library, handle: Handle) -> Result<Option<u64>, Failure> {
+/// Reads the size of a GPU's memory, and how much of it the driver reserves. Version 2 counts that;
+/// where an older driver lacks it, version 1.
+pub(crate) fn memory(
+    library: &Library,
+    handle: Handle,
+) -> Result<Option<(u64, Option<u64>)>, Failure> {
     let asked = Asked {
         library,
         gpu: handle,
     };
     let bytes = match asked.optional("memory", Library::memory_v2)? {
-        Some(memory) => Some(memory.total),
-        None => asked.optional("memory, in the first version", Library::memory_v1)?,
+        Some(memory) => Some((memory.total, Some(memory.reserved))),
+        None => asked
+            .optional("memory, in the first version", Library::memory_v1)?
+            .map(|total| (total, None)),
     };
     // Zero is the answer of GPUs whose memory is the host's.
-    Ok(bytes.filter(|bytes| (1..=MOST_BYTES).contains(bytes)))
+    Ok(bytes.filter(|(bytes, _)| (1..=MOST_BYTES).contains(bytes)))
 }
 
 /// Reads a GPU's place in its NVLink fabric: by the struct of version 3, else 2, else by the first

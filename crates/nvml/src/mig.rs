@@ -94,7 +94,7 @@ pub(crate) fn capabilities(
         MigMode::Supported { .. } => {}
     }
     // Partitions are named by it: without it they would get names that no class knows.
-    let memory = facts::memory(library, gpu)?.ok_or_else(|| {
+    let (memory, _) = facts::memory(library, gpu)?.ok_or_else(|| {
         not_supported(Some(
             "NVML does not report the GPU's memory, by which MIG profiles are named",
         ))

@@ -349,6 +349,7 @@ fn zeros_are_no_names_addresses_profiles_or_places() {
         };
         let facts = |gpu: &divvy_model::Gpu| divvy_model::GpuFacts {
             memory_bytes: None,
+            memory_reserved_bytes: None,
             multiprocessors: None,
             ..gpu.facts.clone()
         };

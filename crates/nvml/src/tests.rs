@@ -132,6 +132,7 @@ fn an_old_drivers_library_still_gives_what_it_has() {
     assert_eq!(
         driver.facts(&uuids[0]).unwrap(),
         GpuFacts {
+            memory_reserved_bytes: None,
             addressing_mode: None,
             c2c: None,
             persistence: None,

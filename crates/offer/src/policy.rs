@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use divvy_api::policy::{self as api, GpuMatch, GpuPolicy, NodeMatch, PolicyRule};
-use divvy_model::{Gpu, GpuUuid, Inventory, Ordinals, PciAddress, ShareUnit, TimeSlice};
+use divvy_model::{
+    Gpu, GpuUuid, Inventory, MemoryCaps, Ordinals, PciAddress, ShareUnit, TimeSlice,
+};
 use serde::Serialize;
 
 use crate::{GpuRules, Instances, ModeLock, Modes, PlacementOrder, Rules};
@@ -141,7 +143,11 @@ pub fn resolve(
         let rules = match found {
             None => defaults.clone(),
             Some((by, rule)) => {
-                let problems = gpu.map(|gpu| [no_such_profile(rule, gpu), fewer_shares(rule, gpu)]);
+                let caps = inventory.system.memory_caps;
+                let problems = gpu.map(|gpu| {
+                    let of_gpu = [no_such_profile(rule, gpu), fewer_shares(rule, gpu, caps)];
+                    of_gpu.into_iter().chain([no_limits(rule, caps)])
+                });
                 resolved
                     .problems
                     .extend(problems.into_iter().flatten().flatten().map(|problem| {
@@ -284,6 +290,8 @@ fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules 
         rules.shares.time_slice = shares
             .time_slice
             .map_or(rules.shares.time_slice, |slice| Some(time_slice(slice)));
+        let burst = shares.burst.and_then(|burst| burst.memory);
+        rules.shares.burst = burst.map_or(rules.shares.burst, |factor| factor.burst);
         let memory = gpu.and_then(|gpu| gpu.facts.memory_bytes);
         rules.held_back_mib = shares
             .reserved_memory
@@ -331,7 +339,7 @@ fn missing_star(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
 /// Returns a word on fewer shares than a rule has slots, where its least share takes more memory
 /// than there is for each slot, or more percent. A least share of more than the GPU has to give
 /// makes one share of all of it.
-fn fewer_shares(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
+fn fewer_shares(rule: &PolicyRule, gpu: &Gpu, caps: MemoryCaps) -> Option<String> {
     let shares = rule.shares.as_ref()?;
     if let (Some(slots), Some(least)) = (shares.slots, shares.min_percent)
         && 100 / slots.max(1) < least
@@ -345,7 +353,11 @@ fn fewer_shares(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
     let held_back = shares
         .reserved_memory
         .map_or(0, |part| part.mib_of(Some(memory)));
-    let has = (memory >> 20).saturating_sub(held_back);
+    let rules = GpuRules {
+        held_back_mib: held_back,
+        ..GpuRules::default()
+    };
+    let has = (memory >> 20).saturating_sub(rules.withheld_mib(&gpu.facts, caps));
     if least > has {
         return Some(format!(
             "it has one share, of all its memory: minMemory is {least}Mi, and it has {has}Mi for shares"
@@ -357,6 +369,15 @@ fn fewer_shares(rule: &PolicyRule, gpu: &Gpu) -> Option<String> {
             "only {fit} of its {slots} slots can be used at once: minMemory is {least}Mi, and it has {has}Mi for shares"
         )
     })
+}
+
+/// Returns a word on limits above requests, where the node keeps none.
+fn no_limits(rule: &PolicyRule, caps: MemoryCaps) -> Option<String> {
+    rule.shares.as_ref()?.burst?;
+    let lack = caps.lack()?;
+    Some(format!(
+        "shares.burst has no effect, since the node caps no memory of shares: {lack}"
+    ))
 }
 
 /// Profiles that no such GPU has are most likely a slip.

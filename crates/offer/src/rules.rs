@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Alternative, GpuUuid, MemoryCaps, ShareUnit, TimeSlice};
+use divvy_model::{Alternative, Burst, GpuFacts, GpuUuid, MemoryCaps, ShareUnit, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 /// The rules of a node's GPUs; the default for one that is not here.
@@ -34,6 +34,22 @@ pub struct GpuRules {
     /// The consequences for claims that use too much or nothing.
     #[serde(skip_serializing_if = "UsageRules::is_default")]
     pub usage: UsageRules,
+}
+
+impl GpuRules {
+    /// Returns the memory in MiB of a GPU that shares do not get: what the policy holds back, and,
+    /// where the driver caps the memory of shares, what it keeps for itself. Caps that add up to
+    /// more than there is would promise some of it twice.
+    pub fn withheld_mib(&self, facts: &GpuFacts, caps: MemoryCaps) -> u64 {
+        /// Steps in which the driver's part counts: it varies a little.
+        const STEP_MIB: u64 = 64;
+        let own = match caps {
+            MemoryCaps::Available => facts.memory_reserved_bytes.unwrap_or(0),
+            _ => 0,
+        };
+        let own = own.div_ceil(STEP_MIB << 20).saturating_mul(STEP_MIB);
+        self.held_back_mib.saturating_add(own)
+    }
 }
 
 /// The consequences for claims that use more memory than they were granted, or nothing.
@@ -104,6 +120,9 @@ pub struct ShareRules {
     pub smallest_percent: Option<u32>,
     /// The time slice while it is shared; `None`: none is set.
     pub time_slice: Option<TimeSlice>,
+    /// The factor by which the memory limit of a share may be above its request.
+    #[serde(skip_serializing_if = "Burst::is_none")]
+    pub burst: Burst,
 }
 
 impl ShareRules {
@@ -114,6 +133,8 @@ impl ShareRules {
         match caps {
             MemoryCaps::Available => 1024,
             MemoryCaps::OldDriver
+            | MemoryCaps::NoCalls
+            | MemoryCaps::GroupsUnreadable
             | MemoryCaps::NoCgroup2
             | MemoryCaps::NoController
             | MemoryCaps::SwitchedOff
@@ -133,6 +154,7 @@ impl Default for ShareRules {
             smallest_cores: 0,
             smallest_percent: None,
             time_slice: None,
+            burst: Burst::NONE,
         }
     }
 }

@@ -30,11 +30,19 @@ pub(crate) fn device(
         .memory_bytes
         .map_or_else(MemoryCaps::default, |_| caps);
     let mut device = described(ordinal, whole, rules.shares.time_slice, caps);
+    let most = match caps {
+        MemoryCaps::Available => rules.shares.burst.percent(),
+        _ => 0,
+    };
+    let most = AttributeValue::Int(most.into());
+    device
+        .attributes
+        .insert(attr::MEMORY_LIMIT_MAX_PERCENT.into(), most);
     // Boards without memory of their own give out only compute and places.
     let mib = match facts.memory_bytes {
         Some(bytes) => Some(
             (bytes / MIB)
-                .checked_sub(rules.held_back_mib)
+                .checked_sub(rules.withheld_mib(facts, caps))
                 .filter(|mib| *mib > 0)?,
         ),
         None => None,

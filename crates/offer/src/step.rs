@@ -14,8 +14,8 @@ use crate::taints::{Hazards, foreign};
 use crate::withdrawal::{DeviceState, Observed};
 use crate::world::{Ask, Fact, Records, World};
 use crate::{
-    Carved, Feature, Finding, HealthView, Input, Modes, NodeFacts, OneMode, Pool, Resolved,
-    ServerFeatures, carve, resolve, validate,
+    Carved, Feature, Finding, GpuRules, HealthView, Input, Modes, NodeFacts, OneMode, Pool,
+    Resolved, ServerFeatures, carve, resolve, validate,
 };
 
 /// For how long an allocation of a device that was withdrawn proves nothing about the scheduler.
@@ -72,6 +72,15 @@ pub(crate) struct Look {
 }
 
 impl Look {
+    /// Returns the memory in MiB of a GPU that shares do not get.
+    fn withheld_mib(&self, gpu: &GpuUuid, rules: &GpuRules) -> u64 {
+        let caps = self.inventory.system.memory_caps;
+        let found = self.inventory.gpus.get(gpu);
+        found.map_or(rules.held_back_mib, |found| {
+            rules.withheld_mib(&found.facts, caps)
+        })
+    }
+
     /// Returns whether rules offer partitions of a GPU. Without a policy it is what it was found as.
     fn offers_partitions(&self, gpu: &GpuUuid, modes: &Modes) -> bool {
         let is_on = || {
@@ -406,7 +415,8 @@ impl World {
                 offers_partitions: (offers || !open).then_some(offers),
                 share_time_slice: rules.shares.time_slice,
                 share_unit: self.memory.share_units.get(gpu).copied(),
-                share_reserved_mib: rules.held_back_mib,
+                share_reserved_mib: look.withheld_mib(gpu, rules),
+                share_burst: rules.shares.burst,
             };
             Some((gpu.clone(), grant))
         });

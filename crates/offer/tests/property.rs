@@ -75,6 +75,7 @@ prop_compose! {
             architecture: Architecture::from_nvml(architecture),
             compute_capability: ComputeCapability { major, minor },
             memory_bytes,
+            memory_reserved_bytes: None,
             multiprocessors,
             pci_address,
             pci_device_id: 0,
@@ -152,6 +153,7 @@ prop_compose! {
             driver_version,
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
+            caps_linger: false,
             cuda_version: Some(CudaVersion { major, minor }),
         };
         let features = ServerFeatures::default();

@@ -127,6 +127,7 @@ fn merged(holdings: &[Holding]) -> Vec<Holding> {
         let sum = |one: Option<u64>, other: Option<u64>| one?.checked_add(other?);
         known.granted = Granted {
             memory: sum(known.granted.memory, more.granted.memory),
+            limit: sum(known.granted.limit, more.granted.limit),
             cores: sum(known.granted.cores, more.granted.cores),
         };
     }

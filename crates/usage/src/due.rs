@@ -129,12 +129,13 @@ fn harmful(gpu: &GpuUsage, over: impl Fn(&ClaimRef, &DeviceName) -> bool) -> Opt
     gpu.unattributed.ok()?;
     let known = |group| -> Option<(&Group, u64, u64)> {
         let group: &Group = group;
-        Some((group, group.used.ok()?, group.granted.ok()?))
+        group.granted.ok()?;
+        Some((group, group.used.ok()?, group.allowed.ok()?))
     };
     let known: Vec<_> = gpu.groups.iter().map(known).collect::<Option<_>>()?;
     // Reports are two readings behind: a share that is within its grant again does no harm.
-    let is_over = |group: &Group, used: u64, granted: u64| {
-        used > granted.saturating_add(margin(granted))
+    let is_over = |group: &Group, used: u64, allowed: u64| {
+        used > allowed.saturating_add(margin(allowed))
             && group
                 .shares
                 .iter()
@@ -142,13 +143,14 @@ fn harmful(gpu: &GpuUsage, over: impl Fn(&ClaimRef, &DeviceName) -> bool) -> Opt
     };
     let mut found: Vec<_> = known
         .iter()
-        .filter(|(group, used, granted)| is_over(group, *used, *granted))
+        .filter(|(group, used, allowed)| is_over(group, *used, *allowed))
         .collect();
-    found.sort_by_key(|(_, used, granted)| Reverse(used.saturating_sub(*granted)));
-    // A share over its grant lacks nothing, so that it adds nothing here.
+    found.sort_by_key(|(_, used, allowed)| Reverse(used.saturating_sub(*allowed)));
+    // What was granted is lacking, not what a limit allows beyond it. A share over its grant lacks
+    // nothing, so that it adds nothing here.
     let lacking: u64 = known
         .iter()
-        .map(|(_, used, granted)| granted.saturating_sub(*used))
+        .map(|(group, used, _)| group.granted.unwrap_or(0).saturating_sub(*used))
         .sum();
     let free = memory
         .total

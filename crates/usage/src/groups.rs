@@ -16,6 +16,10 @@ pub struct Group {
     /// Bytes.
     pub used: Figure<u64>,
     pub granted: Figure<u64>,
+    /// Bytes that they may use: the limits that the driver keeps, elsewhere what was granted.
+    pub allowed: Figure<u64>,
+    /// True if the driver keeps a limit of each share.
+    pub capped: bool,
 }
 
 /// The groups of a GPU; `memory` is what the processes of a pod have.
@@ -44,6 +48,12 @@ pub(crate) fn of(holdings: &[Holding], memory: impl Fn(&PodRef) -> Figure<u64>) 
             .iter()
             .map(|member| member.granted.memory.ok_or(Unknown::NoGrant))
             .sum();
+        let allowed = members.iter().map(|member| {
+            let granted = &member.granted;
+            granted.limit.or(granted.memory).ok_or(Unknown::NoGrant)
+        });
+        let allowed = allowed.sum();
+        let capped = members.iter().all(|member| member.granted.limit.is_some());
         let mut shares: Vec<_> = members
             .into_iter()
             .map(|member| (member.claim.clone(), member.device.clone()))
@@ -57,6 +67,8 @@ pub(crate) fn of(holdings: &[Holding], memory: impl Fn(&PodRef) -> Figure<u64>) 
                 Err(Unknown::NoPods)
             },
             granted,
+            allowed,
+            capped,
         });
     }
     groups.sort_by(|one, other| one.shares.cmp(&other.shares));

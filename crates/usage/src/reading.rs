@@ -108,6 +108,8 @@ impl Default for PartReading {
 pub struct Granted {
     /// Bytes.
     pub memory: Option<u64>,
+    /// Bytes that it may use, at least those, where the driver keeps a limit.
+    pub limit: Option<u64>,
     /// Percent of the GPU's compute.
     pub cores: Option<u64>,
 }

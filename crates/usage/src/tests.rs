@@ -51,6 +51,7 @@ fn hold(claim_name: &str, kind: Alternative, pods: &[&str]) -> Holding {
 fn share(claim_name: &str, gib: u64, pods: &[&str]) -> Holding {
     let granted = Granted {
         memory: Some(gib * GIB),
+        limit: None,
         cores: Some(25),
     };
     Holding {
@@ -408,13 +409,13 @@ fn overuse(used: &[Option<u64>]) -> Vec<String> {
                 let Change::Overuse {
                     over,
                     used,
-                    granted,
+                    allowed,
                     ..
                 } = change
                 else {
                     panic!("{change:?}")
                 };
-                said.push(format!("{at}: {over} {} {}", used >> 20, granted >> 20));
+                said.push(format!("{at}: {over} {} {}", used >> 20, allowed >> 20));
             }
         }
         let known = watch.verdicts(Duration::ZERO).over.len();
@@ -445,6 +446,60 @@ fn a_share_is_over_its_grant_after_two_readings_above_the_margin() {
     );
     assert_eq!(overuse(&[None, None, None]), [""; 0]);
     assert_eq!((margin(GIB), margin(100 * GIB)), (256 << 20, 5 * GIB));
+}
+
+/// A share with this limit in GiB, if it has one.
+fn limited(claim_name: &str, gib: u64, limit: Option<u64>, pods: &[&str]) -> Holding {
+    let mut holding = share(claim_name, gib, pods);
+    holding.granted.limit = limit.map(|gib| gib * GIB);
+    holding
+}
+
+#[test]
+fn a_share_with_a_limit_is_over_it_and_not_over_its_request() {
+    // Used, limit, and what is said after two readings: allowed, and whether it is capped.
+    for (used, limit, expected) in [
+        (14, Some(16), None),
+        (16, Some(16), None),
+        (18, Some(16), Some((16, true))),
+        (14, None, Some((10, false))),
+    ] {
+        let mut watch = Watch::new(AFTER);
+        let mut said = Vec::new();
+        for number in 1..=2 {
+            let (read, pods) = reading(&[(1, "a", used, 0)]);
+            let read = GpuReading { number, ..read };
+            let usage = gpus(attribute(&read, &pods, &[limited("c", 10, limit, &["a"])]));
+            said = watch.step(&usage, &BTreeMap::new(), Duration::ZERO);
+        }
+        let found = said.into_iter().find_map(|change| match change {
+            Change::Overuse {
+                allowed, capped, ..
+            } => Some((allowed / GIB, capped)),
+            _ => None,
+        });
+        assert_eq!(found, expected, "{used} {limit:?}");
+    }
+}
+
+/// A pod with one share that is limited and one that is not is not held to a limit.
+#[test]
+fn shares_of_a_pod_are_capped_only_if_each_is() {
+    let (read, pods) = reading(&[(1, "a", 1, 0)]);
+    let both = |other| {
+        [
+            limited("c", 10, Some(16), &["a"]),
+            limited("d", 5, other, &["a"]),
+        ]
+    };
+    for (other, allowed, capped) in [(Some(6), 22, true), (None, 21, false)] {
+        let usage = attribute(&read, &pods, &both(other));
+        let group = &usage.groups[0];
+        assert_eq!(
+            (group.granted, group.allowed, group.capped),
+            (Ok(15 * GIB), Ok(allowed * GIB), capped)
+        );
+    }
 }
 
 #[test]

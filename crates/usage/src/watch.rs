@@ -15,11 +15,11 @@ use crate::reading::{Figure, Unknown};
 /// Readings in a row that count: a single one may be of a moment in which a claim changed.
 const READINGS: u32 = 2;
 
-/// Returns the bytes by which a claim may be above its grant. The contexts of its processes count
+/// Returns the bytes by which a claim may be above what it may use. The contexts of its processes count
 /// as used, and are some hundred MiB each.
-pub fn margin(granted: u64) -> u64 {
+pub fn margin(allowed: u64) -> u64 {
     const LEAST: u64 = 256 << 20;
-    (granted / 20).max(LEAST)
+    (allowed / 20).max(LEAST)
 }
 
 /// A change of a claim's state.
@@ -32,7 +32,10 @@ pub enum Change {
         over: bool,
         /// Bytes, of all claims that use the GPU together with this one.
         used: u64,
-        granted: u64,
+        /// Bytes that they may use.
+        allowed: u64,
+        /// True if the driver keeps that limit.
+        capped: bool,
     },
     /// A claim is idle, or no longer.
     Idle {
@@ -269,12 +272,13 @@ impl Watch {
                     let mut state = self.shares.get(&key).copied().unwrap_or_default();
                     let change = state.learn(gpu.number, group);
                     shares.insert(key, state);
-                    changes.extend(change.map(|(over, used, granted)| Change::Overuse {
+                    changes.extend(change.map(|(over, used, allowed)| Change::Overuse {
                         claim: claim.clone(),
                         device: device.clone(),
                         over,
                         used,
-                        granted,
+                        allowed,
+                        capped: group.capped,
                     }));
                 }
             }
@@ -328,21 +332,21 @@ fn all_quiet(one: Figure<bool>, other: Figure<bool>) -> Figure<bool> {
 }
 
 impl Share {
-    /// Returns the new state with the bytes used and granted, if it is another.
+    /// Returns the new state with the bytes used and allowed, if it is another.
     fn learn(&mut self, number: u64, group: &Group) -> Option<(bool, u64, u64)> {
         // The same reading again is no second witness.
         if number == self.number {
             return None;
         }
         self.number = number;
-        let (used, granted): (Result<u64, Unknown>, _) = (group.used, group.granted);
-        self.known = used.is_ok() && granted.is_ok();
+        let (used, allowed): (Result<u64, Unknown>, _) = (group.used, group.allowed);
+        self.known = used.is_ok() && allowed.is_ok();
         // A gap in the readings starts the count again, and leaves the reported state as it is.
-        let (Ok(used), Ok(granted)) = (used, granted) else {
+        let (Ok(used), Ok(allowed)) = (used, allowed) else {
             self.against = 0;
             return None;
         };
-        let over = used > granted.saturating_add(margin(granted));
+        let over = used > allowed.saturating_add(margin(allowed));
         self.against = if over == self.over {
             0
         } else {
@@ -353,7 +357,7 @@ impl Share {
             return None;
         }
         (self.over, self.against) = (over, 0);
-        Some((over, used, granted))
+        Some((over, used, allowed))
     }
 }
 

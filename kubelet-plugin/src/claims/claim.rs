@@ -3,14 +3,17 @@
 
 use std::fmt;
 
+use std::collections::BTreeSet;
+
+use divvy_api::names::attributes;
 use divvy_claims::{
     AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
     is_label,
 };
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
-    DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration,
-    DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+    DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration, DeviceRequest,
+    DeviceRequestAllocationResult, DeviceSelector, ResourceClaim, ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -102,10 +105,10 @@ pub(crate) fn from_api(
     })?;
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
-    let written = object
-        .spec
-        .and_then(|spec| spec.devices?.config)
-        .unwrap_or_default();
+    let spec = object.spec.and_then(|spec| spec.devices);
+    let spec = spec.unwrap_or_default();
+    let demands_cap = demanding(spec.requests.as_deref().unwrap_or_default());
+    let written = spec.config.unwrap_or_default();
     let results = devices
         .results
         .iter()
@@ -129,6 +132,7 @@ pub(crate) fn from_api(
             results,
         },
         configs: configs(devices, &written),
+        demands_cap,
         pods: status
             .reserved_for
             .unwrap_or_default()
@@ -136,6 +140,33 @@ pub(crate) fn from_api(
             .filter_map(pod)
             .collect(),
     })
+}
+
+/// Returns the requests whose selectors demand that the memory of their device is capped. They are
+/// not evaluated here: the scheduler has chosen a device that said so, and what it says now is known.
+fn demanding(requests: &[DeviceRequest]) -> BTreeSet<String> {
+    let demands = |selectors: &Option<Vec<DeviceSelector>>| {
+        let all = selectors.iter().flatten().filter_map(|s| s.cel.as_ref());
+        let mut texts = all.map(|cel| cel.expression.split_whitespace().collect::<String>());
+        texts.any(|text| {
+            let says = |word: &str| text.contains(word);
+            let level = says(attributes::MEMORY_ENFORCEMENT);
+            let excludes = [r#"!="none""#, "!='none'"];
+            says(attributes::MEMORY_LIMIT_MAX_PERCENT)
+                || level && (says("cgroup") || excludes.into_iter().any(says))
+        })
+    };
+    let mut found = BTreeSet::new();
+    for request in requests {
+        let exactly = request.exactly.iter();
+        if exactly.clone().any(|of| demands(&of.selectors)) {
+            found.insert(request.name.clone());
+        }
+        let alternatives = request.first_available.iter().flatten();
+        let alternatives = alternatives.filter(|of| demands(&of.selectors));
+        found.extend(alternatives.map(|of| format!("{}/{}", request.name, of.name)));
+    }
+    found
 }
 
 /// Formats a time for records: the form is part of the stored format, so it is not left to a
@@ -342,6 +373,7 @@ mod tests {
                 namespace: "ns".into(),
                 name: "c".into(),
                 pod_claim_name: None,
+                demands_cap: std::collections::BTreeSet::new(),
                 allocation: Allocation {
                     allocated_at: Some("2026-11-21T14:00:00Z".into()),
                     results: vec![AllocatedDevice {

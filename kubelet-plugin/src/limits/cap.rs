@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use divvy_claims::ClaimRef;
-use divvy_executor::Executor;
 use divvy_host::HostRoot;
 use divvy_model::{ClaimUid, GpuDriver, GpuError, GpuErrorCode, GpuUuid, lock};
 use serde::Deserialize;
 
 use super::ability::{CONTROLLERS, backend, controllers};
+use super::claims::{CappedClaims, name};
 use super::group::Group;
 use super::ledger::Ledger;
+use super::rounds::Repaired;
 
 /// A question of the hook: a container of this claim's device is about to start.
 #[derive(Debug, Clone, Deserialize)]
@@ -35,41 +36,36 @@ pub(crate) struct Uncapped {
     pub(crate) failed: bool,
 }
 
-/// A cap that a round has set again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Restored {
-    pub(crate) pod: String,
-    pub(crate) gpu: GpuUuid,
-    pub(crate) bytes: u64,
-}
-
 /// The setter of caps.
 pub(crate) struct Capper {
-    executor: Arc<Executor>,
-    gpus: Arc<dyn GpuDriver>,
-    host: HostRoot,
+    pub(super) claims: Arc<dyn CappedClaims>,
+    pub(super) gpus: Arc<dyn GpuDriver>,
+    pub(super) host: HostRoot,
     /// Root of the hierarchy of control groups, as NVML in this process sees it.
-    groups: PathBuf,
-    ledger: Ledger,
+    pub(super) groups: PathBuf,
+    pub(super) ledger: Ledger,
     /// Held from reading a pod's shares to the end: two containers of a pod may start at once.
-    one: Mutex<()>,
+    pub(super) one: Mutex<()>,
+    /// Notes that were made again since the last round.
+    pub(super) rebuilt: Mutex<Vec<Repaired>>,
 }
 
 impl Capper {
     pub(crate) fn new(
-        executor: Arc<Executor>,
+        claims: Arc<dyn CappedClaims>,
         gpus: Arc<dyn GpuDriver>,
         host: HostRoot,
         groups: PathBuf,
         ledger: &Path,
     ) -> Self {
         Self {
-            executor,
+            claims,
             gpus,
             host,
             groups,
             ledger: Ledger::new(ledger),
             one: Mutex::default(),
+            rebuilt: Mutex::default(),
         }
     }
 
@@ -82,10 +78,10 @@ impl Capper {
             why,
             failed: false,
         };
-        let share = self.executor.capped_share(&asked.claim, &asked.device);
-        let share = share.map_err(|error| Uncapped {
+        let share = self.claims.share(&asked.claim, &asked.device);
+        let share = share.map_err(|why| Uncapped {
             claim: None,
-            why: crate::chain(&error),
+            why,
             failed: true,
         })?;
         let share = share.ok_or_else(|| {
@@ -103,12 +99,10 @@ impl Capper {
             failed: true,
         };
         // Phase 2: the pod's group. The process is stopped before its program, in its final group.
-        let path = self
-            .host
-            .see(Path::new(&format!("/proc/{}/cgroup", asked.pid)));
-        let text = fs_err::read_to_string(path)
+        let group = self
+            .group_of(asked.pid)
             .map_err(|error| failed("failed to read the container's control group", &error))?;
-        let group = Group::of(&text).ok_or_else(|| {
+        let group = group.ok_or_else(|| {
             refused(format!(
                 "process {} is in no pod's control group of version 2",
                 asked.pid
@@ -118,42 +112,31 @@ impl Capper {
             self.groups.join(&group.of_pod),
             self.groups.join(&group.leaf),
         );
+        let call = |done: Result<(), GpuError>| {
+            done.map_err(|error| failed(&advice(error.code, &pod), &error))
+        };
+        let Some(bytes) = share.bytes else {
+            return self
+                .uncap(&share.gpu, [&pod, &leaf], &call)
+                .and_then(|done| done.map_err(refused));
+        };
         let backend = self.backend_of(&pod).map_err(&refused)?;
         // Phase 3: the share is noted before the cap is set. A plugin that is killed in between
         // leaves a cap that is too small at worst, and the hook asks again.
         let _one = lock(&self.one);
         let unreadable = |error| failed("the caps of its pod are not known", &error);
         let _alone = self.ledger.lock().map_err(unreadable)?;
-        let caps = self.ledger.read(&group.pod).map_err(unreadable)?;
-        let name = format!("{}/{}", asked.claim.as_str(), asked.device);
-        let mut caps = caps.with(&share.gpu, name, share.bytes);
+        let caps = self.noted(&group.pod, &group.of_pod).map_err(unreadable)?;
+        let name = name(&asked.claim, &asked.device);
+        let mut caps = caps.with(&share.gpu, name, bytes);
         caps.group.clone_from(&group.of_pod);
         let unwritten = |error| failed("the caps of its pod cannot be noted", &error);
         self.ledger.write(&group.pod, &caps).map_err(unwritten)?;
         // Phase 4: the cap of the pod, the sum of its shares.
         let sum = caps.sum(&share.gpu);
-        let call = |done: Result<(), GpuError>| {
-            done.map_err(|error| failed(&advice(error.code, &pod), &error))
-        };
         call(self.gpus.set_memory_limit(&share.gpu, &pod, Some(sum)))?;
-        // Phase 5: what the container's own group says must be the same: an entry that an earlier
-        // group left at the same address would come before the pod's. With `dmem` each group has a
-        // limit of its own, which is what the program sees as the memory of its GPU.
-        let own_limit = controllers(&leaf).is_some_and(|list| list.iter().any(|c| c == "dmem"));
-        if backend == "dmem" && own_limit {
-            call(self.gpus.set_memory_limit(&share.gpu, &leaf, Some(sum)))?;
-        }
-        if backend == "misc" {
-            // A stale entry may have the very amount: another one of the pod shows through the
-            // container's group only if there is none.
-            let other = sum.saturating_add(PROBE);
-            call(self.gpus.set_memory_limit(&share.gpu, &pod, Some(other)))?;
-            let is_hidden = !self.holds(&share.gpu, &leaf, other, &call)?;
-            call(self.gpus.set_memory_limit(&share.gpu, &pod, Some(sum)))?;
-            if is_hidden {
-                call(self.gpus.set_memory_limit(&share.gpu, &leaf, Some(sum)))?;
-            }
-        }
+        // Phase 5: the container's own group must say the same.
+        self.set_at_leaf(&share.gpu, backend, (&pod, &leaf), sum, &call)?;
         if self.holds(&share.gpu, &leaf, sum, &call)? {
             return Ok(());
         }
@@ -163,14 +146,45 @@ impl Capper {
         )))
     }
 
+    /// Sets the limit of a container's own group where the pod's does not show through it: an entry
+    /// that an earlier group left at the same address would come before the pod's. With `dmem` each
+    /// group has a limit of its own, which is what the program sees as the memory of its GPU.
+    fn set_at_leaf(
+        &self,
+        gpu: &GpuUuid,
+        backend: &str,
+        (pod, leaf): (&Path, &Path),
+        sum: u64,
+        call: &dyn Fn(Result<(), GpuError>) -> Result<(), Uncapped>,
+    ) -> Result<(), Uncapped> {
+        let own_limit = controllers(leaf)
+            .is_ok_and(|list| list.is_some_and(|list| list.iter().any(|c| c == "dmem")));
+        if backend == "dmem" && own_limit {
+            call(self.gpus.set_memory_limit(gpu, leaf, Some(sum)))?;
+        }
+        if backend == "misc" {
+            // A stale entry may have the very amount: another one of the pod shows through the
+            // container's group only if there is none.
+            let other = sum.saturating_add(PROBE);
+            call(self.gpus.set_memory_limit(gpu, pod, Some(other)))?;
+            let is_hidden = !self.holds(gpu, leaf, other, call)?;
+            call(self.gpus.set_memory_limit(gpu, pod, Some(sum)))?;
+            if is_hidden {
+                call(self.gpus.set_memory_limit(gpu, leaf, Some(sum)))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the controller that caps the memory of a group, if it is switched on there: a limit
     /// of a group without it can be read back and never binds.
     fn backend_of(&self, pod: &Path) -> Result<&'static str, String> {
-        let wanted = backend(&self.groups).ok_or_else(|| {
+        let unreadable = |error| crate::chain(&error);
+        let wanted = backend(&self.groups).map_err(unreadable)?.ok_or_else(|| {
             let all = CONTROLLERS.join(" nor ");
             format!("the node's control groups have neither {all}")
         })?;
-        let list = controllers(pod);
+        let list = controllers(pod).map_err(unreadable)?;
         let list = list.ok_or_else(|| format!("{} is no control group", pod.display()))?;
         if list.iter().any(|name| name == wanted) {
             Ok(wanted)
@@ -198,59 +212,39 @@ impl Capper {
         }
     }
 
-    /// Sets caps again that the driver has forgotten (it was loaded anew, or no program had the GPU
-    /// open), and forgets pods that are gone. Returns what was set again, and errors.
-    /// Stops where `is_there` says that the driver is not there any more.
-    pub(crate) fn round(&self, is_there: &dyn Fn() -> bool) -> (Vec<Restored>, Vec<String>) {
-        let (mut restored, mut errors) = (Vec::new(), Vec::new());
-        let pods = match self.ledger.pods() {
-            Ok(pods) => pods,
-            Err(error) => return (restored, vec![crate::chain(&error)]),
-        };
-        for pod in pods.into_iter().take_while(|_| is_there()) {
-            let _one = lock(&self.one);
-            if let Err(error) = self.round_of(&pod, &mut restored) {
-                errors.push(format!("pod {pod}: {error}"));
-            }
-        }
-        (restored, errors)
+    /// Returns the control group of a process; `None` for one of no pod.
+    pub(super) fn group_of(&self, pid: u32) -> std::io::Result<Option<Group>> {
+        let path = self.host.see(Path::new(&format!("/proc/{pid}/cgroup")));
+        Ok(Group::of(&fs_err::read_to_string(path)?))
     }
 
-    fn round_of(&self, pod: &str, restored: &mut Vec<Restored>) -> Result<(), String> {
-        let _alone = self.ledger.lock().map_err(|e| crate::chain(&e))?;
-        let caps = self.ledger.read(pod).map_err(|e| crate::chain(&e))?;
-        let group = self.groups.join(&caps.group);
-        if !group.exists() {
-            return self.ledger.remove(pod).map_err(|e| crate::chain(&e));
-        }
-        // A GPU that does not answer keeps no other from its cap.
-        let mut failed = None;
-        for (gpu, bytes) in caps.sums() {
-            match self.set_again(gpu, &group, bytes) {
-                Ok(false) => {}
-                Ok(true) => restored.push(Restored {
-                    pod: pod.to_owned(),
-                    gpu: gpu.clone(),
-                    bytes,
-                }),
-                Err(error) => failed = Some(crate::chain(&error)),
+    /// Clears limits that earlier groups left at the addresses of these, of a whole GPU: they would
+    /// hold a program that has all of it to the size of a former share. The inner `Err` says what
+    /// cannot be cleared.
+    fn uncap(
+        &self,
+        gpu: &GpuUuid,
+        groups: [&Path; 2],
+        call: &dyn Fn(Result<(), GpuError>) -> Result<(), Uncapped>,
+    ) -> Result<Result<(), String>, Uncapped> {
+        let limit = |group: &Path| match self.gpus.memory_limit(gpu, group) {
+            Ok(limit) => Ok(limit.hard),
+            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => Ok(None),
+            Err(error) => call(Err(error)).map(|()| None),
+        };
+        for group in groups {
+            if limit(group)?.is_some() {
+                call(self.gpus.set_memory_limit(gpu, group, None))?;
             }
         }
-        failed.map_or(Ok(()), Err)
-    }
-
-    /// Sets a cap unless it is there. Returns whether it was not.
-    fn set_again(&self, gpu: &GpuUuid, group: &Path, bytes: u64) -> Result<bool, GpuError> {
-        let limit = match self.gpus.memory_limit(gpu, group) {
-            Ok(limit) => limit.hard,
-            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => None,
-            Err(error) => return Err(error),
-        };
-        if is_limit(limit, bytes) {
-            return Ok(false);
-        }
-        self.gpus.set_memory_limit(gpu, group, Some(bytes))?;
-        Ok(true)
+        let [_, leaf] = groups;
+        Ok(match limit(leaf)? {
+            None => Ok(()),
+            Some(bytes) => Err(format!(
+                "the driver says a limit of {bytes} bytes for {}, left by an earlier control group, and does not clear it",
+                leaf.display()
+            )),
+        })
     }
 }
 
@@ -260,7 +254,7 @@ const PROBE: u64 = 8 << 20;
 const ROUNDED: u64 = 2 << 20;
 
 /// Returns whether a limit is the one that was set.
-fn is_limit(found: Option<u64>, set: u64) -> bool {
+pub(super) fn is_limit(found: Option<u64>, set: u64) -> bool {
     found.is_some_and(|found| found <= set && set - found < ROUNDED)
 }
 

@@ -32,6 +32,17 @@ impl PodCaps {
         self
     }
 
+    /// Returns whether the pod has shares of a GPU.
+    pub(crate) fn has(&self, gpu: &GpuUuid) -> bool {
+        self.gpus.get(gpu).is_some_and(|shares| !shares.is_empty())
+    }
+
+    /// Returns the UIDs of the claims of the pod's shares of a GPU.
+    pub(crate) fn claims(&self, gpu: &GpuUuid) -> impl Iterator<Item = &str> {
+        let shares = self.gpus.get(gpu).into_iter().flatten();
+        shares.map(|(name, _)| name.split_once('/').map_or(name.as_str(), |(uid, _)| uid))
+    }
+
     /// Returns the sums of the pod's shares, by GPU.
     pub(crate) fn sums(&self) -> impl Iterator<Item = (&GpuUuid, u64)> {
         let sum = |shares: &BTreeMap<String, u64>| {
@@ -51,6 +62,17 @@ impl PodCaps {
     }
 }
 
+/// Content of a pod's file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Noted {
+    /// The pod has none yet.
+    Nothing,
+    Shares(PodCaps),
+    /// It cannot be read, for this reason. A sum without its shares would be too small for the
+    /// programs that run.
+    Torn(String),
+}
+
 /// The files, in a folder in memory: a reboot ends the pods.
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -58,6 +80,8 @@ pub(crate) struct Ledger {
 }
 
 const SUFFIX: &str = ".json";
+/// Suffix of a file that could not be read.
+const TORN: &str = ".torn";
 
 impl Ledger {
     pub(crate) fn new(folder: &Path) -> Self {
@@ -85,14 +109,21 @@ impl Ledger {
         self.folder.join(format!("{pod}{SUFFIX}"))
     }
 
-    /// Reads a pod's shares; none if it has no file. A file that cannot be read is an error: a sum
-    /// without its shares would be too small for the programs that run.
-    pub(crate) fn read(&self, pod: &str) -> io::Result<PodCaps> {
+    /// Reads a pod's shares.
+    pub(crate) fn read(&self, pod: &str) -> io::Result<Noted> {
         match fs_err::read(self.path(pod)) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PodCaps::default()),
+            Ok(bytes) => Ok(match serde_json::from_slice(&bytes) {
+                Ok(caps) => Noted::Shares(caps),
+                Err(error) => Noted::Torn(error.to_string()),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Noted::Nothing),
             Err(error) => Err(error),
         }
+    }
+
+    /// Sets a pod's file aside, for people, that cannot be read.
+    pub(crate) fn set_aside(&self, pod: &str) -> io::Result<()> {
+        fs_err::rename(self.path(pod), self.folder.join(format!("{pod}{TORN}")))
     }
 
     /// Writes a pod's shares, whole or not at all.
@@ -103,12 +134,15 @@ impl Ledger {
         fs_err::rename(next, self.path(pod))
     }
 
-    /// Removes a pod's file.
+    /// Removes a pod's files.
     pub(crate) fn remove(&self, pod: &str) -> io::Result<()> {
-        match fs_err::remove_file(self.path(pod)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        for path in [self.path(pod), self.folder.join(format!("{pod}{TORN}"))] {
+            match fs_err::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     /// Returns the UIDs of the pods that have a file.
@@ -145,17 +179,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let ledger = Ledger::new(&folder.path().join("caps"));
         assert_eq!(ledger.pods().unwrap(), [""; 0]);
-        assert_eq!(ledger.read("p").unwrap(), PodCaps::default());
+        assert_eq!(ledger.read("p").unwrap(), Noted::Nothing);
         ledger.write("p", &caps).unwrap();
-        assert_eq!(ledger.read("p").unwrap(), caps);
+        assert_eq!(ledger.read("p").unwrap(), Noted::Shares(caps.clone()));
+        assert_eq!([1, 3].map(|n| caps.has(&gpu(n))), [true, false]);
+        assert_eq!(caps.claims(&gpu(1)).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(ledger.pods().unwrap(), ["p"]);
         ledger.remove("p").unwrap();
         ledger.remove("p").unwrap();
         assert_eq!(ledger.pods().unwrap(), [""; 0]);
         fs_err::write(ledger.path("p"), "{").unwrap();
-        assert!(
-            ledger.read("p").is_err(),
-            "not taken for a pod without shares"
-        );
+        let torn = ledger.read("p").unwrap();
+        assert!(matches!(torn, Noted::Torn(_)), "{torn:?}");
+        ledger.set_aside("p").unwrap();
+        assert_eq!(ledger.read("p").unwrap(), Noted::Nothing);
+        assert_eq!(ledger.pods().unwrap(), [""; 0]);
+        ledger.remove("p").unwrap();
+        assert_eq!(fs_err::read_dir(&ledger.folder).unwrap().count(), 0);
     }
 }

@@ -9,6 +9,11 @@
 
 pub(crate) mod ability;
 pub(crate) mod cap;
+mod claims;
 mod group;
 mod ledger;
+pub(crate) mod rounds;
 pub(crate) mod serve;
+
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::cap::{Capper, Question, Uncapped};
 use crate::events::Notifier;
+use crate::metrics::Metrics;
 use crate::node::facts::GpusSeen;
 use crate::sockets::{SocketFile, bind};
 
@@ -29,6 +30,9 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub(crate) struct Limits {
     pub(crate) capper: Arc<Capper>,
     pub(crate) socket: PathBuf,
+    /// True if the memory of shares is to be capped. While it is not, nothing is done unless a claim
+    /// from before has a cap.
+    pub(crate) wanted: bool,
     /// Interval of the rounds.
     pub(crate) every: Duration,
     /// True while this instance is in charge: it alone repairs.
@@ -36,6 +40,7 @@ pub(crate) struct Limits {
     /// The GPUs as the driver lists them, and whether it is released.
     pub(crate) seen: watch::Receiver<GpusSeen>,
     pub(crate) notifier: Arc<Notifier>,
+    pub(crate) metrics: Metrics,
     /// Work that goes on after an answer: Events.
     pub(crate) reports: TaskTracker,
 }
@@ -44,12 +49,17 @@ impl Limits {
     /// Runs until `stop`. The socket is bound by every instance, the last one to start has it; when
     /// it goes, an instance that still runs binds it again.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let mut bound = None;
+        let mut bound: Option<(UnixListener, SocketFile)> = None;
         let mut warned = false;
         // Beside the questions: a GPU that answers slowly must not keep containers waiting.
         let mut round = tokio::spawn(async {});
         loop {
-            if self.is_lost(bound.as_ref().map(|(_, file)| file)).await {
+            let is_needed = self.is_needed().await;
+            if !is_needed {
+                if let Some((_, file)) = bound.take() {
+                    file.remove();
+                }
+            } else if self.is_lost(bound.as_ref().map(|(_, file)| file)).await {
                 match bind(&self.socket) {
                     Ok(socket) => (bound, warned) = (Some(socket), false),
                     Err(error) => {
@@ -80,10 +90,20 @@ impl Limits {
                     }
                 }
             }
-            if *self.in_charge.borrow() && round.is_finished() {
+            if is_needed && *self.in_charge.borrow() && round.is_finished() {
                 round = tokio::spawn(self.round());
             }
         }
+    }
+
+    /// Returns whether there is anything to do.
+    async fn is_needed(&self) -> bool {
+        if self.wanted {
+            return true;
+        }
+        let capper = self.capper.clone();
+        let found = tokio::task::spawn_blocking(move || capper.is_needed());
+        found.await.unwrap_or(true)
     }
 
     /// Returns whether no instance serves the socket: another that took it and died leaves its file
@@ -99,6 +119,7 @@ impl Limits {
     /// Returns a round: it sets caps again that the driver has forgotten.
     fn round(&self) -> impl Future<Output = ()> + use<> {
         let (capper, seen) = (self.capper.clone(), self.seen.clone());
+        let (notifier, metrics) = (self.notifier.clone(), self.metrics.clone());
         async move {
             // On a thread: NVML blocks. A question would open a driver that was released to be
             // unloaded, and one that is down says nothing.
@@ -107,14 +128,18 @@ impl Limits {
                 seen.released.is_none() && seen.problem.is_none()
             };
             let work = tokio::task::spawn_blocking(move || capper.round(&is_there));
-            let Ok((restored, errors)) = work.await else {
+            let Ok(round) = work.await else {
                 return;
             };
-            for cap in restored {
-                tracing::warn!(pod.uid = cap.pod, gpu = %cap.gpu, bytes = cap.bytes,
-                    "the driver had forgotten a cap of memory; it is set again, and what was allocated meanwhile is not counted");
+            for cap in round.repaired {
+                metrics.cap_repaired(cap.what);
+                let note = cap.what.note(cap.bytes);
+                tracing::warn!(pod.uid = cap.pod, gpu = %cap.gpu, bytes = cap.bytes, reason = cap.what.reason(), "{note}");
+                for claim in &cap.claims {
+                    notifier.warn(claim, cap.what.reason(), &note).await;
+                }
             }
-            for error in errors {
+            for error in round.errors {
                 tracing::warn!(error, "failed to look after the caps of a pod, will retry");
             }
         }
@@ -138,23 +163,20 @@ async fn accept(listener: Option<&UnixListener>) -> UnixStream {
     }
 }
 
-/// Answers one hook. Only root may ask.
+/// User that may ask.
+const ROOT: u32 = 0;
+
+/// Answers one hook.
 async fn answer(capper: Arc<Capper>, notifier: Arc<Notifier>, mut stream: UnixStream) {
-    let is_root = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0);
-    let done = if is_root {
-        match tokio::time::timeout(QUESTION, question(&mut stream)).await {
-            // Another instance that looks whether the socket is served.
-            Ok(Ok(None)) => return,
-            Ok(Ok(Some(asked))) => {
-                let work = tokio::task::spawn_blocking(move || capper.cap(&asked));
-                work.await
-                    .unwrap_or_else(|died| Err(plain(died.to_string())))
-            }
-            Ok(Err(why)) => Err(plain(why)),
-            Err(_) => Err(plain("no question came".to_owned())),
+    let done = match asked(&mut stream, ROOT).await {
+        // Another instance that looks whether the socket is served.
+        Ok(None) => return,
+        Ok(Some(asked)) => {
+            let work = tokio::task::spawn_blocking(move || capper.cap(&asked));
+            work.await
+                .unwrap_or_else(|died| Err(plain(died.to_string())))
         }
-    } else {
-        Err(plain("only root may ask".to_owned()))
+        Err(why) => Err(plain(why)),
     };
     let text = match &done {
         Ok(()) => json!({ "capped": true }),
@@ -194,6 +216,15 @@ fn plain(why: String) -> Uncapped {
     }
 }
 
+/// Returns the question, if it is of this user; `None` if the other end says nothing.
+async fn asked(stream: &mut UnixStream, user: u32) -> Result<Option<Question>, String> {
+    if !stream.peer_cred().is_ok_and(|peer| peer.uid() == user) {
+        return Err("only root may ask".to_owned());
+    }
+    let read = tokio::time::timeout(QUESTION, question(stream)).await;
+    read.unwrap_or_else(|_| Err("no question came".to_owned()))
+}
+
 /// Reads the question, a line of JSON; `None` if the other end says nothing.
 async fn question(stream: &mut UnixStream) -> Result<Option<Question>, String> {
     let mut line = String::new();
@@ -205,4 +236,28 @@ async fn question(stream: &mut UnixStream) -> Result<Option<Question>, String> {
     }
     let asked = serde_json::from_str(&line);
     asked.map_err(|error| format!("the question is not one: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program in a pod that has the socket mounted could lower the caps of others.
+    #[tokio::test]
+    async fn a_user_other_than_root_is_refused_whatever_it_asks() {
+        let own = own_user();
+        for (user, expected) in [(own, None), (own + 1, Some("only root may ask"))] {
+            let (mut end, mut other) = UnixStream::pair().unwrap();
+            let line = json!({ "claim": "uid", "device": "d", "pid": 1 });
+            let line = format!("{line}\n");
+            end.write_all(line.as_bytes()).await.unwrap();
+            let found = asked(&mut other, user).await;
+            assert_eq!(found.err().as_deref(), expected);
+        }
+    }
+
+    fn own_user() -> u32 {
+        use std::os::unix::fs::MetadataExt as _;
+        fs_err::metadata("/proc/self").unwrap().uid()
+    }
 }

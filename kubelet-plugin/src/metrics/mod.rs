@@ -16,6 +16,7 @@ use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, Metri
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Atomic;
 
+use crate::limits::rounds::Repair;
 use crate::node::facts::Recorded;
 
 pub(crate) use usage::UsageMetrics;
@@ -91,6 +92,8 @@ pub(crate) struct Metrics {
     pub(crate) publishes: Gauge,
     /// CDI files written again after they had vanished.
     pub(crate) cdi_restored: Counter,
+    /// Caps of memory that the rounds have set, by reason.
+    caps_repaired: Counters,
     /// Times that the file of GPU numbers was lost and made again.
     pub(crate) numbers_lost: Counter,
     /// Rounds of reconcile.
@@ -161,6 +164,11 @@ impl Metrics {
             in_sync: registry.gauge("slices_in_sync", "1 if the published ResourceSlices are up to date"),
             registered: registry.gauge("registered", "1 if the plugin is registered with the kubelet"),
             publishes: registry.gauge("publishes", "1 if this instance publishes and reconciles"),
+            caps_repaired: registry.counters(
+                "memory_caps_repaired",
+                "Caps of the memory of pods that were not as they should be, and were set again",
+                Repair::ALL.map(|what| vec![("why", what.reason().to_owned())]),
+            ),
             cdi_restored: registry
                 .counter("cdi_files_restored", "CDI files restored after they had vanished"),
             numbers_lost: registry
@@ -176,6 +184,12 @@ impl Metrics {
             ("category", category.to_owned()),
         ];
         self.failures.get_or_create_owned(&labels).inc();
+    }
+
+    /// A cap of memory was set that was not there.
+    pub(crate) fn cap_repaired(&self, what: Repair) {
+        let labels = vec![("why", what.reason().to_owned())];
+        self.caps_repaired.get_or_create_owned(&labels).inc();
     }
 
     pub(crate) fn xid(&self, gpu: String, xid: u32, class: XidClass) {

@@ -28,6 +28,7 @@ pub(crate) struct UsageMetrics {
     pub(crate) read_seconds: Durations,
     used: Series,
     granted: Series,
+    limit: Series,
     utilization: Series,
     idle: Series,
     over: Series,
@@ -59,6 +60,10 @@ impl UsageMetrics {
                 "claim_memory_granted_bytes",
                 "GPU memory that a claim may use",
             ),
+            limit: series(
+                "claim_memory_limit_bytes",
+                "Limit of the GPU memory of a share, where the driver keeps one",
+            ),
             utilization: series(
                 "claim_utilization_ratio",
                 "Share of the time in which a pod of a claim used the GPU or partition",
@@ -69,7 +74,7 @@ impl UsageMetrics {
             ),
             over: series(
                 "claim_overuse",
-                "1 if the pods of a share use more memory than it was granted",
+                "1 if the pods of a share use more memory than it may use",
             ),
             gpu_used: series(
                 "gpu_memory_used_bytes",
@@ -113,6 +118,7 @@ impl UsageMetrics {
         }
         self.used.set(by_claim.used);
         self.granted.set(by_claim.granted);
+        self.limit.set(by_claim.limit);
         self.utilization.set(by_claim.utilization);
         self.idle.set(by_claim.idle);
         self.over.set(by_claim.over);
@@ -151,6 +157,7 @@ impl UsageMetrics {
 struct ByClaim {
     used: BTreeMap<Labels, f64>,
     granted: BTreeMap<Labels, f64>,
+    limit: BTreeMap<Labels, f64>,
     utilization: BTreeMap<Labels, f64>,
     idle: BTreeMap<Labels, f64>,
     over: BTreeMap<Labels, f64>,
@@ -205,6 +212,7 @@ impl ByClaim {
             };
             put(&mut self.used, pod.memory.ok().map(real));
             put(&mut self.granted, device.limit.ok().map(real));
+            put(&mut self.limit, device.granted.limit.map(real));
             put(&mut self.idle, idle.map(Duration::as_secs_f64));
             put(&mut self.over, over.map(|over| f64::from(u8::from(*over))));
         }

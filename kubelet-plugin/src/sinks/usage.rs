@@ -177,12 +177,13 @@ impl UsageSink {
                 device,
                 over,
                 used,
-                granted,
+                allowed,
+                capped,
             } => {
                 if *over {
                     self.metrics.overuses.inc();
                 }
-                let message = overuse_message(*over, *used, *granted);
+                let message = overuse_message(*over, *used, *allowed, *capped);
                 let reason = if *over {
                     "MemoryOverGrant"
                 } else {
@@ -443,16 +444,22 @@ async fn held_of(executor: &Arc<Executor>, claim: &ClaimRef) -> Option<Vec<HeldD
     Some(held)
 }
 
-fn overuse_message(over: bool, used: u64, granted: u64) -> String {
-    let (used, granted) = (used >> 20, granted >> 20);
-    if over {
-        format!(
-            "the pods of the claim use {used} MiB of GPU memory and were granted {granted} MiB, contexts of CUDA included: request more memory, or limit the framework to DIVVY_MEMORY_*"
-        )
-    } else {
-        format!(
-            "the pods of the claim use {used} MiB of GPU memory, which is within the {granted} MiB granted"
-        )
+fn overuse_message(over: bool, used: u64, allowed: u64, capped: bool) -> String {
+    let (used, allowed) = (used >> 20, allowed >> 20);
+    match (over, capped) {
+        (true, false) => format!(
+            "the pods of the claim use {used} MiB of GPU memory and were granted {allowed} MiB, contexts of CUDA included: request more memory, or limit the framework to DIVVY_MEMORY_*"
+        ),
+        // The driver counts neither managed memory nor what was there before the limit.
+        (true, true) => format!(
+            "the pods of the claim are capped at {allowed} MiB of GPU memory, and use {used} MiB: the driver does not count managed memory (cudaMallocManaged), memory imported from another process, and what was allocated before the cap was set"
+        ),
+        (false, false) => format!(
+            "the pods of the claim use {used} MiB of GPU memory, which is within the {allowed} MiB granted"
+        ),
+        (false, true) => format!(
+            "the pods of the claim use {used} MiB of GPU memory, which is within the cap of {allowed} MiB"
+        ),
     }
 }
 

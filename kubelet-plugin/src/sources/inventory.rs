@@ -206,10 +206,11 @@ impl InventoryOwner {
             // NVML knows what the driver can; the rest of the way of a cap is the node's.
             found.system.memory_caps = ability::of_node(
                 found.system.memory_caps,
-                ability::controllers(&cgroups).as_deref(),
+                &cgroups,
                 wanted,
                 edits.calls_hook(),
             );
+            found.system.caps_linger = ability::caps_linger(found.system.memory_caps, &cgroups);
             let changed = (before != Some(&found)).then(|| (began, Arc::new(found)));
             Ok(Poll {
                 changed,

@@ -172,6 +172,7 @@ fn holding(held: HeldDevice) -> Holding {
     });
     let granted = Granted {
         memory: held.amounts.memory,
+        limit: held.amounts.limit,
         cores: held.amounts.cores,
     };
     Holding {

@@ -12,14 +12,48 @@ use divvy_gpu_sim::{Fault, LimitBackend};
 use divvy_kubelet_plugin::Config;
 use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{
+    CELDeviceSelector, DeviceAllocationConfiguration, DeviceSelector, OpaqueDeviceConfiguration,
+    ResourceClaim, ResourceSlice,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
 use crate::node::{DRIVER, Node, POOL, Plugin, wait};
 
 const GIB: u64 = 1 << 30;
 const POD: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+
+/// Gives a node a driver that caps memory by `misc`, and the group of a pod. Returns the flags with
+/// which a plugin caps there.
+pub(crate) fn able(node: &Node, pod: &str) -> [String; 9] {
+    let cuda = CudaVersion {
+        major: 13,
+        minor: 4,
+    };
+    node.sim.edit(|e| e.set_driver_version("615.71.09", cuda));
+    let root = node.dir.path().join("cgroup");
+    let group = root.join(format!("kubepods/pod{pod}"));
+    fs_err::create_dir_all(&group).unwrap();
+    for folder in group.ancestors().take(3) {
+        fs_err::write(folder.join("cgroup.controllers"), "misc").unwrap();
+    }
+    let program = node.dir.path().join("hook");
+    fs_err::write(&program, "#!/bin/true").unwrap();
+    let text = |path: PathBuf| path.display().to_string();
+    [
+        "--memory-caps=true".to_owned(),
+        "--library-delivery".to_owned(),
+        "hook".to_owned(),
+        "--hook-path".to_owned(),
+        text(program),
+        "--hook-dir".to_owned(),
+        text(node.dir.path().join("opt")),
+        "--cgroup-root".to_owned(),
+        text(root),
+    ]
+}
 
 /// A node with a driver that caps memory, and control groups.
 struct Capped {
@@ -38,7 +72,8 @@ impl Capped {
             e.set_driver_version("615.71.09", cuda);
             e.limits.backend = backend;
         });
-        let rule = json!({ "modes": ["Whole", "TimeSlicing"] });
+        let burst = json!({ "burst": { "memory": "2x" } });
+        let rule = json!({ "modes": ["Whole", "TimeSlicing"], "shares": burst });
         node.api
             .put(&GpuPolicy::new("shares", json!({ "rules": [rule] })))
             .unwrap();
@@ -83,6 +118,10 @@ impl Capped {
     }
 
     fn config(&self) -> Config {
+        self.config_with("true")
+    }
+
+    fn config_with(&self, memory_caps: &str) -> Config {
         let program = self.node.dir.path().join("hook");
         fs_err::write(&program, "#!/bin/true").unwrap();
         let folder = self.node.dir.path().join("opt");
@@ -95,7 +134,7 @@ impl Capped {
             "--hook-dir",
             folder.to_str().unwrap(),
             "--memory-caps",
-            "true",
+            memory_caps,
             "--cgroup-root",
             groups.to_str().unwrap(),
         ]);
@@ -122,6 +161,31 @@ impl Capped {
 
     /// A claim of a share with so much memory.
     fn share(&self, name: &str, gib: u64) -> ClaimRef {
+        self.share_selecting(name, gib, None)
+    }
+
+    /// A claim of a share with so much memory, and a limit.
+    fn limited(&self, name: &str, gib: u64, limit: &str) -> ClaimRef {
+        let reference = self.share(name, gib);
+        let mut claim = self.node.api.get::<ResourceClaim>("default", name).unwrap();
+        let limits = json!({ "memory": limit });
+        let parameters =
+            json!({ "apiVersion": "divvy.dev/v1beta1", "kind": "ShareConfig", "limits": limits });
+        let config = DeviceAllocationConfiguration {
+            source: "FromClaim".to_owned(),
+            requests: None,
+            opaque: Some(OpaqueDeviceConfiguration {
+                driver: DRIVER.to_owned(),
+                parameters: RawExtension(parameters),
+            }),
+        };
+        let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
+        allocation.devices.as_mut().unwrap().config = Some(vec![config]);
+        self.node.api.put(&claim).unwrap();
+        reference
+    }
+
+    fn share_selecting(&self, name: &str, gib: u64, expression: Option<&str>) -> ClaimRef {
         let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0-ts");
         let granted = [
             ("memory", format!("{gib}Gi")),
@@ -131,7 +195,17 @@ impl Capped {
         let granted = granted.map(|(name, amount)| (name.to_owned(), Quantity(amount)));
         result.share_id = Some(format!("s-{name}"));
         result.consumed_capacity = Some(BTreeMap::from(granted));
-        let claim = mk_claim("default", name, DRIVER, 1);
+        let mut claim = mk_claim("default", name, DRIVER, 1);
+        if let Some(expression) = expression {
+            let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
+            let requests = devices.requests.as_mut().unwrap();
+            let cel = CELDeviceSelector {
+                expression: expression.to_owned(),
+            };
+            let selector = DeviceSelector { cel: Some(cel) };
+            let request = requests.first_mut().unwrap();
+            request.exactly.as_mut().unwrap().selectors = Some(vec![selector]);
+        }
         self.node.put(allocated(claim, vec![result]))
     }
 
@@ -178,6 +252,16 @@ impl Capped {
         let folder = self.config().own_run_dir().join("caps");
         fs_err::read_dir(folder).map_or(0, Iterator::count)
     }
+}
+
+/// The note of an Event about a claim.
+fn event(node: &Node, reason: &str, claim: &str) -> Option<String> {
+    let mut events = node.api.list::<Event>().into_iter();
+    let found = events.find(|event| {
+        let about = event.regarding.as_ref().and_then(|of| of.name.as_deref());
+        event.reason.as_deref() == Some(reason) && about == Some(claim)
+    });
+    found?.note
 }
 
 fn level(node: &Node) -> Option<String> {
@@ -270,6 +354,14 @@ async fn a_pod_is_held_to_the_sum_of_its_shares() {
         let plugin = capped.start().await;
         wait("the cap again", || capped.limit(&pod)).await;
         assert_eq!(capped.limit(&pod), Some(4 * GIB), "{backend:?}");
+        for claim in ["first", "second"] {
+            wait("an Event on the claim", || {
+                let note = event(&capped.node, "LimitRestored", claim)?;
+                assert!(note.contains("capped at 4096 MiB"), "{note}");
+                Some(())
+            })
+            .await;
+        }
         for claim in [&first, &second] {
             capped.node.unprepare(claim).await.unwrap();
         }
@@ -380,4 +472,147 @@ async fn the_socket_is_there_while_any_instance_runs() {
         assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
     }
     plugin.stop().await;
+}
+
+/// Switched off, there is nothing to serve but what was promised before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn switched_off_the_socket_is_there_while_an_earlier_claim_is() {
+    let (capped, plugin, claim) = Capped::prepared().await;
+    capped.container("a", 1);
+    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    plugin.stop().await;
+    let socket = capped.config().limits_socket();
+    let plugin = capped.node.start_with(capped.config_with("false"));
+    wait("the socket", || UnixStream::connect(&socket).ok()).await;
+    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    wait("the level", || {
+        (level(&capped.node)? == "none").then_some(())
+    })
+    .await;
+    capped.node.unprepare(&claim).await.unwrap();
+    fs_err::remove_dir_all(capped.groups().join(Capped::pod_path())).unwrap();
+    wait("the end of the socket", || {
+        (!socket.exists() && capped.ledgers() == 0).then_some(())
+    })
+    .await;
+    plugin.stop().await;
+}
+
+/// The scheduler chose the node by what it published; the pod must not start on less.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_selects_a_cap_is_refused_where_there_is_none() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let plugin = capped.node.start_with(capped.config_with("false"));
+    plugin.wait_ready().await;
+    for (name, expression, refused) in [
+        (
+            "a",
+            r#"device.attributes["gpu.divvy.dev"].memoryEnforcement == "cgroup""#,
+            true,
+        ),
+        (
+            "b",
+            r#"device.attributes["gpu.divvy.dev"].memoryEnforcement != 'none'"#,
+            true,
+        ),
+        (
+            "c",
+            r#"device.attributes["gpu.divvy.dev"].memoryLimitMaxPercent >= 100"#,
+            true,
+        ),
+        (
+            "d",
+            r#"device.attributes["gpu.divvy.dev"].memoryEnforcement == "none""#,
+            false,
+        ),
+    ] {
+        let claim = capped.share_selecting(name, 2, Some(expression));
+        let answer = capped.node.prepare(&claim).await;
+        match answer {
+            Ok(_) => assert!(!refused, "{expression}"),
+            Err(why) => {
+                assert!(refused, "{expression}: {why}");
+                assert!(why.contains("caps are switched off"), "{why}");
+            }
+        }
+    }
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_share_is_capped_at_its_limit_which_its_container_is_given() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let plugin = capped.start().await;
+    let claim = capped.limited("c", 2, "3Gi");
+    capped.node.prepare(&claim).await.unwrap();
+    capped.container("a", 1);
+    assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+    assert_eq!(capped.limit(&Capped::pod_path()), Some(3 * GIB));
+    let files = capped.node.cdi_files();
+    let file = files.iter().find(|(name, _)| name.contains(&claim.uid));
+    let file = file.unwrap().1.to_string();
+    for variable in [
+        format!("DIVVY_MEMORY_GPU_0_TS={}", 2 * GIB),
+        format!("DIVVY_MEMORY_LIMIT_GPU_0_TS={}", 3 * GIB),
+        // The hook of NVIDIA's toolkit would set the same.
+        "NVIDIA_GPU_MEMORY_REQUEST=0".to_owned(),
+        "NVIDIA_GPU_MEMORY_LIMIT=3072".to_owned(),
+    ] {
+        assert!(
+            file.contains(&format!("\"{variable}\"")),
+            "{variable}: {file}"
+        );
+    }
+    for (name, limit, category) in [
+        (
+            "d",
+            "1Gi",
+            "is below the 2Gi that its share has been granted",
+        ),
+        (
+            "e",
+            "5Gi",
+            "is above 4Gi, the most that the policy of its GPU allows",
+        ),
+        (
+            "f",
+            "90Gi",
+            "is above the 81559Mi that all shares of its GPU have together",
+        ),
+    ] {
+        let claim = capped.limited(name, 2, limit);
+        let why = capped.node.prepare(&claim).await.unwrap_err();
+        assert!(why.contains(category), "{why}");
+    }
+    plugin.stop().await;
+}
+
+/// Where limits of groups that are gone stay, one may be in the way of a program with all of a GPU.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_gpu_calls_the_hook_only_where_limits_linger() {
+    for (backend, calls) in [(LimitBackend::Misc, true), (LimitBackend::Dmem, false)] {
+        let capped = Capped::new(backend);
+        let plugin = capped.start().await;
+        let result = mk_result("gpu", DRIVER, POOL, "gpu-0");
+        let claim = mk_claim("default", "w", DRIVER, 1);
+        let claim = capped.node.put(allocated(claim, vec![result]));
+        capped.node.prepare(&claim).await.unwrap();
+        let files = capped.node.cdi_files();
+        let file = files.iter().find(|(name, _)| name.contains(&claim.uid));
+        let file = file.unwrap().1.to_string();
+        assert_eq!(file.contains("createRuntime"), calls, "{backend:?}");
+        if calls {
+            capped.container("a", 1);
+            let leaf = format!("{}/a", Capped::pod_path());
+            let (gpu, path) = (
+                capped.node.sim.uuids().remove(0),
+                capped.groups().join(&leaf),
+            );
+            let sim = &capped.node.sim;
+            sim.set_memory_limit(&gpu, &path, Some(GIB)).unwrap();
+            assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
+            assert_eq!(capped.limit(&leaf), None);
+        }
+        plugin.stop().await;
+    }
 }

@@ -284,7 +284,12 @@ async fn every_metric_moves_in_the_life_of_a_plugin_and_is_documented() {
     plugin.stop().await;
     crate::records::make_newer(&crate::records::record(&node, &newer.uid));
     fs_err::write(plugin_dir.join("node/ordinals.json"), b"").unwrap();
-    let config = node.config(&["--offer", "everything", "--mode-lock", "off"]);
+    // Memory is capped, and the runtime of the share below calls no hook.
+    let able = crate::limits::able(&node, &crate::usage::pod_uid(1));
+    let flags = ["--offer", "everything", "--mode-lock", "off"];
+    let flags = flags.into_iter().chain(able.iter().map(String::as_str));
+    let mut config = node.config(&flags.collect::<Vec<_>>());
+    config.timing.caps = std::time::Duration::from_millis(50);
     let plugin = node.start_with(idle_after(config, std::time::Duration::from_millis(100)));
     plugin.wait_ready().await;
     // A share that uses more than it was granted; the claims below use nothing.

@@ -6,6 +6,7 @@
 //! status, are in [`report`].
 
 mod apply;
+mod caps;
 mod changes;
 mod claim;
 mod compare;

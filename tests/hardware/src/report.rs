@@ -24,6 +24,8 @@ pub(crate) enum Check {
     Sysfs,
     /// The output of `nvidia-smi compute-policy --list` is understood.
     TimeSliceIsRead,
+    /// NVML has the calls that limit memory, if the driver is new enough, and by which controller.
+    MemoryCaps,
     /// The node plugin prepares a claim of a whole GPU.
     Claim,
     /// The claim's hooks run on a root without any file of the driver.

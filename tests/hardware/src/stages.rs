@@ -15,7 +15,7 @@ use crate::apply::{self, Container, Ran};
 use crate::claim::{self, Prepared, Want};
 use crate::report::{CHANGES, Check, Outcome, Report};
 use crate::smi::see;
-use crate::{Args, changes, compare, cuda, smi};
+use crate::{Args, caps, changes, compare, cuda, smi};
 
 /// Time limit of the driver to list a process.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
@@ -156,6 +156,10 @@ impl Machine<'_> {
             Outcome::of(&differs, "ids, minors and UUIDs are the kernel's"),
         );
         report.note(Check::TimeSliceIsRead, Outcome::from(self.time_slice()));
+        // A GPU that is free: a question opens it.
+        let gpu = self.idle();
+        let found = caps::outcome(&self.host, &self.nvml, &inventory.system, gpu.as_ref());
+        report.note(Check::MemoryCaps, found);
     }
 
     fn profile_names(&self) -> Outcome {

@@ -311,13 +311,14 @@ fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
     ] {
         assert!(checks.contains(&format!("{check} ok")), "{check}: {said}");
     }
-    for check in ["as-the-image", "claim", "cuda", "mig-mode"] {
+    // The driver is too old for the last one.
+    for check in ["as-the-image", "claim", "cuda", "mig-mode", "memory-caps"] {
         assert!(
             checks.contains(&format!("{check} not-tried")),
             "{check}: {said}"
         );
     }
-    assert_eq!(checks.len(), 19, "{said}");
+    assert_eq!(checks.len(), 20, "{said}");
     let read = |name: &str| fs_err::read_to_string(captured.join(name)).unwrap();
     let inventory: serde_json::Value = serde_json::from_str(&read("inventory.json")).unwrap();
     assert_eq!(inventory["gpus"].as_object().unwrap().len(), 2);
@@ -377,8 +378,9 @@ fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
         .map(String::as_str)
         .filter(|check| !check.ends_with(" ok"))
         .collect();
-    assert_eq!(other, [""; 0], "{said}");
-    assert_eq!((status, checks.len()), (Some(0), 19), "{said}");
+    // The driver is too old for it.
+    assert_eq!(other, ["memory-caps not-tried"], "{said}");
+    assert_eq!((status, checks.len()), (Some(4), 20), "{said}");
     let engine = machine.state.read().unwrap();
     let gpu = &engine.gpus()[0];
     assert_eq!(

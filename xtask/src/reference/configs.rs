@@ -1,7 +1,7 @@
 //! The opaque configs: an example of each kind with every field, as the types write it.
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::{ConfigKind, DeviceConfig, decode};
+use divvy_api::{ConfigKind, DeviceConfig, MemoryBound, decode};
 use divvy_model::TimeSlice;
 
 const INTRO: &str = "# Configs of claims and classes
@@ -18,6 +18,11 @@ const FIELDS: &[(&str, &str)] = &[
          GpuPolicy sets it ([time slices](../sharing.md#the-time-slice)).",
     ),
     (
+        "limits.memory",
+        "How much memory the pod may use of the share, at least what it requests. Without it, that is the limit. It needs a node that caps \
+         memory, and a GpuPolicy that allows it ([request and limit](../sharing.md#request-and-limit)).",
+    ),
+    (
         "extraNodes",
         "Device nodes of the host that the containers need besides those of the GPU. Each must be listed, spelt identically, in the \
          chart's value `extraNodes`; a `*` at the end stands for the rest of the name ([containers](../containers.md)).",
@@ -25,6 +30,7 @@ const FIELDS: &[(&str, &str)] = &[
 ];
 
 pub(super) fn page() -> Result<String> {
+    let limit = MemoryBound::Amount("16Gi".parse()?);
     let nodes = vec!["/dev/gdrdrv".to_owned()];
     let all = [
         ("whole GPUs", ConfigKind::Gpu, Some(TimeSlice::Long)),
@@ -37,6 +43,7 @@ pub(super) fn page() -> Result<String> {
             DeviceConfig {
                 kind,
                 time_slice,
+                memory_limit: (kind == ConfigKind::Share).then_some(limit),
                 extra_nodes: nodes.clone(),
             },
         )
@@ -67,12 +74,14 @@ pub(super) fn page() -> Result<String> {
             let Some(found) = value.pointer(&format!("/{}", field.replace('.', "/"))) else {
                 continue;
             };
-            let values = if found.is_array() {
-                "paths below `/dev`".to_owned()
-            } else {
-                intervals
+            let values = match *field {
+                _ if found.is_array() => "paths below `/dev`".to_owned(),
+                "limits.memory" => {
+                    "an amount with a unit (`16Gi`), or `1%` to `100%` of the GPU".to_owned()
+                }
+                _ => intervals
                     .map(|interval| format!("`{}`", interval.name()))
-                    .join(", ")
+                    .join(", "),
             };
             text += &format!("| `{field}` | {values} | {meaning} |\n");
             described += 1;

@@ -25,7 +25,10 @@ impl Findings {
             let at = format!("{at}.config[{number}].opaque");
             match &config.opaque {
                 None => self.refuse(&at, "Required value"),
-                Some(opaque) => self.config(&at, opaque, std::iter::empty()),
+                Some(opaque) => {
+                    // The requests that it will be for are not known.
+                    self.config(&at, opaque, std::iter::empty());
+                }
             }
         }
         if let Some(name) = &spec.extended_resource_name {

@@ -496,16 +496,16 @@ async fn parts_that_a_cluster_decides_otherwise_are_noted() {
 }
 
 /// Shares by percent of every GPU.
-const PERCENT: &str = "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: percent}\nspec: {rules: [{modes: [TimeSlicing], shares: {unit: Percent, slots: 4}}]}\n";
+pub(super) const PERCENT: &str = "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: percent}\nspec: {rules: [{modes: [TimeSlicing], shares: {unit: Percent, slots: 4}}]}\n";
 
-const WIDE: Look = Look {
+pub(super) const WIDE: Look = Look {
     colour: false,
     wide: true,
     all: true,
 };
 
 /// A pod with a claim of its own for a share with these requests, in flow style.
-fn pod_with_share(name: &str, requests: &str) -> String {
+pub(super) fn pod_with_share(name: &str, requests: &str) -> String {
     format!(
         "---\napiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}}}\n\
          spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: share.divvy.dev, capacity: {{requests: {{{requests}}}}}}}}}]}}}}\n\

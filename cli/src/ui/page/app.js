@@ -70,9 +70,15 @@ function notes(hold) {
   ].filter(Boolean);
 }
 
+/** What a claim was granted, with the limit of its memory where that is more. */
+function granted(hold) {
+  const limit = hold.memoryLimit > hold.memoryGranted ? ` (limit ${bytes(hold.memoryLimit)})` : "";
+  return `${bytes(hold.memoryGranted)}${limit}`;
+}
+
 function describe(hold) {
   const pods = hold.pods.length ? `, pods ${hold.pods.join(", ")}` : "";
-  return [`claim ${hold.namespace}/${hold.claim}${pods}`, hold.part, `memory granted ${bytes(hold.memoryGranted)}`,
+  return [`claim ${hold.namespace}/${hold.claim}${pods}`, hold.part, `memory granted ${granted(hold)}`,
     `used ${bytes(hold.memoryUsed)}`, `busy ${percent(hold.utilization)}`, ...notes(hold)].join(", ");
 }
 
@@ -94,7 +100,7 @@ function part(gpu, found) {
   const known = hold.memoryUsed !== null && hold.memoryGranted > 0;
   const width = known ? Math.min(100, (100 * hold.memoryUsed) / hold.memoryGranted) : 0;
   const classes = ["part", gpu.mode, hold.idle ? "idle" : "", hold.overGrant ? "over" : ""].filter(Boolean).join(" ");
-  const used = `${bytes(hold.memoryUsed)} of ${bytes(hold.memoryGranted)}`;
+  const used = `${bytes(hold.memoryUsed)} of ${granted(hold)}`;
   const second = [hold.namespace, hold.part, ...notes(hold), used].join(" · ");
   const name = hold.overGrant ? `! ${user(hold)}` : user(hold);
   const [from, to] = hold.place;
@@ -228,7 +234,7 @@ function holderRow(node, gpu, hold) {
         hold.pods.join(", ") || hold.claim, el("span", { className: "quiet" }, ` ${hold.namespace}`))),
     cell("Claim", hold.claim),
     cell("Device", `${node.name} ${hold.device}`),
-    cell("Granted", hold.part === "admin" ? "–" : bytes(hold.memoryGranted), "number"),
+    cell("Granted", hold.part === "admin" ? "–" : granted(hold), "number"),
     cell("Used", bytes(hold.memoryUsed), "number"),
     cell("Busy", percent(hold.utilization), "number"),
     cell("Note", notes(hold).join(", ") || "–", notes(hold).length ? "" : "none"));

@@ -4,6 +4,7 @@ use crate::{Change, Head, Instance, Leaving, Life, PreparedDevice, Retry, TimeSl
 use divvy_model::{GpuErrorCode, GpuOp};
 
 mod compute_mode;
+mod limits;
 mod partitions;
 mod shares;
 mod world;
@@ -23,6 +24,7 @@ fn a_new_claim_of_a_whole_gpu_changes_nothing_of_it() {
         time_slice: None,
         share_memory: None,
         memory_cap: None,
+        clears_caps: false,
         extra_nodes: Vec::new(),
         given: None,
     }];

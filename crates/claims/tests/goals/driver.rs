@@ -409,6 +409,7 @@ impl Story {
             namespace: "ns".to_owned(),
             name: uid.to_string(),
             pod_claim_name: None,
+            demands_cap: std::collections::BTreeSet::new(),
             allocation: Allocation::default(),
             configs: Vec::new(),
             pods: Vec::new(),

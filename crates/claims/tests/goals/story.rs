@@ -174,6 +174,7 @@ impl Story {
             time_slice,
             share_memory: None,
             memory_cap: None,
+            clears_caps: false,
             extra_nodes: Vec::new(),
             given: None,
         }

@@ -336,6 +336,7 @@ pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim 
         namespace: "ns".to_owned(),
         name: name.to_owned(),
         pod_claim_name: None,
+        demands_cap: std::collections::BTreeSet::new(),
         allocation: Allocation {
             allocated_at: Some(allocated_at.to_owned()),
             results: devices.iter().map(|d| result(*d, false)).collect(),

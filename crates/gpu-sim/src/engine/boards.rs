@@ -69,6 +69,7 @@ impl Engine {
                 architecture: make.architecture,
                 compute_capability: make.compute_capability,
                 memory_bytes: profile.memory_bytes,
+                memory_reserved_bytes: None,
                 multiprocessors: Some(profile.multiprocessors),
                 pci_address,
                 pci_device_id: profile.pci_device_id,

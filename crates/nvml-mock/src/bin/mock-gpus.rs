@@ -1,9 +1,10 @@
 //! Looks at and changes the state of mock GPUs, for scripts and end-to-end tests.
 
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use divvy_gpu_sim::{Engine, Fault, MigLatency, SimInstance, profile, profiles};
+use divvy_gpu_sim::{Engine, Fault, MigLatency, SimGroup, SimInstance, profile, profiles};
 use divvy_model::health::{FabricState, GpuEventKind, GpuVitals, RecoveryAction, RowRemap};
 use divvy_model::mig::{GpuInstance, GpuInstanceProfileId};
 use divvy_model::{GpuErrorCode, GpuProcess, GpuUuid, MigActivation};
@@ -22,6 +23,8 @@ const USAGE: &str = "usage: mock-gpus STATE-FILE COMMAND
   process GPU PID [GI]     a process opens a context on a GPU, in a GPU instance
   end PID                  a process ends
   usage GPU PID BYTES PERCENT  a process has so much memory (-: NVML does not say) and computes so much of the time
+  allocate GPU GROUP BYTES  a program in a control group (its folder; `own ROOT`: the group of this process below that folder)
+                           allocates, as CUDA does: in steps of 256 MiB, against the limits of its group; fails if it is out of memory
   instances                MIG: index of the GPU, GPU instance, profile, placement, UUIDs of compute instances
   mig GPU on|off           MIG: ask for the mode, as an admin; says what became of it
   xid GPU NUMBER [GI]      a GPU sends an Xid, of a GPU instance
@@ -165,6 +168,14 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
                 .map_err(|_| format!("{pid:?} is not a process id"))?;
             engine.end_process(pid);
         }
+        ("allocate", [gpu, group @ .., bytes]) => {
+            let uuid = find(engine, gpu)?;
+            let bytes: u64 = bytes
+                .parse()
+                .map_err(|_| format!("{bytes:?} is not a number of bytes"))?;
+            let groups = groups(group)?;
+            said = allocate(engine, &uuid, &groups, bytes)?;
+        }
         ("mig", [gpu, mode @ ("on" | "off")]) => {
             let uuid = find(engine, gpu)?;
             said = match engine
@@ -306,6 +317,39 @@ fn fabric(text: &str) -> Result<FabricState, String> {
 fn number(text: &str) -> Result<u32, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not a number"))
+}
+
+/// Returns the group that is named, and those above it.
+fn groups(named: &[&str]) -> Result<Vec<SimGroup>, String> {
+    let folder = match named {
+        ["own", root] => {
+            let own = fs_err::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
+            let path = own.lines().find_map(|line| line.strip_prefix("0::/"));
+            Path::new(root).join(path.ok_or("this process has no group of version 2")?)
+        }
+        [folder] => PathBuf::from(folder),
+        _ => return Err(USAGE.to_owned()),
+    };
+    SimGroup::chain(&folder).map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+/// Allocates in the steps of CUDA's allocator, as far as the group may. Returns what it got.
+fn allocate(
+    engine: &mut Engine,
+    gpu: &GpuUuid,
+    groups: &[SimGroup],
+    bytes: u64,
+) -> Result<String, String> {
+    const STEP: u64 = 256 << 20;
+    let mut got = 0;
+    while got < bytes {
+        let next = STEP.min(bytes - got);
+        if let Err(code) = engine.allocate(gpu, groups, next) {
+            return Err(format!("out of memory after {got} bytes ({code})"));
+        }
+        got += next;
+    }
+    Ok(format!("{got}\n"))
 }
 
 fn find(engine: &Engine, gpu: &str) -> Result<GpuUuid, String> {

@@ -34,6 +34,7 @@ fn h100(n: u32) -> Gpu {
             architecture: Architecture::Hopper,
             compute_capability: ComputeCapability { major: 9, minor: 0 },
             memory_bytes: Some(85_520_809_984),
+            memory_reserved_bytes: None,
             multiprocessors: Some(132),
             pci_address: address(n),
             pci_device_id: 0x2330_10de,
@@ -72,6 +73,7 @@ impl Node {
             driver_version: "580.95.05".to_owned(),
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
+            caps_linger: false,
             cuda_version: Some(CudaVersion {
                 major: 13,
                 minor: 0,

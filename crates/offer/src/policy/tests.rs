@@ -160,8 +160,43 @@ fn nodes_are_matched_by_name_or_by_labels_in_the_policy_and_in_the_rule() {
 }
 
 #[test]
+fn limits_above_requests_have_no_effect_where_nothing_keeps_them() {
+    let (mut inventory, ordinals) = node_of("h100x1");
+    let node = NodeFacts {
+        name: "n1",
+        labels: &BTreeMap::new(),
+    };
+    let rule = json!({ "modes": ["TimeSlicing"], "shares": { "burst": { "memory": "2x" } } });
+    let policies = [policy("p", &json!({ "rules": [rule] }))];
+    for (caps, expected) in [
+        (MemoryCaps::Available, None),
+        (
+            MemoryCaps::SwitchedOff,
+            Some(
+                "shares.burst has no effect, since the node caps no memory of shares: caps are switched off in divvy's chart (memoryCaps=false)",
+            ),
+        ),
+    ] {
+        inventory.system.memory_caps = caps;
+        let resolved = resolve(
+            &policies,
+            &node,
+            &inventory,
+            &ordinals,
+            &GpuRules::default(),
+        );
+        let problems = resolved
+            .problems
+            .iter()
+            .map(|problem| problem.problem.as_str());
+        assert_eq!(problems.collect::<Vec<_>>(), Vec::from_iter(expected));
+    }
+}
+
+#[test]
 fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
-    let (inventory, ordinals) = node_of("h100x1");
+    let (mut inventory, ordinals) = node_of("h100x1");
+    inventory.system.memory_caps = MemoryCaps::Available;
     let uuid = ordinals.gpu(0).unwrap();
     let defaults = GpuRules {
         held_back_mib: 7,
@@ -181,7 +216,8 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
     let full = rules(&json!({
         "modes": ["Mig", "TimeSlicing"],
         "mig": { "profiles": ["1g.10gb"], "placementOrder": "Descending", "instances": "Static" },
-        "shares": { "slots": 4, "minMemory": "1Mi", "minCores": 10, "reservedMemory": "2Gi", "timeSlice": "Short" },
+        "shares": { "slots": 4, "minMemory": "1Mi", "minCores": 10, "reservedMemory": "2Gi", "timeSlice": "Short",
+            "burst": { "memory": "1.5x" } },
         "health": { "evict": true },
         "usage": {
             "overuse": "Evict",
@@ -200,6 +236,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
             smallest_cores: 10,
             smallest_percent: None,
             time_slice: Some(TimeSlice::Short),
+            burst: "1.5x".parse().unwrap(),
         },
         held_back_mib: 2048,
         instances: Instances::Static,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
 use divvy_claims::Phase;
 use divvy_executor::HeldDevice;
-use divvy_model::{GpuUuid, Mode, Ordinals};
+use divvy_model::{GpuUuid, Inventory, Mode, Ordinals};
 use divvy_offer::Finding;
 
 use super::troubles::troubles;
@@ -77,6 +77,7 @@ pub(crate) fn report(known: &Known<'_>, findings: &BTreeSet<Finding>) -> GpuNode
             driver: driver.unwrap_or_default(),
             kubernetes: known.kubernetes.clone(),
         },
+        share_memory: known.inventory.map(share_memory).unwrap_or_default(),
         bad_policies: known
             .effective
             .map(|e| e.known.bad.keys().cloned().collect())
@@ -84,6 +85,14 @@ pub(crate) fn report(known: &Known<'_>, findings: &BTreeSet<Finding>) -> GpuNode
         gpus,
         troubles,
         changed: None,
+    }
+}
+
+/// Says whether the memory of shares is capped, and what is lacking for it.
+fn share_memory(inventory: &Inventory) -> String {
+    match inventory.system.memory_caps.lack() {
+        None => "capped by the driver".to_owned(),
+        Some(lack) => format!("counted and not enforced: {lack}"),
     }
 }
 

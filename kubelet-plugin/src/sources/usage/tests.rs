@@ -75,6 +75,7 @@ impl World {
             part,
             granted: Granted {
                 memory: Some(4 * GIB),
+                limit: None,
                 cores: Some(25),
             },
         };

@@ -106,6 +106,48 @@ fn wrong() -> Vec<(Value, &'static str)> {
     ]
 }
 
+/// The expected message for each wrong limit.
+fn wrong_limits() -> Vec<(Value, &'static str)> {
+    let asks = |class: &str, name: &str, amount: &str| {
+        request(class, json!({"capacity": {"requests": {name: amount}}}))
+    };
+    let gpu = |fields: Value| with_config(request(names::CLASS_GPU, json!({})), &[], fields);
+    let limited = |name: &str, amount: &str, limit: Value| {
+        let limits = json!({"kind": "ShareConfig", "limits": {"memory": limit}});
+        with_config(asks(names::CLASS_SHARE, name, amount), &["gpu"], limits)
+    };
+    vec![
+        (
+            limited("memory", "10Gi", json!("9Gi")),
+            "below the memory that a request asks for",
+        ),
+        (
+            limited("gpu.divvy.dev/memory", "10Gi", json!("9Gi")),
+            "below the memory that a request asks for",
+        ),
+        (
+            limited("percent", "50", json!("40%")),
+            "below the percent that a request asks for",
+        ),
+        (
+            limited("memory", "10Gi", json!("16")),
+            "limits has one field, memory, which is an amount with a unit",
+        ),
+        (
+            limited("memory", "10Gi", json!(16)),
+            "limits has one field, memory, which is an amount with a unit",
+        ),
+        (
+            limited("memory", "10Gi", json!("512Ki")),
+            "limits has one field, memory, which is an amount with a unit",
+        ),
+        (
+            gpu(json!({"kind": "GpuConfig", "limits": {"memory": "16Gi"}})),
+            "GpuConfig has limits",
+        ),
+    ]
+}
+
 /// Claims that are fine, and those of other drivers, whatever they say.
 fn right() -> Vec<Value> {
     let of = |class: &str| request(class, json!({}));
@@ -117,7 +159,16 @@ fn right() -> Vec<Value> {
         json!({"capacity": {"requests": {"memory": "1"}}}),
     );
     insert(&mut other, theirs);
+    let limited = |name: &str, amount: &str, limit: &str| {
+        let share = json!({"capacity": {"requests": {name: amount}}});
+        let limits = json!({"kind": "ShareConfig", "limits": {"memory": limit}});
+        with_config(request(names::CLASS_SHARE, share), &["gpu"], limits)
+    };
     vec![
+        limited("memory", "10Gi", "10Gi"),
+        limited("memory", "10Gi", "16G"),
+        limited("percent", "50", "75%"),
+        limited("memory", "10Gi", "75%"),
         of(names::CLASS_GPU),
         request(names::CLASS_ADMIN, json!({"adminAccess": true})),
         with_config(request(names::CLASS_SHARE, share), &["gpu"], nodes),
@@ -149,7 +200,7 @@ pub(super) fn wrong_claims(env: &Env) -> Result<()> {
             .first()
             .is_some_and(|(spec, _)| claim(spec).is_err()))
     })?;
-    for (spec, words) in wrong() {
+    for (spec, words) in wrong().into_iter().chain(wrong_limits()) {
         for refused in [claim(&spec), template(&spec)] {
             match refused {
                 // Releases without shares drop the amount before any policy sees it.

@@ -27,6 +27,7 @@ fn facts(n: u32, mig: bool) -> Gpu {
         architecture: Architecture::Hopper,
         compute_capability: ComputeCapability { major: 9, minor: 0 },
         memory_bytes: Some(80 << 30),
+        memory_reserved_bytes: None,
         multiprocessors: Some(132),
         pci_address: PciAddress {
             domain: 0,
@@ -105,6 +106,7 @@ impl World {
             driver_version: "580.95.05".to_owned(),
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
+            caps_linger: false,
             cuda_version: Some(CudaVersion {
                 major: 13,
                 minor: 0,
@@ -289,6 +291,7 @@ pub(super) fn claim(uid: &str, results: Vec<AllocatedDevice>) -> Claim {
         namespace: "ns".to_owned(),
         name: format!("claim-{uid}"),
         pod_claim_name: None,
+        demands_cap: std::collections::BTreeSet::new(),
         allocation: Allocation {
             allocated_at: Some("t1".to_owned()),
             results,

@@ -1,7 +1,7 @@
 //! Time-sliced shares, and GPUs that are offered in several modes.
 
 use divvy_api::names::capacity as cap;
-use divvy_model::{ShareUnit, TimeSlice};
+use divvy_model::{MemoryCaps, ShareUnit, TimeSlice};
 
 use super::*;
 use crate::{Allowed, OneMode, RequestPolicy, ShareRules};
@@ -51,6 +51,10 @@ fn a_share_says_what_its_gpu_is_and_gives_it_out_in_parts() {
             .attributes
             .insert(name.into(), AttributeValue::String(value.to_owned()));
     }
+    let no_limits = AttributeValue::Int(0);
+    expected
+        .attributes
+        .insert("memoryLimitMaxPercent".into(), no_limits);
     let mib = |n: u64| Amount::Bytes(n * MIB);
     let count = Amount::Count;
     expected.capacity = [
@@ -182,6 +186,48 @@ fn rules_say_how_many_shares_there_are_and_how_large() {
         .unwrap()[cap::SLOTS],
         one(count(1))
     );
+}
+
+/// Caps that add up to more than the card has would promise some of it twice.
+#[test]
+fn what_the_driver_keeps_is_not_shared_where_memory_is_capped() {
+    let memory = |caps: MemoryCaps, reserved: Option<u64>, held_back_mib: u64| {
+        let mut node = Node::everything("l4x1");
+        node.rule(|rules| {
+            rules.held_back_mib = held_back_mib;
+            rules.shares.burst = "1.5x".parse().unwrap();
+        });
+        node.inventory.system.memory_caps = caps;
+        for gpu in node.inventory.gpus.values_mut() {
+            gpu.facts.memory_reserved_bytes = reserved;
+        }
+        let share = device(&node.carve(None).pool, "gpu-0-ts").clone();
+        let most = share.attributes["memoryLimitMaxPercent"].clone();
+        (share.capacity[cap::MEMORY].value, most)
+    };
+    let mib = |n: u64| Amount::Bytes(n * MIB);
+    let most = AttributeValue::Int;
+    let (capped, old) = (MemoryCaps::Available, MemoryCaps::OldDriver);
+    for (caps, reserved, held_back, expected) in [
+        (old, Some(550 * MIB), 0, (mib(23034), most(0))),
+        (capped, None, 0, (mib(23034), most(150))),
+        // In steps, so that a driver that needs a little more or less changes nothing.
+        (capped, Some(550 * MIB), 0, (mib(23034 - 576), most(150))),
+        (capped, Some(570 * MIB), 0, (mib(23034 - 576), most(150))),
+        (capped, Some(577 * MIB), 0, (mib(23034 - 640), most(150))),
+        (
+            capped,
+            Some(550 * MIB),
+            1024,
+            (mib(23034 - 1600), most(150)),
+        ),
+    ] {
+        assert_eq!(
+            memory(caps, reserved, held_back),
+            expected,
+            "{caps:?} {reserved:?} {held_back}"
+        );
+    }
 }
 
 /// The shares of the first GPU by percent, under these rules.

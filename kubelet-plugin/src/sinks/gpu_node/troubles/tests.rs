@@ -118,6 +118,7 @@ impl World {
             allocated_at: None,
             allocated,
             amounts: divvy_claims::ShareAmounts::default(),
+            calls_for_caps: false,
             made: None,
         });
         uid

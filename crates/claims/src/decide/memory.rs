@@ -1,0 +1,117 @@
+//! The memory of a share: what its percent come to, and the limit to which its pods are held.
+
+use divvy_api::MemoryBound;
+use divvy_api::names::capacity;
+use divvy_model::{Enforcement, Gpu, Limits, MemoryCaps, ShareUnit};
+
+use crate::{AllocatedDevice, GpuState, RecordedDevice, Why};
+
+/// The wishes of a claim for the memory of a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// Limit in its config.
+    pub(super) limit: Option<MemoryBound>,
+    /// True if its request selects a device whose memory is capped.
+    pub(super) demanded: bool,
+}
+
+/// The lack of a share that is to be capped.
+const UNKNOWN_AMOUNT: &str = "the memory of its share is not known, or nothing";
+/// The lack of a board that shares its memory with the processor.
+const NO_MEMORY: &str = "its GPU has no memory of its own";
+/// The lack of a device whose memory the driver does not cap.
+const OTHER: &str = "the driver caps only the memory of shares of a whole GPU";
+
+/// Returns the memory in bytes that a share by percent has of its GPU, of what the policy leaves to
+/// shares. `None` for shares by amounts, and where it is not known or nothing.
+pub(super) fn of_percent(
+    result: &AllocatedDevice,
+    gpu: &Gpu,
+    state: Option<&GpuState>,
+) -> Option<u64> {
+    let percent = result.granted(capacity::PERCENT)?;
+    let bytes = ShareUnit::part_of_memory(for_shares(gpu, state)?, percent);
+    Some(bytes).filter(|bytes| *bytes > 0)
+}
+
+/// Returns the memory in MiB that all shares of a GPU have together.
+fn for_shares(gpu: &Gpu, state: Option<&GpuState>) -> Option<u64> {
+    let reserved = state.map_or(0, |state| state.grant.share_reserved_mib);
+    Some((gpu.facts.memory_bytes? >> 20).saturating_sub(reserved))
+}
+
+/// Returns the bytes that the driver caps the memory of a device to: the limit that its config asks
+/// for, or what it was granted. `None` where nothing is capped. A limit that cannot be kept is
+/// refused.
+pub(super) fn cap(
+    device: &RecordedDevice,
+    wanted: Wanted,
+    (gpu, state): (&Gpu, Option<&GpuState>),
+    caps: MemoryCaps,
+) -> Result<Option<u64>, Why> {
+    let limits = Limits::of(device.target.kind(), device.sharing, caps);
+    // A board without memory of its own has nothing to cap, and is published so.
+    let for_shares = for_shares(gpu, state).filter(|_| limits.memory == Enforcement::Cgroup);
+    let Some(mib) = for_shares else {
+        let lack = caps.lack().unwrap_or(OTHER);
+        return match wanted.limit {
+            // Where nothing was to be capped, the device does not change by a driver.
+            None if wanted.demanded && device.sharing.is_shared() => Err(Why::CapLost(lack)),
+            None => Ok(None),
+            Some(_) if gpu.facts.memory_bytes.is_none() => Err(Why::LimitNotKept(NO_MEMORY)),
+            Some(_) => Err(Why::LimitNotKept(lack)),
+        };
+    };
+    let request = device.amounts().memory;
+    let request = request.filter(|bytes| *bytes > 0);
+    let request = request.ok_or(Why::CapLost(UNKNOWN_AMOUNT))?;
+    match wanted.limit {
+        None => Ok(Some(request)),
+        Some(bound) => {
+            let percent = device.allocated.granted(capacity::PERCENT);
+            limit(bound, (request, percent), mib, state).map(Some)
+        }
+    }
+}
+
+/// Returns the bytes of a limit, if the request (in bytes, and in percent if it is granted so), the
+/// GPU and the policy allow it.
+fn limit(
+    bound: MemoryBound,
+    (request, percent): (u64, Option<u64>),
+    mib: u64,
+    state: Option<&GpuState>,
+) -> Result<u64, Why> {
+    let (limit, all) = (bound.bytes(mib), mib << 20);
+    if limit < request {
+        return Err(Why::LimitBelowRequest {
+            bound,
+            limit,
+            request,
+        });
+    }
+    if limit > all {
+        return Err(Why::LimitAboveGpu { bound, limit, all });
+    }
+    let burst = state
+        .map(|state| state.grant.share_burst)
+        .unwrap_or_default();
+    let most = burst.of(request);
+    // Percent of percent are compared as they are written: both amounts are rounded down.
+    let is_above = match (bound, percent) {
+        (MemoryBound::Percent(limit), Some(percent)) => {
+            u64::from(limit) * 100 > burst.of(percent * 100)
+        }
+        (MemoryBound::Amount(_), _) | (MemoryBound::Percent(_), None) => limit > most,
+    };
+    if is_above {
+        return Err(Why::LimitAbovePolicy {
+            bound,
+            limit,
+            most,
+            burst,
+            request,
+        });
+    }
+    Ok(limit)
+}
