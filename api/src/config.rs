@@ -3,14 +3,15 @@
 use divvy_model::TimeSlice;
 use serde_json::{Value, json};
 
-use crate::ConfigError;
 use crate::fields::{Fields, near};
 use crate::names::API_VERSION;
+use crate::{ConfigError, MpsOptions};
 
-const KINDS: [&str; 3] = [
+const KINDS: [&str; 4] = [
     ConfigKind::Gpu.name(),
     ConfigKind::Mig.name(),
     ConfigKind::Share.name(),
+    ConfigKind::Mps.name(),
 ];
 
 /// The kind of device that a config is for.
@@ -20,8 +21,10 @@ pub enum ConfigKind {
     Gpu,
     /// MIG partitions. The requests of a claim say which one it gets.
     Mig,
-    /// Shares of a GPU. The requests of a claim say how much it gets of the GPU.
+    /// Time-sliced shares of a GPU. The requests of a claim say how much it gets of the GPU.
     Share,
+    /// MPS shares of a GPU.
+    Mps,
 }
 
 impl ConfigKind {
@@ -31,6 +34,7 @@ impl ConfigKind {
             Self::Gpu => "GpuConfig",
             Self::Mig => "MigConfig",
             Self::Share => "ShareConfig",
+            Self::Mps => "MpsConfig",
         }
     }
 }
@@ -49,6 +53,8 @@ pub struct DeviceConfig {
     /// `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same words in the chart's
     /// `extraNodes`; a `*` at the end stands for the rest of the name.
     pub extra_nodes: Vec<String>,
+    /// Options of MPS shares.
+    pub mps: MpsOptions,
 }
 
 impl DeviceConfig {
@@ -58,6 +64,7 @@ impl DeviceConfig {
             kind,
             time_slice: None,
             extra_nodes: Vec::new(),
+            mps: MpsOptions::default(),
         }
     }
 
@@ -73,6 +80,7 @@ impl DeviceConfig {
                 json!({ "interval": slice.name() }),
             );
         }
+        self.mps.put(fields);
         if !self.extra_nodes.is_empty() {
             fields.insert("extraNodes".to_owned(), json!(self.extra_nodes));
         }
@@ -91,7 +99,12 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
         return Err(ConfigError::ApiVersion { found: version });
     }
     let kind = fields.string("kind", "\"kind\": \"GpuConfig\"")?;
-    let kinds = [ConfigKind::Gpu, ConfigKind::Mig, ConfigKind::Share];
+    let kinds = [
+        ConfigKind::Gpu,
+        ConfigKind::Mig,
+        ConfigKind::Share,
+        ConfigKind::Mps,
+    ];
     let Some(kind) = kinds.into_iter().find(|known| known.name() == kind) else {
         return Err(ConfigError::Kind {
             near: near(&kind, &KINDS),
@@ -101,7 +114,7 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     };
     let time_slice = match kind {
         ConfigKind::Gpu => time_slice(&mut fields)?,
-        ConfigKind::Mig => None,
+        ConfigKind::Mig | ConfigKind::Mps => None,
         ConfigKind::Share => {
             // Known, though refused: it has another place now, which an unknown field would not
             // show (ADR 13).
@@ -114,12 +127,17 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
             None
         }
     };
+    let mps = match kind {
+        ConfigKind::Mps => MpsOptions::take(&mut fields)?,
+        ConfigKind::Gpu | ConfigKind::Mig | ConfigKind::Share => MpsOptions::default(),
+    };
     let extra_nodes = extra_nodes(&mut fields)?;
     fields.finish(kind.name())?;
     Ok(DeviceConfig {
         kind,
         time_slice,
         extra_nodes,
+        mps,
     })
 }
 

@@ -16,9 +16,11 @@ mod config;
 pub mod crd;
 mod error;
 mod fields;
+mod mps;
 pub mod names;
 pub mod node;
 pub mod policy;
 
 pub use config::{ConfigKind, DEVICE_NODE, DeviceConfig, decode, is_device_node};
 pub use error::ConfigError;
+pub use mps::MpsOptions;

@@ -44,6 +44,8 @@ pub(crate) enum Mode {
     },
     /// In time-sliced shares.
     TimeSliced(Shares),
+    /// In MPS shares.
+    Mps(Shares),
 }
 
 /// The shares of a GPU. Memory is in bytes, cores in percent.
@@ -147,6 +149,14 @@ fn picture(
             picture: Picture::of(gpu.clone(), capabilities, instances, holder),
         }
     } else if !shares.is_empty() {
+        let by_mps = held
+            .iter()
+            .any(|(kind, _, _)| kind.alternative() == Alternative::MPS);
+        let (sharing, mode) = if by_mps {
+            (Sharing::Mps, Mode::Mps as fn(Shares) -> Mode)
+        } else {
+            (Sharing::TimeSliced, Mode::TimeSliced as fn(Shares) -> Mode)
+        };
         let shares = shares
             .into_iter()
             .map(|(holder, device)| Share {
@@ -154,11 +164,8 @@ fn picture(
                 granted: granted(device),
             })
             .collect();
-        Mode::TimeSliced(Shares {
-            total: total(
-                &DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).to_string(),
-                slices,
-            ),
+        mode(Shares {
+            total: total(&DeviceKind::of_gpu(ordinal, sharing).to_string(), slices),
             shares,
         })
     } else if let Some((holder, _)) = whole.into_iter().next() {
@@ -209,7 +216,10 @@ const WIDTH: usize = 71;
 impl GpuPicture {
     /// Says whether the picture shows more than the holder of the GPU.
     pub(crate) fn is_divided(&self) -> bool {
-        matches!(self.mode, Mode::Partitioned { .. } | Mode::TimeSliced(_))
+        matches!(
+            self.mode,
+            Mode::Partitioned { .. } | Mode::TimeSliced(_) | Mode::Mps(_)
+        )
     }
 
     /// The picture, lines without an indent.
@@ -222,7 +232,8 @@ impl GpuPicture {
                 lines
             }
             Mode::Partitioned { picture } => picture.lines(),
-            Mode::TimeSliced(shares) => self.shared(shares),
+            Mode::TimeSliced(shares) => self.shared("shared", shares),
+            Mode::Mps(shares) => self.shared("shared by MPS", shares),
         };
         lines.extend(
             self.admins
@@ -233,14 +244,12 @@ impl GpuPicture {
     }
 
     /// A bar of memory: each share as long as what it has of it, at least one character.
-    fn shared(&self, shares: &Shares) -> Vec<String> {
-        let of = if shares.total.contains_key(capacity::MEMORY) {
-            capacity::MEMORY
-        } else if shares.total.contains_key(capacity::PERCENT) {
-            capacity::PERCENT
-        } else {
-            capacity::CORES
-        };
+    fn shared(&self, how: &str, shares: &Shares) -> Vec<String> {
+        let known = [capacity::MEMORY, capacity::PERCENT, capacity::CORES];
+        let mut known = known.into_iter();
+        // MPS shares have slots alone.
+        let of = known.find(|name| shares.total.contains_key(*name));
+        let of = of.unwrap_or(capacity::SLOTS);
         let all = shares.total.get(of).copied().unwrap_or(0).max(1);
         let mut bar = String::new();
         let mut used = 0;
@@ -282,7 +291,7 @@ impl GpuPicture {
         .into_iter()
         .filter_map(part_of)
         .collect();
-        lines.push(format!("        shared: {}", parts.join(", ")));
+        lines.push(format!("        {how}: {}", parts.join(", ")));
         for (number, share) in shares.shares.iter().enumerate() {
             let part = |name: &str| share.granted.get(name).copied().unwrap_or(0);
             let percent = part(capacity::CORES) + part(capacity::PERCENT);

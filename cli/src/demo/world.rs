@@ -81,6 +81,7 @@ impl World {
         let args = args(folder.path(), &kubelet_config, host.node_table)?;
         let kubelet = FakeKubelet::start(kubelet_config).context("the demo's kubelet")?;
         let deps = Deps {
+            mps: None,
             client: api.client(),
             kube: None,
             gpus: Arc::new(sim.clone()),

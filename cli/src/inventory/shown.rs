@@ -222,8 +222,9 @@ pub(super) fn selector(attribute: &str, value: &str) -> String {
 /// Returns the class of a device and its place in the table.
 fn class(kind: &DeviceKind) -> (&'static str, u8) {
     match (kind.sharing, kind.partition()) {
-        (Sharing::Admin, _) => (names::CLASS_ADMIN, 3),
-        (Sharing::TimeSliced | Sharing::Mps, _) => (names::CLASS_SHARE, 2),
+        (Sharing::Admin, _) => (names::CLASS_ADMIN, 4),
+        (Sharing::Mps, _) => (names::CLASS_MPS, 3),
+        (Sharing::TimeSliced, _) => (names::CLASS_SHARE, 2),
         (Sharing::Exclusive, Some(_)) => (names::CLASS_MIG, 1),
         (Sharing::Exclusive, None) => (names::CLASS_GPU, 0),
     }

@@ -109,7 +109,7 @@ fn results<'s>(
 
 fn is_share_of(device: &str, gpu: &GpuStatus) -> bool {
     kind(device).is_some_and(|kind| {
-        kind.alternative() == Alternative::TIME_SLICED
+        [Alternative::TIME_SLICED, Alternative::MPS].contains(&kind.alternative())
             && gpu.name == format!("gpu-{}", kind.ordinal())
     })
 }

@@ -3,6 +3,7 @@
 
 mod conflicts;
 mod foreign_processes;
+mod mps;
 mod servable;
 
 use std::collections::BTreeMap;
@@ -318,6 +319,11 @@ fn resolve_device(
         Sharing::TimeSliced | Sharing::Mps => memory_of_percent(result, gpu, seen.state(uuid)),
         Sharing::Exclusive | Sharing::Admin => None,
     };
+    let mps = match (target, sharing) {
+        (Target::Gpu, Sharing::Mps) => Some(mps::slot(&claim.uid, uuid, config.mps, seen)?),
+        _ => None,
+    };
+    let slot_memory = mps.and_then(|slot| Some(slot.server.memory_mib? << 20));
     let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
     let gpu_has_memory = gpu.facts.memory_bytes.is_some();
     let (allocated, gpu) = (result.clone(), uuid.clone());
@@ -328,8 +334,9 @@ fn resolve_device(
         sharing,
         theirs,
         time_slice,
-        share_memory,
+        share_memory: share_memory.or(slot_memory),
         memory_cap: None,
+        mps,
         extra_nodes,
         given: None,
     };
@@ -384,6 +391,7 @@ fn beside(
         )
     };
     let hold = |device: &RecordedDevice| device.hold(claim);
+    mps::one_target(devices, &new)?;
     // Two shares of one target do not conflict, so a share that is listed twice is found by its
     // name.
     for other in devices.iter().filter(|d| d.gpu == new.gpu) {

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 
 use divvy_api::ConfigError;
-use divvy_model::{ClaimUid, DeviceName, GpuError, GpuUuid, ParseDeviceNameError};
+use divvy_model::{ClaimUid, DeviceName, GpuError, GpuUuid, MpsServer, ParseDeviceNameError};
 
 use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, Record, RecordedDevice};
 
@@ -147,6 +147,33 @@ pub enum Why {
     /// The claim was promised a cap of its memory, and the node caps none any more.
     #[error("the memory of its share is to be capped, which cannot be done: {0}")]
     CapLost(&'static str),
+    /// The node, or the rules of the GPU, lack what an MPS share needs.
+    #[error("it is an MPS share, which cannot be served: {0}")]
+    MpsUnavailable(&'static str),
+    /// The config of an MPS share asks for other limits than a slot has.
+    #[error(
+        "its config limits it to {asked}, and the MPS server of its GPU has one limit for all its clients: each of {} equal slots has {}", .slot.slots, slot_in_words(.slot)
+    )]
+    MpsUnequal {
+        /// The limit, as the config has it.
+        asked: String,
+        /// The server.
+        slot: MpsServer,
+    },
+    /// More claims have shares of an MPS server than it has slots.
+    #[error("all {slots} slots of the MPS server of its GPU are held by other claims")]
+    MpsFull {
+        /// The number of slots.
+        slots: u32,
+    },
+    /// A claim has MPS shares of two GPUs.
+    #[error(
+        "it is an MPS share of another GPU than device {other} of the same claim, and a program can use the MPS server of one GPU only"
+    )]
+    MpsTargets {
+        /// The device that came first.
+        other: DeviceName,
+    },
     /// The partition that the claim was given is gone under its pods.
     #[error(
         "its MIG instance is gone: the GPU was reset, the driver loaded again, or the instance destroyed"
@@ -244,6 +271,15 @@ fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
     }
 }
 
+/// Returns what a slot has, in words.
+fn slot_in_words(server: &MpsServer) -> String {
+    let threads = format!("{} percent of the threads", server.cores);
+    match server.memory_mib {
+        Some(mib) => format!("{threads} and {mib}Mi"),
+        None => threads,
+    }
+}
+
 const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled again";
 const SCHEDULER: &str = "this is a bug in the scheduler: delete the pod and the claim";
 
@@ -308,6 +344,10 @@ impl Why {
             } => ("mode-conflict", Never),
             Self::NoStaticPartition => ("no-static-partition", Later),
             Self::CapLost(_) => ("cap-lost", Later),
+            Self::MpsUnavailable(_) => ("mps-unavailable", Later),
+            Self::MpsUnequal { .. } => ("mps-unequal", Never),
+            Self::MpsFull { .. } => ("mps-full", Later),
+            Self::MpsTargets { .. } => ("mps-targets", Never),
             Self::PartitionGone | Self::PartitionGoneBeside { .. } => ("partition-gone", Later),
             Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
@@ -359,6 +399,14 @@ impl Why {
             }
             Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
             Self::CapLost(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
+            Self::MpsUnavailable(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
+            Self::MpsUnequal { .. } => {
+                "remove limits from the MpsConfig of the claim or class, or change shares.slots in the GpuPolicy".into()
+            }
+            Self::MpsFull { .. } => {
+                "shares.slots of its GpuPolicy is smaller than when the claims were allocated: delete the pod and the claim, or one of the others".into()
+            }
+            Self::MpsTargets { .. } => "request MPS shares of several GPUs by a claim each, in a container each".into(),
             Self::PartitionGone => {
                 "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()
             }

@@ -205,6 +205,7 @@ fn stand_in(
                 time_slice: None,
                 share_memory: None,
                 memory_cap: None,
+                mps: None,
                 extra_nodes: Vec::new(),
                 given: match &instance.life {
                     Life::Whole(made) => Some(made.clone()),

@@ -398,5 +398,6 @@ fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
         nvml_version: Some(format!("{}.{driver}", cuda.major)),
         cuda_version: Some(cuda),
         memory_caps: divvy_model::MemoryCaps::default(),
+        mps: divvy_model::MpsAbility::default(),
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Alternative, ShareUnit};
+use crate::{Alternative, MpsServer, ShareUnit};
 
 /// The state of a GPU. Decided by the first hold that lands, freed by the last (the mode lock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -117,4 +117,6 @@ pub struct Grant {
     pub share_unit: Option<ShareUnit>,
     /// The memory in MiB that shares do not get: shares by percent are parts of the rest.
     pub share_reserved_mib: u64,
+    /// The MPS server of the GPU while claims have MPS shares of it. `None`: as granted before.
+    pub mps: Option<MpsServer>,
 }

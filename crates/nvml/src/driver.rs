@@ -14,8 +14,8 @@ use divvy_model::mig::{
 };
 use divvy_model::{
     ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp,
-    GpuProcess, GpuUuid, MemoryCaps, MemoryLimit, MigActivation, MigDevice, MigMode, ProcessSample,
-    SystemFacts, lock,
+    GpuProcess, GpuUuid, MemoryCaps, MemoryLimit, MigActivation, MigDevice, MigMode, MpsAbility,
+    ProcessSample, SystemFacts, lock,
 };
 
 use crate::ffi::{Failure, Handle, Library, ends_session};
@@ -210,6 +210,8 @@ impl GpuDriver for NvmlDriver {
             } else {
                 MemoryCaps::OldDriver
             },
+            // NVML does not know the programs of the driver.
+            mps: MpsAbility::default(),
         })
     }
 

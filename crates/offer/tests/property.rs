@@ -151,6 +151,7 @@ prop_compose! {
             driver_version,
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
+            mps: divvy_model::MpsAbility::default(),
             cuda_version: Some(CudaVersion { major, minor }),
         };
         let features = ServerFeatures::default();

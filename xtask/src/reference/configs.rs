@@ -1,8 +1,9 @@
 //! The opaque configs: an example of each kind with every field, as the types write it.
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::{ConfigKind, DeviceConfig, decode};
-use divvy_model::TimeSlice;
+use divvy_api::{ConfigKind, DeviceConfig, MpsOptions, decode};
+use divvy_model::{MpsPriority, TimeSlice};
+use serde_json::Value;
 
 const INTRO: &str = "# Configs of claims and classes
 
@@ -18,6 +19,19 @@ const FIELDS: &[(&str, &str)] = &[
          GpuPolicy sets it ([time slices](../sharing.md#the-time-slice)).",
     ),
     (
+        "limits.cores",
+        "Percent of the GPU's threads. It must be what a slot of the GPU has (`slotCores`): slots are equal, and another value is \
+         refused when the pod starts ([MPS](../sharing.md#mps)).",
+    ),
+    (
+        "limits.memory",
+        "Memory, with its unit. It must be what a slot of the GPU has (`slotMemoryMiB`), as `limits.cores`.",
+    ),
+    (
+        "priority",
+        "Priority of the claim's programs beside those of other claims: a hint to the driver.",
+    ),
+    (
         "extraNodes",
         "Device nodes of the host that the containers need besides those of the GPU. Each must be listed, spelt identically, in the \
          chart's value `extraNodes`; a `*` at the end stands for the rest of the name ([containers](../containers.md)).",
@@ -26,18 +40,31 @@ const FIELDS: &[(&str, &str)] = &[
 
 pub(super) fn page() -> Result<String> {
     let nodes = vec!["/dev/gdrdrv".to_owned()];
+    let nothing = MpsOptions::default();
+    let of_mps = MpsOptions {
+        cores: Some(25),
+        memory: Some(16 << 30),
+        priority: Some(MpsPriority::BelowNormal),
+    };
     let all = [
-        ("whole GPUs", ConfigKind::Gpu, Some(TimeSlice::Long)),
-        ("MIG partitions", ConfigKind::Mig, None),
-        ("shares", ConfigKind::Share, None),
+        (
+            "whole GPUs",
+            ConfigKind::Gpu,
+            Some(TimeSlice::Long),
+            nothing,
+        ),
+        ("MIG partitions", ConfigKind::Mig, None, nothing),
+        ("time-sliced shares", ConfigKind::Share, None, nothing),
+        ("MPS shares", ConfigKind::Mps, None, of_mps),
     ]
-    .map(|(what, kind, time_slice)| {
+    .map(|(what, kind, time_slice, mps)| {
         (
             what,
             DeviceConfig {
                 kind,
                 time_slice,
                 extra_nodes: nodes.clone(),
+                mps,
             },
         )
     });
@@ -69,6 +96,14 @@ pub(super) fn page() -> Result<String> {
             };
             let values = if found.is_array() {
                 "paths below `/dev`".to_owned()
+            } else if field == &"limits.cores" {
+                "1 to 100".to_owned()
+            } else if field == &"limits.memory" {
+                "an amount, such as `16Gi`".to_owned()
+            } else if field == &"priority" {
+                MpsPriority::ALL
+                    .map(|priority| format!("`{}`", priority.name()))
+                    .join(", ")
             } else {
                 intervals
                     .map(|interval| format!("`{}`", interval.name()))
@@ -78,9 +113,17 @@ pub(super) fn page() -> Result<String> {
             described += 1;
         }
     }
+    // Fields of an object count by themselves, and apiVersion and kind are in each.
+    let count = |value: &Value| match value.as_object() {
+        Some(inside) => inside.len(),
+        None => 1,
+    };
     let fields = all
         .iter()
-        .filter_map(|(_, config)| Some(config.to_value().as_object()?.len() - 2))
+        .filter_map(|(_, config)| {
+            let value = config.to_value();
+            Some(value.as_object()?.values().map(count).sum::<usize>() - 2)
+        })
         .sum::<usize>();
     ensure!(
         fields == described,

@@ -23,6 +23,7 @@ fn a_new_claim_of_a_whole_gpu_changes_nothing_of_it() {
         time_slice: None,
         share_memory: None,
         memory_cap: None,
+        mps: None,
         extra_nodes: Vec::new(),
         given: None,
     }];

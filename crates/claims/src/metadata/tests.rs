@@ -32,6 +32,7 @@ fn device(request: &str, name: &str, sharing: Sharing) -> RecordedDevice {
         time_slice: None,
         share_memory: None,
         memory_cap: None,
+        mps: None,
         extra_nodes: Vec::new(),
         given: None,
     }

@@ -28,6 +28,7 @@ fn expected() -> Record {
         time_slice: None,
         share_memory: None,
         memory_cap: None,
+        mps: None,
         extra_nodes: Vec::new(),
         given: None,
     };

@@ -76,6 +76,7 @@ impl Finding {
             | Self::NeedsReset { gpu }
             | Self::NothingOffered { gpu }
             | Self::NoShares { gpu }
+            | Self::NoMps { gpu, .. }
             | Self::NothingToShare { gpu }
             | Self::NotOneComputeInstance { gpu, .. }
             | Self::NoCounters { gpu }

@@ -104,6 +104,7 @@ impl World {
             driver_version: "580.95.05".to_owned(),
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
+            mps: divvy_model::MpsAbility::default(),
             cuda_version: Some(CudaVersion {
                 major: 13,
                 minor: 0,

@@ -255,6 +255,7 @@ fn seen(gpu: &GpuUuid, state: &GpuState) -> GpuPicture {
             share_time_slice: state.grant.share_time_slice,
             share_unit: state.grant.share_unit,
             share_reserved_mib: state.grant.share_reserved_mib,
+            mps: state.grant.mps,
         },
     }
 }
