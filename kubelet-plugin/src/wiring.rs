@@ -577,6 +577,7 @@ impl Shared {
             granted: Granted {
                 executor: self.executor.clone(),
                 retry: timing.reconcile_busy,
+                mps: self.config.mps_dir.as_ref().map(|_| timing.mps),
                 stored: granted,
                 seen: self.channels.seen.clone(),
                 reporter,

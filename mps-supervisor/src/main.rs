@@ -1,6 +1,7 @@
 //! The supervisor's binary: flags in, exit code out; everything else is [`divvy_mps_supervisor`].
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -55,7 +56,11 @@ fn run(args: Args) -> anyhow::Result<()> {
     init_logs(args.log_format, &args.log_level)?;
     let dir = args.mps_dir;
     let unusable = || format!("the folder {} of --mps-dir cannot be used", dir.display());
-    fs_err::create_dir_all(&dir).with_context(unusable)?;
+    // Mounted into containers as their /dev/shm. In the supervisor's pod it is its own, which daemons use.
+    let shared = dir.join("shm");
+    fs_err::create_dir_all(&shared).with_context(unusable)?;
+    let open = std::fs::Permissions::from_mode(0o1777);
+    fs_err::set_permissions(&shared, open).with_context(unusable)?;
     // Two supervisors of one folder would start two daemons for a GPU.
     let lock = fs_err::File::create(dir.join("lock")).with_context(unusable)?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
