@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::capacity;
+use divvy_api::names::{attributes, capacity};
 use divvy_model::mig::{GpuInstance, MigCapabilities};
 use divvy_model::{Alternative, DeviceKind, Inventory, Ordinals, Sharing};
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 
 use super::report::{ClaimReport, DeviceReport, State};
@@ -157,15 +157,18 @@ fn picture(
         } else {
             (Sharing::TimeSliced, Mode::TimeSliced as fn(Shares) -> Mode)
         };
+        let name = DeviceKind::of_gpu(ordinal, sharing).to_string();
+        let published = find(&name, slices);
+        let slot = published.map(slot).unwrap_or_default();
         let shares = shares
             .into_iter()
             .map(|(holder, device)| Share {
                 holder,
-                granted: granted(device),
+                granted: granted(device).into_iter().chain(slot.clone()).collect(),
             })
             .collect();
         mode(Shares {
-            total: total(&DeviceKind::of_gpu(ordinal, sharing).to_string(), slices),
+            total: published.map(total).unwrap_or_default(),
             shares,
         })
     } else if let Some((holder, _)) = whole.into_iter().next() {
@@ -192,17 +195,35 @@ fn granted(device: &DeviceReport) -> BTreeMap<String, u64> {
 }
 
 /// Returns the amounts that a share device gives out, with the memory that its percent are of.
-fn total(device: &str, slices: &[ResourceSlice]) -> BTreeMap<String, u64> {
-    let mut devices = slices
-        .iter()
-        .flat_map(|slice| slice.spec.devices.iter().flatten());
-    let Some(found) = devices.find(|found| found.name == device) else {
-        return BTreeMap::new();
-    };
+fn total(found: &Device) -> BTreeMap<String, u64> {
     let capacity = found.capacity.iter().flatten();
     let mut total = amounts(capacity.map(|(name, capacity)| (name, capacity.value.0.as_str())));
     total.extend(memory(found).map(|bytes| (capacity::MEMORY.to_owned(), bytes)));
+    let slots = total.get(capacity::SLOTS).copied().unwrap_or(0);
+    let of_slots = slot(found).into_iter();
+    total.extend(of_slots.map(|(name, each)| (name, each.saturating_mul(slots))));
     total
+}
+
+fn find<'s>(device: &str, slices: &'s [ResourceSlice]) -> Option<&'s Device> {
+    let mut devices = slices
+        .iter()
+        .flat_map(|slice| slice.spec.devices.iter().flatten());
+    devices.find(|found| found.name == device)
+}
+
+/// Returns what a slot of MPS shares has; nothing of other devices.
+fn slot(found: &Device) -> BTreeMap<String, u64> {
+    let number = |name: &str| {
+        let of = found.attributes.as_ref()?.get(name)?;
+        u64::try_from(of.int?).ok()
+    };
+    let memory = number(attributes::SLOT_MEMORY_MIB).map(|mib| (capacity::MEMORY, mib << 20));
+    let cores = number(attributes::SLOT_CORES).map(|cores| (capacity::CORES, cores));
+    let parts = memory.into_iter().chain(cores);
+    parts
+        .map(|(name, amount)| (name.to_owned(), amount))
+        .collect()
 }
 
 fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
