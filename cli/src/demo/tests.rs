@@ -4,6 +4,7 @@ use super::*;
 
 mod asks;
 mod cases;
+mod mps;
 
 /// The demo's arguments, as they are written.
 #[derive(Debug, Parser)]
