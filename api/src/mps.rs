@@ -71,7 +71,7 @@ impl MpsOptions {
     }
 }
 
-/// Reads an amount of memory. Without a unit it would be bytes, which nobody means.
+/// Reads an amount of memory. Without a unit it would be bytes, which is never meant.
 fn bytes(path: String, text: String) -> Result<u64, ConfigError> {
     let has_unit = text.ends_with(|last: char| last.is_ascii_alphabetic());
     let parsed = text.parse::<Quantity>().ok().filter(|_| has_unit);

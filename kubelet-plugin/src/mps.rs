@@ -11,7 +11,7 @@ use divvy_cdi::{ContainerEdits, Mount};
 use divvy_claims::{Cause, ChangeError, MpsSlot};
 use divvy_executor::{Clock, MpsServers, RunningServer};
 use divvy_host::DriverRoot;
-use divvy_model::{GpuUuid, MpsServer};
+use divvy_model::{GpuUuid, MpsPriority, MpsServer};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{Daemon, Limits, StartRequest, StateRequest, StopRequest};
 use tokio::runtime::Handle;
@@ -28,7 +28,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 /// Returns whether a driver has the programs.
 pub(crate) fn has_programs(root: &DriverRoot) -> bool {
     let is_there = |name: &&str| matches!(root.find_program(name), Ok(Some(_)));
-    PROGRAMS.iter().all(|name| is_there(&name))
+    PROGRAMS.iter().all(is_there)
 }
 
 /// Returns what a container with a slot needs: the sockets of the GPU's server and the memory that it
@@ -46,7 +46,7 @@ pub(crate) fn edits(dir: &Path, gpu: &GpuUuid, slot: &MpsSlot) -> ContainerEdits
         variables.push(format!("{}=0={mib}M", env::MPS_PINNED_MEMORY));
     }
     // The limit of threads is the server's alone.
-    let priority = slot.priority.map(|priority| priority.number());
+    let priority = slot.priority.map(MpsPriority::number);
     variables.extend(priority.map(|number| format!("{}={number}", env::MPS_PRIORITY)));
     ContainerEdits {
         mounts: vec![

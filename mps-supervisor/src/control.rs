@@ -61,7 +61,7 @@ impl Control<'_> {
     }
 
     /// Gives a command that has no answer but a refusal.
-    pub fn tell(&self, command: &str, within: Duration) -> Result<(), ControlError> {
+    pub fn order(&self, command: &str, within: Duration) -> Result<(), ControlError> {
         let text = self.ask(command, within)?;
         if text.is_empty() {
             return Ok(());
@@ -78,7 +78,7 @@ impl Control<'_> {
         let text = self.ask(&command, within)?;
         if text
             .parse::<f64>()
-            .is_ok_and(|set| set == f64::from(percent))
+            .is_ok_and(|set| (set - f64::from(percent)).abs() < 0.05)
         {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl Control<'_> {
     /// Sets the limit of memory. By the number of the GPU: a limit by UUID is taken and ignored.
     pub fn set_memory(&self, mib: u64, within: Duration) -> Result<(), ControlError> {
         // What is read back is rounded, so that it proves nothing.
-        self.tell(
+        self.order(
             &format!("set_default_device_pinned_mem_limit 0 {mib}M"),
             within,
         )

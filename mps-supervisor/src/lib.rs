@@ -1,6 +1,6 @@
 //! Keeps the MPS daemons of a node: starts them with `nvidia-cuda-mps-control`, finds its own again
-//! after a restart, and ends them with all that they have started. What is to run is the node
-//! plugin's business, which asks over a Unix socket; nothing is kept here but the daemons, and beside
+//! after a restart, and ends them with all that they have started. The node plugin decides
+//! what is to run, and asks over a Unix socket; nothing is kept here but the daemons, and beside
 //! each a note that says which process it is.
 //!
 //! [`plan`] is pure and says what follows from what was found; [`Supervisor`] does it, by way of

@@ -20,8 +20,8 @@ pub struct Process {
     pub program: String,
 }
 
-/// Reads a process; `None` if there is none that lives. One that has ended and was not waited for does
-/// not live.
+/// Reads a process; `None` if there is none that lives. A process that has ended and was not waited for
+/// does not live.
 pub fn read(pid: u32) -> Option<Process> {
     let folder = PathBuf::from(format!("/proc/{pid}"));
     let (parent, start_ticks) = stat(&fs_err::read_to_string(folder.join("stat")).ok()?)?;

@@ -123,7 +123,7 @@ impl Supervisor {
     }
 
     /// Ends what an earlier process has left half done: daemons that are dead or not ready, with the
-    /// servers that they have left. Those that run are kept.
+    /// servers that they have left. Daemons that run are kept.
     pub fn adopt(&self) -> Result<usize, SupervisorError> {
         let mut kept = 0;
         for gpu in self.known()? {
@@ -306,7 +306,7 @@ impl Supervisor {
     /// Starts the server at once and not with the first client: until it has the GPU, which is in the
     /// mode for one process alone, any other process could take it.
     fn start_server(control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
-        control.tell("start_server -uid 0", COMMAND_WITHIN)?;
+        control.order("start_server -uid 0", COMMAND_WITHIN)?;
         let lives = |pids: Vec<u32>| pids.into_iter().any(|pid| process::read(pid).is_some());
         wait_for(|| control.servers(COMMAND_WITHIN).is_ok_and(lives)).ok_or_else(|| {
             SupervisorError::NotReady {
@@ -316,7 +316,7 @@ impl Supervisor {
         })
     }
 
-    /// Asks the daemon to quit and waits for it. One that does not is killed by the next step.
+    /// Asks the daemon to quit and waits for it. A daemon that does not is killed by the next step.
     fn quit(control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
         let seconds = QUIT_WITHIN.as_secs();
         if let Err(error) = control.ask(&format!("quit -t {seconds}"), QUIT_WITHIN) {
@@ -375,7 +375,7 @@ impl Supervisor {
     }
 }
 
-/// Makes the folders, and removes what an earlier daemon has left in the folder of sockets. That
+/// Makes the folders, and removes what an earlier daemon has left in the folder of sockets. The
 /// folder itself stays.
 fn clear(files: &Files) -> Result<(), SupervisorError> {
     for dir in [&files.pipe, &files.log] {

@@ -94,7 +94,7 @@ impl Node {
             api,
             kubelet,
             sim,
-            host: host,
+            host,
             stop: stop.clone(),
             supervisor: None,
             dir,
@@ -317,9 +317,9 @@ async fn a_killed_daemon_comes_back_and_a_killed_supervisor_goes_on() {
     let after = wait("another daemon", || {
         let now = node.processes();
         // Beside it only the program itself runs, for each question to the daemon.
-        let note = node.folder().join(node.gpu().as_str()).join("daemon.json");
+        let file = node.folder().join(node.gpu().as_str()).join("daemon.json");
         let is_ready =
-            fs_err::read_to_string(note).is_ok_and(|note| note.contains("\"ready\":true"));
+            fs_err::read_to_string(file).is_ok_and(|text| text.contains("\"ready\":true"));
         let is_new = now.len() == 2 && now.iter().all(|pid| !before.contains(pid)) && is_ready;
         is_new.then_some(now)
     })

@@ -278,17 +278,17 @@ async fn client(node: &Node) -> SupervisorClient<tonic::transport::Channel> {
     }
 }
 
-fn limits() -> Option<Limits> {
+fn limits() -> Limits {
     let MpsServer {
         slots,
         cores,
         memory_mib,
     } = server(4);
-    Some(Limits {
+    Limits {
         slots,
         cores,
         memory_mib: memory_mib.unwrap(),
-    })
+    }
 }
 
 #[tokio::test]
@@ -299,12 +299,12 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
     let gpu_uuid = gpu(1).to_string();
     let start = StartRequest {
         gpu_uuid: gpu_uuid.clone(),
-        limits: limits(),
+        limits: Some(limits()),
     };
     asks.start(start.clone()).await.unwrap();
     let before = asks.state(StateRequest {}).await.unwrap().into_inner();
     assert_eq!(before.daemons.len(), 1);
-    assert_eq!(before.daemons[0].limits, limits());
+    assert_eq!(before.daemons[0].limits, Some(limits()));
     drop(program);
     assert_eq!(node.processes().len(), 2, "daemon and server live on");
     let _program = Program::start(&node);
@@ -332,7 +332,7 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
         let gpu_uuid = gpu(1).to_string();
         let start = StartRequest {
             gpu_uuid: gpu_uuid.clone(),
-            limits: limits(),
+            limits: Some(limits()),
         };
         let works = tokio::spawn(async move {
             drop(asks.start(start).await);

@@ -52,15 +52,12 @@ impl Change {
             (Self::SetMigMode(on), Self::Remove(..)) => !on,
             // The slices of the old instance are still taken.
             (Self::Create(place), Self::Remove(other, _)) => place.overlaps(*other),
-            // There are no instances without MIG mode.
-            (Self::Create(_), Self::SetMigMode(_)) => true,
-            // A server has the GPU: no mode changes under it, and nothing else is made there. Nor is
-            // one started in a mode in which programs can get round it.
-            (
-                Self::SetMigMode(_) | Self::SetComputeMode(_) | Self::Create(_) | Self::StartMps(_),
-                Self::StopMps,
-            )
-            | (Self::StartMps(_), Self::SetMigMode(_) | Self::SetComputeMode(_)) => true,
+            // There are no instances without MIG mode, and no server is started in a mode in which
+            // programs can get round it. A server has the GPU: no mode changes under it, and nothing
+            // else is made there.
+            (Self::Create(_), Self::SetMigMode(_) | Self::StopMps)
+            | (Self::StartMps(_), Self::SetMigMode(_) | Self::SetComputeMode(_) | Self::StopMps)
+            | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps) => true,
             _ => false,
         }
     }

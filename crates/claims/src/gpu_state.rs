@@ -72,7 +72,7 @@ impl<T: Copy + PartialEq> Changed<T> {
 pub struct MpsNote {
     /// Limits that it was started with.
     pub server: MpsServer,
-    /// True if the start is known to have worked. Which process it is, the supervisor knows.
+    /// True if the start is known to have worked. The supervisor knows the process.
     pub up: bool,
 }
 

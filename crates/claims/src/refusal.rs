@@ -398,8 +398,7 @@ impl Why {
                 format!("remove {path} from the config, or let an administrator add it to the chart value extraNodes").into()
             }
             Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
-            Self::CapLost(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
-            Self::MpsUnavailable(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
+            Self::CapLost(_) | Self::MpsUnavailable(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
             Self::MpsUnequal { .. } => {
                 "remove limits from the MpsConfig of the claim or class, or change shares.slots in the GpuPolicy".into()
             }

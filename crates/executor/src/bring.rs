@@ -569,7 +569,7 @@ impl Work<'_, '_> {
         match &started {
             Ok(()) => self.open.state.note_server(server, true),
             Err(ChangeError::NotDone(_)) => self.open.state.mps = before,
-            // Asked again, or stopped, by whoever is next.
+            // Asked again, or stopped, by the next call.
             Err(ChangeError::Unknown(_)) => {}
         }
         self.save_later();

@@ -99,7 +99,7 @@ impl MpsServer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MpsPriority {
-    /// As a program without a priority.
+    /// The priority of a program that sets none.
     Normal,
     /// After the others.
     BelowNormal,

@@ -39,6 +39,7 @@ mod mig_rules;
 mod mig_world;
 #[cfg(test)]
 mod modes;
+#[cfg(test)]
 mod mps;
 #[cfg(test)]
 mod numbers;

@@ -354,7 +354,7 @@ impl MpsServers for World {
             );
         }
         m.mps_call("start an MPS server", |m| {
-            // Stopped first, by whoever wants another.
+            // Stopped first, where another is wanted.
             assert!(m.mps.get(gpu).is_none_or(|runs| *runs == server));
             m.mps.insert(gpu.clone(), server);
         })
