@@ -130,7 +130,13 @@ impl Story {
                 let known = self.file.as_ref().is_none_or(|state| {
                     let whole = |i: &Instance| matches!(i.life, Life::Whole(_));
                     let settings = state.mig.is_some() || state.compute.is_some();
-                    let server = state.mps.is_none_or(|noted| noted.up && self.uses_mps());
+                    // A record of an earlier boot says nothing of this one.
+                    let boot = self.boot();
+                    let said = self
+                        .records
+                        .values()
+                        .any(|record| record.boot == boot && record.devices[0].mps.is_some());
+                    let server = state.mps.is_none_or(|noted| noted.up && said);
                     !settings
                         && server
                         && state.slice.is_none()
