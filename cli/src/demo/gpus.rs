@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{attributes, capacity};
+use divvy_api::names::capacity;
 use divvy_model::mig::{GpuInstance, MigCapabilities};
 use divvy_model::{Alternative, DeviceKind, Inventory, Ordinals, Sharing};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
@@ -214,12 +214,9 @@ fn find<'s>(device: &str, slices: &'s [ResourceSlice]) -> Option<&'s Device> {
 
 /// Returns what a slot of MPS shares has; nothing of other devices.
 fn slot(found: &Device) -> BTreeMap<String, u64> {
-    let number = |name: &str| {
-        let of = found.attributes.as_ref()?.get(name)?;
-        u64::try_from(of.int?).ok()
-    };
-    let memory = number(attributes::SLOT_MEMORY_MIB).map(|mib| (capacity::MEMORY, mib << 20));
-    let cores = number(attributes::SLOT_CORES).map(|cores| (capacity::CORES, cores));
+    let (memory, cores) = crate::device::slot(found);
+    let memory = memory.map(|memory| (capacity::MEMORY, memory));
+    let cores = cores.map(|cores| (capacity::CORES, cores));
     let parts = memory.into_iter().chain(cores);
     parts
         .map(|(name, amount)| (name.to_owned(), amount))
