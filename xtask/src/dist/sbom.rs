@@ -208,6 +208,7 @@ mod tests {
             "divvy-cdi-hook",
             "divvy-cluster-controller",
             "divvy-kubelet-plugin",
+            "divvy-mps-supervisor",
             "divvy",
             "linked",
         ];
