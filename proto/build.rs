@@ -5,13 +5,14 @@
 use std::path::PathBuf;
 use std::{env, error::Error};
 
-const PROTOCOLS: [&str; 6] = [
+const PROTOCOLS: [&str; 7] = [
     "registration",
     "dra_v1",
     "dra_health_v1",
     "dra_health_v1alpha1",
     "podresources_v1",
     "deviceplugin_v1beta1",
+    "mps_supervisor_v1",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

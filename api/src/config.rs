@@ -3,15 +3,16 @@
 use divvy_model::TimeSlice;
 use serde_json::{Value, json};
 
-use crate::ConfigError;
 use crate::fields::{Fields, near};
 use crate::limits::{self, MemoryBound};
 use crate::names::API_VERSION;
+use crate::{ConfigError, MpsOptions};
 
-const KINDS: [&str; 3] = [
+const KINDS: [&str; 4] = [
     ConfigKind::Gpu.name(),
     ConfigKind::Mig.name(),
     ConfigKind::Share.name(),
+    ConfigKind::Mps.name(),
 ];
 
 /// The kind of device that a config is for.
@@ -21,8 +22,10 @@ pub enum ConfigKind {
     Gpu,
     /// MIG partitions. The requests of a claim say which one it gets.
     Mig,
-    /// Shares of a GPU. The requests of a claim say how much it gets of the GPU.
+    /// Time-sliced shares of a GPU. The requests of a claim say how much it gets of the GPU.
     Share,
+    /// MPS shares of a GPU.
+    Mps,
 }
 
 impl ConfigKind {
@@ -32,6 +35,7 @@ impl ConfigKind {
             Self::Gpu => "GpuConfig",
             Self::Mig => "MigConfig",
             Self::Share => "ShareConfig",
+            Self::Mps => "MpsConfig",
         }
     }
 }
@@ -55,6 +59,8 @@ pub struct DeviceConfig {
     /// `/dev/nvidia-caps-imex-channels/channel0`. Each must stand in the same words in the chart's
     /// `extraNodes`; a `*` at the end stands for the rest of the name.
     pub extra_nodes: Vec<String>,
+    /// Options of MPS shares.
+    pub mps: MpsOptions,
 }
 
 impl DeviceConfig {
@@ -65,6 +71,7 @@ impl DeviceConfig {
             time_slice: None,
             memory_limit: None,
             extra_nodes: Vec::new(),
+            mps: MpsOptions::default(),
         }
     }
 
@@ -83,6 +90,7 @@ impl DeviceConfig {
         if let Some(bound) = self.memory_limit {
             fields.insert("limits".to_owned(), limits::to_value(bound));
         }
+        self.mps.put(fields);
         if !self.extra_nodes.is_empty() {
             fields.insert("extraNodes".to_owned(), json!(self.extra_nodes));
         }
@@ -101,7 +109,12 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
         return Err(ConfigError::ApiVersion { found: version });
     }
     let kind = fields.string("kind", "\"kind\": \"GpuConfig\"")?;
-    let kinds = [ConfigKind::Gpu, ConfigKind::Mig, ConfigKind::Share];
+    let kinds = [
+        ConfigKind::Gpu,
+        ConfigKind::Mig,
+        ConfigKind::Share,
+        ConfigKind::Mps,
+    ];
     let Some(kind) = kinds.into_iter().find(|known| known.name() == kind) else {
         return Err(ConfigError::Kind {
             near: near(&kind, &KINDS),
@@ -111,7 +124,7 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     };
     let time_slice = match kind {
         ConfigKind::Gpu => time_slice(&mut fields)?,
-        ConfigKind::Mig => None,
+        ConfigKind::Mig | ConfigKind::Mps => None,
         ConfigKind::Share => {
             // Known, though refused: it has another place now, which an unknown field would not
             // show (ADR 13).
@@ -126,7 +139,11 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     };
     let memory_limit = match kind {
         ConfigKind::Share => limits::read(&mut fields)?,
-        ConfigKind::Gpu | ConfigKind::Mig => None,
+        ConfigKind::Gpu | ConfigKind::Mig | ConfigKind::Mps => None,
+    };
+    let mps = match kind {
+        ConfigKind::Mps => MpsOptions::take(&mut fields)?,
+        ConfigKind::Gpu | ConfigKind::Mig | ConfigKind::Share => MpsOptions::default(),
     };
     let extra_nodes = extra_nodes(&mut fields)?;
     fields.finish(kind.name())?;
@@ -135,6 +152,7 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
         time_slice,
         memory_limit,
         extra_nodes,
+        mps,
     })
 }
 

@@ -1,5 +1,7 @@
 //! Reads an object field by field: what is taken is known, what is left over is refused.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value};
 
 use crate::ConfigError;
@@ -47,6 +49,45 @@ impl Fields {
                 };
                 Err(ConfigError::Missing { path, hint })
             }
+        }
+    }
+
+    /// Takes a field that may be absent and is a string.
+    pub(crate) fn optional_string(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<String>, ConfigError> {
+        self.known.push(name);
+        match self.entries.remove(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong(self.path(name), "a string", &other)),
+        }
+    }
+
+    /// Takes a field that may be absent and is a whole number in a range; `form` describes it.
+    pub(crate) fn whole_number(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<u32>,
+        form: &'static str,
+    ) -> Result<Option<u32>, ConfigError> {
+        self.known.push(name);
+        match self.entries.remove(name) {
+            None => Ok(None),
+            Some(Value::Number(number)) => {
+                let whole = number
+                    .as_u64()
+                    .and_then(|number| u32::try_from(number).ok());
+                let fits = whole.filter(|number| range.contains(number));
+                fits.map(Some).ok_or_else(|| ConfigError::Value {
+                    path: self.path(name),
+                    found: number.to_string(),
+                    known: vec![form],
+                    near: None,
+                })
+            }
+            Some(other) => Err(wrong(self.path(name), "a number", &other)),
         }
     }
 

@@ -17,6 +17,8 @@ pub const CLASS_GPU: &str = "gpu.divvy.dev";
 pub const CLASS_MIG: &str = "mig.divvy.dev";
 /// DeviceClass of time-sliced shares.
 pub const CLASS_SHARE: &str = "share.divvy.dev";
+/// DeviceClass of MPS shares.
+pub const CLASS_MPS: &str = "mps.divvy.dev";
 /// DeviceClass of GPUs for admin access beside their holders.
 pub const CLASS_ADMIN: &str = "admin.divvy.dev";
 
@@ -36,7 +38,8 @@ pub const NODE_LABEL: &str = "divvy.dev/gpu";
 /// driver's. Names and types are those of NVIDIA's driver wherever it has one, so that existing CEL
 /// keeps working.
 pub mod attributes {
-    /// `gpu`, `mig`; shares: `gpu-share`, `mig-share`; for admin access: `gpu-admin`.
+    /// `gpu`, `mig`; shares: `gpu-share`, `mig-share`; MPS shares: `gpu-mps`; for admin access:
+    /// `gpu-admin`.
     pub const TYPE: &str = "type";
     /// UUID of the device itself.
     pub const UUID: &str = "uuid";
@@ -71,6 +74,10 @@ pub mod attributes {
     /// Memory in MiB that shares by percent divide (int): 50 percent have half of it. Shares by
     /// amounts have the capacity `memory` instead.
     pub const MEMORY_MIB: &str = "memoryMiB";
+    /// Memory in MiB that each slot of an MPS share has (int).
+    pub const SLOT_MEMORY_MIB: &str = "slotMemoryMiB";
+    /// Part of the GPU's threads that each slot of an MPS share has, in percent (int).
+    pub const SLOT_CORES: &str = "slotCores";
     /// Isolation that is really enforced: `hardware`, `cooperative`, `none`.
     pub const ISOLATION: &str = "isolation";
     /// Layer that keeps a program within the memory of the device: `hardware`, `cgroup` (the driver,
@@ -79,7 +86,8 @@ pub mod attributes {
     /// The largest memory limit of a share (`limits.memory` of a `ShareConfig`), in percent of its
     /// request (int): 100 where the policy allows none above it, and 0 where nothing keeps limits.
     pub const MEMORY_LIMIT_MAX_PERCENT: &str = "memoryLimitMaxPercent";
-    /// The same of its compute: `hardware` or `none`.
+    /// Layer that keeps a program within the compute of the device: `hardware`, `mps-server` (the
+    /// MPS server, for each process), or `none`.
     pub const COMPUTE_ENFORCEMENT: &str = "computeEnforcement";
     /// Extent of a fatal fault of a program: `partition`, or `gpu`, so all programs on the GPU that
     /// are not in partitions of their own.
@@ -226,6 +234,13 @@ pub mod reclaim {
 
 /// Environment variables in containers.
 pub mod env {
+    /// Folder in which programs find the sockets of their MPS server.
+    pub const MPS_PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
+    /// Limit of memory of each MPS client, by the number of its GPU in the container: `0=10240M`.
+    pub const MPS_PINNED_MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+    /// Priority of MPS clients: 0 is normal, 1 below normal.
+    pub const MPS_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
+
     /// Set to `void`, so that a container runtime of NVIDIA's injects nothing by itself.
     pub const NVIDIA_VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 

@@ -37,14 +37,29 @@ pub(crate) fn percent(consumed: &BTreeMap<String, Amount>) -> Option<u64> {
     amount(&consumed.get(capacity::PERCENT)?.0)
 }
 
-/// The memory that a share was granted of a device, in bytes: as counted, or the part that its
-/// percent are.
+/// What a slot of a device of MPS shares has: memory in bytes and threads in percent.
+pub(crate) fn slot(device: &Device) -> (Option<u64>, Option<u64>) {
+    let number = |name: &str| {
+        let of = device.attributes.as_ref()?.get(name)?;
+        u64::try_from(of.int?).ok()
+    };
+    let memory = number(attributes::SLOT_MEMORY_MIB).and_then(|mib| mib.checked_mul(1 << 20));
+    (memory, number(attributes::SLOT_CORES))
+}
+
+/// The memory that a share was granted of a device, in bytes: as counted, the part that its
+/// percent are, or that of its MPS slots.
 pub(crate) fn share_memory(
     device: Option<&Device>,
     consumed: &BTreeMap<String, Amount>,
 ) -> Option<u64> {
     let Some(percent) = percent(consumed) else {
-        return amount(&consumed.get(capacity::MEMORY)?.0);
+        let counted = consumed.get(capacity::MEMORY);
+        let of_slots = || {
+            let slots = amount(&consumed.get(capacity::SLOTS)?.0)?;
+            slot(device?).0?.checked_mul(slots)
+        };
+        return counted.map_or_else(of_slots, |memory| amount(&memory.0));
     };
     Some(ShareUnit::part_of_memory(memory(device?)? >> 20, percent))
 }

@@ -1,7 +1,7 @@
 //! Devices that a node publishes of its GPUs under policies, worked out as the plugin does.
 
 use divvy_api::policy::GpuPolicy;
-use divvy_model::{Inventory, Ordinals};
+use divvy_model::{Inventory, MpsAbility, Ordinals};
 use divvy_offer::{
     GpuRules, Input, KubeVersion, NodeFacts, Pool, Resolved, ServerFeatures, carve, resolve,
 };
@@ -22,6 +22,10 @@ pub(crate) fn offered(
     policies: &[GpuPolicy],
     defaults: &GpuRules,
 ) -> Offered {
+    // A node with `mps.enabled`, and with all that its driver comes with.
+    let mut able = inventory.clone();
+    able.system.mps = MpsAbility::of_node(&inventory.system.driver_version, true, true);
+    let inventory = &able;
     let mut ordinals = Ordinals::default();
     ordinals.assign(
         inventory

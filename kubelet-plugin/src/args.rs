@@ -49,6 +49,10 @@ pub struct Args {
     /// Has the driver cap the memory of shares where it can (R615 and later).
     #[arg(long, env = "MEMORY_CAPS", default_value_t = false, action = clap::ArgAction::Set)]
     pub memory_caps: bool,
+    /// Folder of the supervisor of MPS daemons, the same path on the host and in the container: GPUs
+    /// are then offered in MPS shares where a GpuPolicy names them. [default: none are]
+    #[arg(long, env = "MPS_DIR", default_value = "", hide_default_value = true, value_parser = values::absolute_or_none)]
+    pub mps_dir: std::option::Option<PathBuf>,
     /// Root of the node's control groups, as this process sees it and may write it: where the driver
     /// caps the memory of shares, it does so by the groups of pods.
     #[arg(

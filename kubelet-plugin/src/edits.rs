@@ -17,6 +17,8 @@ use divvy_host::{
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{ClaimUid, Gpu, Inventory, PciAddress, Place, Target};
 
+use crate::mps;
+
 /// Where the driver's files are looked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DriverAt {
@@ -48,6 +50,8 @@ pub(crate) struct HostEdits {
     delivery: LibraryDelivery,
     /// The socket on which the program asks for caps of memory.
     limits: PathBuf,
+    /// The folder of the supervisor of MPS daemons, if there is one.
+    mps: Option<PathBuf>,
     common: Mutex<Option<Common>>,
     /// Nodes of GPUs, by minor number and address, until the driver is looked at again: finding
     /// them takes a dozen looks into sysfs.
@@ -92,12 +96,32 @@ impl HostEdits {
             nodes,
             delivery,
             limits,
+            mps: None,
             common,
             gpu_nodes,
             failed,
             no_nodes,
             uvm_loaded,
         }
+    }
+
+    /// Adds the folder of the supervisor of MPS daemons.
+    pub(crate) fn with_mps(self, mps: Option<PathBuf>) -> Self {
+        Self { mps, ..self }
+    }
+
+    /// Returns whether the driver has its programs for MPS, where the supervisor can run them: on the
+    /// node itself, or in a root that was named.
+    pub(crate) fn has_mps_programs(&self) -> bool {
+        let known = self
+            .lock()
+            .as_ref()
+            .map(|common| common.driver.root.clone());
+        let root = known.or_else(|| Some(self.at.find(&self.host).ok()?.root));
+        root.is_some_and(|root| {
+            let is_reached = self.at.seen.is_some() || root.host() == Path::new("/");
+            is_reached && mps::has_programs(&root)
+        })
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not
@@ -306,6 +330,15 @@ impl DeviceEdits for HostEdits {
                 self.partition(&nodes, minor, device, graphics)?
             }
         };
+        if let Some(slot) = &device.mps {
+            let dir = self.mps.as_ref().ok_or_else(|| EditsError {
+                what: "MPS is switched off (chart value mps.enabled)".to_owned(),
+                source: None,
+            })?;
+            let of_mps = mps::edits(dir, &device.gpu, slot);
+            edits.env.extend(of_mps.env);
+            edits.mounts.extend(of_mps.mounts);
+        }
         // A pattern may also find nodes of the GPU itself.
         for node in self.extra_nodes(&device.extra_nodes)? {
             if !edits.device_nodes.iter().any(|own| own.path == node.path) {

@@ -19,6 +19,7 @@ mod events;
 mod grpc;
 mod limits;
 mod metrics;
+mod mps;
 mod node;
 mod parts;
 mod pods;

@@ -2,13 +2,14 @@
 //! NVML, the API.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use anyhow::Context;
 use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
-    InventorySource, Parts, SystemClock,
+    InventorySource, MpsServers, NoMps, Parts, SystemClock,
 };
 use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
@@ -17,6 +18,7 @@ use tokio::sync::{Notify, watch};
 use crate::api::KubeClaims;
 use crate::config::{Config, Delivery};
 use crate::edits::{DriverAt, HostEdits};
+use crate::mps::SupervisedMps;
 use crate::node::facts::GpusSeen;
 use crate::time_slices::SmiSlices;
 
@@ -111,13 +113,14 @@ pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> anyhow::Result<Hos
         }
     };
     let limits = config.limits_socket();
-    Ok(HostEdits::new(host.clone(), at, nodes, delivery, limits))
+    let edits = HostEdits::new(host.clone(), at, nodes, delivery, limits);
+    Ok(edits.with_mps(config.mps_dir.clone()))
 }
 
 pub(crate) fn executor(
     config: &Config,
     host: &HostRoot,
-    gpus: &Arc<dyn GpuDriver>,
+    (gpus, mps): (&Arc<dyn GpuDriver>, Option<Arc<dyn MpsServers>>),
     edits: Arc<HostEdits>,
     claims: Arc<KubeClaims>,
     latest: Latest,
@@ -132,6 +135,12 @@ pub(crate) fn executor(
     // Two drivers share the folder of locks, and nothing else.
     let run_dir = config.own_run_dir();
     let unusable = |what: &str| format!("{what} in --plugin-dir {} cannot be used", dir.display());
+    let supervised = |dir: &PathBuf| -> Arc<dyn MpsServers> {
+        let runtime = tokio::runtime::Handle::current();
+        Arc::new(SupervisedMps::new(dir, runtime, clock.clone()))
+    };
+    let mps = mps.or_else(|| config.mps_dir.as_ref().map(supervised));
+    let mps = mps.unwrap_or_else(|| Arc::new(NoMps));
     let pods_of = host.clone();
     let inventory = Arc::new(latest);
     let parts = Parts {
@@ -153,6 +162,7 @@ pub(crate) fn executor(
             inventory: inventory.clone(),
             clock: clock.clone(),
         }),
+        mps,
         processes: Arc::new(DriverProcesses {
             gpus: gpus.clone(),
             pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids, &BTreeMap::new()),

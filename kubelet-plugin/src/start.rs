@@ -42,6 +42,7 @@ pub fn start(args: Args) -> anyhow::Result<()> {
             .await
             .context(NO_API)?;
         let deps = Deps {
+            mps: None,
             client: Client::try_from(kube.clone()).context(NO_API)?,
             kube: Some(kube),
             gpus: gpus(&config),

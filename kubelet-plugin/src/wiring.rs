@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_controller::{PublishStatus, PublisherConfig, with_deadline};
-use divvy_executor::Executor;
+use divvy_executor::{Executor, MpsServers};
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
 use divvy_offer::{Pool, Settings, World, pool_name};
@@ -63,6 +63,8 @@ pub struct Deps {
     pub kube: Option<kube::Config>,
     /// The GPUs. May answer with errors for as long as the driver is not there.
     pub gpus: Arc<dyn GpuDriver>,
+    /// MPS servers, in place of the supervisor's of `--mps-dir`.
+    pub mps: Option<Arc<dyn MpsServers>>,
     /// Where metrics are registered.
     pub metrics: MetricsRegistry,
     /// The readiness of the parts.
@@ -163,6 +165,7 @@ impl Shared {
             client,
             kube,
             gpus,
+            mps,
             metrics,
             ..
         } = deps;
@@ -195,7 +198,7 @@ impl Shared {
         let executor = Arc::new(executor(
             &config,
             &host,
-            &gpus,
+            (&gpus, mps),
             edits.clone(),
             claims.clone(),
             latest,
@@ -326,6 +329,7 @@ impl Shared {
             edits: self.edits.clone(),
             cgroups: self.config.cgroup_root.clone(),
             memory_caps: self.config.memory_caps,
+            mps: self.config.mps_dir.is_some(),
             node,
             release_file: drain::file_in(&self.config.plugin_dir),
             in_use: Arc::new(move || {
@@ -575,6 +579,7 @@ impl Shared {
             granted: Granted {
                 executor: self.executor.clone(),
                 retry: timing.reconcile_busy,
+                mps: self.config.mps_dir.as_ref().map(|_| timing.mps),
                 stored: granted,
                 seen: self.channels.seen.clone(),
                 reporter,

@@ -1,4 +1,4 @@
-//! gRPC contracts between the kubelet and the node plugin: messages, clients and servers, generated
+//! gRPC contracts between the kubelet and the node plugin, and between that and the MPS supervisor: messages, clients and servers, generated
 //! at build time from the files in `protos/`. Called by the node plugin's gRPC adapters, and by the
 //! fake kubelet; no other crate should see these types.
 //!
@@ -72,6 +72,16 @@ pub mod podresources {
         v1,
         "podresources_v1",
         "v1"
+    );
+}
+
+/// The supervisor of MPS daemons, which the node plugin asks.
+pub mod mps {
+    generated!(
+        /// Version 1 (`divvy.mps.v1.Supervisor`).
+        v1,
+        "mps_supervisor_v1",
+        "divvy.mps.v1"
     );
 }
 

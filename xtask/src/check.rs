@@ -65,6 +65,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "divvy-executor",
         &["divvy-cdi", "divvy-claims", "divvy-host", "divvy-model"],
     ),
+    (
+        "divvy-mps-supervisor",
+        &[
+            "divvy-host",
+            "divvy-model",
+            "divvy-proto",
+            "divvy-telemetry",
+        ],
+    ),
     ("divvy-fake-cluster", &["divvy-model", "divvy-proto"]),
     ("divvy-controller", &["divvy-model", "divvy-offer"]),
     (

@@ -109,6 +109,7 @@ fn starts(built: &OfNode, image: &Image) -> Result<()> {
         "divvy-kubelet-plugin",
         "divvy-cdi-hook",
         "divvy-cluster-controller",
+        "divvy-mps-supervisor",
         "divvy",
     ]
     .map(inside);

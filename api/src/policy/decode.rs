@@ -15,6 +15,8 @@ use crate::names::API_VERSION;
 pub(super) const MOST_RULES: usize = 64;
 /// Most shares of one GPU.
 pub(super) const MOST_SLOTS: u32 = 1024;
+/// Lack of a rule that has settings of shares.
+const SHARES_REQUIRE: &str = "requires TimeSlicing or Mps in modes";
 /// All of a GPU.
 const ALL_PERCENT: u32 = 100;
 
@@ -146,22 +148,15 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
                 "is empty (name a mode, or leave it out for the default)",
             ));
         }
-        for (field, given, mode) in [
-            ("mig", rule.mig.is_some(), OfferedMode::Mig),
-            ("shares", rule.shares.is_some(), OfferedMode::TimeSlicing),
-        ] {
-            if given && !modes.contains(&mode) {
-                return Err(wrong(
-                    format!("{path}.{field}"),
-                    format!("requires {mode:?} in modes"),
-                ));
-            }
+        if rule.mig.is_some() && !modes.contains(&OfferedMode::Mig) {
+            return Err(wrong(format!("{path}.mig"), "requires Mig in modes"));
+        }
+        let shared = [OfferedMode::TimeSlicing, OfferedMode::Mps];
+        if rule.shares.is_some() && !shared.iter().any(|mode| modes.contains(mode)) {
+            return Err(wrong(format!("{path}.shares"), SHARES_REQUIRE));
         }
     } else if rule.shares.is_some() {
-        return Err(wrong(
-            format!("{path}.shares"),
-            "requires TimeSlicing in modes",
-        ));
+        return Err(wrong(format!("{path}.shares"), SHARES_REQUIRE));
     }
     if let Some(profiles) = rule.mig.as_ref().and_then(|mig| mig.profiles.as_ref()) {
         let path = format!("{path}.mig.profiles");

@@ -60,8 +60,8 @@ pub struct GpuPolicy {
     shortname = "gpupol",
     category = "divvy",
     crates(kube_core = "kube_core"),
-    doc = "A GpuPolicy defines what the GPUs of the selected nodes may become: whole GPUs, MIG partitions or time-sliced \
-           shares. Policies are evaluated by priority, then by name. The first rule that matches both node and GPU \
+    doc = "A GpuPolicy defines what the GPUs of the selected nodes may become: whole GPUs, MIG partitions, time-sliced \
+           or MPS shares. Policies are evaluated by priority, then by name. The first rule that matches both node and GPU \
            decides everything about that GPU. A GPU without a matching rule is offered according to its MIG mode.",
     printcolumn(
         name = "Priority",
@@ -135,8 +135,8 @@ pub struct GpuPolicySpec {
         "message": "mig requires Mig in modes",
     },
     {
-        "rule": "!has(self.shares) || has(self.modes) && 'TimeSlicing' in self.modes",
-        "message": "shares requires TimeSlicing in modes",
+        "rule": "!has(self.shares) || has(self.modes) && ('TimeSlicing' in self.modes || 'Mps' in self.modes)",
+        "message": "shares requires TimeSlicing or Mps in modes",
     },
 ]))]
 pub struct PolicyRule {
@@ -156,14 +156,15 @@ pub struct PolicyRule {
     /// The modes in which the GPUs are offered. If omitted, a GPU is offered as its MIG mode is
     /// set: Whole if disabled, Mig if enabled. With several modes, the first claim decides what a
     /// GPU becomes, and the GPU is open to all modes again when its last claim ends.
-    #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(min = 1, max = 4), extend("x-kubernetes-list-type" = "set"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modes: Option<BTreeSet<OfferedMode>>,
     /// Settings for partitioning the GPUs with MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigSettings>,
-    /// Settings for time-slicing the GPUs. Memory and cores of a share are accounted for, but not
-    /// enforced.
+    /// Settings for sharing the GPUs by time-slicing or MPS. Memory and cores of a time-sliced share
+    /// are accounted for, but not enforced. MPS shares are equal parts of the GPU, and of these
+    /// settings slots and reservedMemory apply to them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<ShareSettings>,
     /// Actions when a GPU becomes unhealthy.
@@ -244,6 +245,9 @@ pub enum OfferedMode {
     Mig,
     /// Time-sliced shares.
     TimeSlicing,
+    /// MPS shares: equal slots, each with its part of the GPU's threads. It requires mps.enabled in
+    /// divvy's chart, MIG mode disabled, and a driver from R535 to R610.
+    Mps,
 }
 
 impl From<OfferedMode> for Alternative {
@@ -252,6 +256,7 @@ impl From<OfferedMode> for Alternative {
             OfferedMode::Whole => Self::WHOLE,
             OfferedMode::Mig => Self::PARTITIONS,
             OfferedMode::TimeSlicing => Self::TIME_SLICED,
+            OfferedMode::Mps => Self::MPS,
         }
     }
 }

@@ -293,7 +293,7 @@ impl Form {
                     .and_then(|device| text(device, attributes::PROFILE));
                 Self::Partition(profile.unwrap_or_default().to_owned())
             }
-            Some(Alternative::TIME_SLICED) => Self::Share,
+            Some(Alternative::TIME_SLICED | Alternative::MPS) => Self::Share,
             _ => Self::Whole,
         }
     }
@@ -325,6 +325,7 @@ fn class_without_devices(request: &RequestReason, scene: &Scene<'_>) -> Cause {
         names::CLASS_GPU => Alternative::WHOLE,
         names::CLASS_MIG => Alternative::PARTITIONS,
         names::CLASS_SHARE => Alternative::TIME_SLICED,
+        names::CLASS_MPS => Alternative::MPS,
         // The chart has a class for each common profile.
         class if class.strip_suffix(names::CLASS_MIG).is_some() => {
             let there = profiles(&request.refused.iter().collect::<Vec<_>>(), scene);

@@ -416,6 +416,7 @@ fn not_offered(form: Alternative, obstacle: &Obstacle, place: &str) -> String {
         Alternative::WHOLE => "whole",
         Alternative::PARTITIONS => "in partitions",
         Alternative::TIME_SLICED => "in shares",
+        Alternative::MPS => "in MPS shares",
         _ => "for admin access",
     };
     match obstacle {
@@ -441,9 +442,14 @@ fn way_out(form: Alternative, obstacle: &Obstacle, reader: Reader) -> String {
             match form {
                 Alternative::WHOLE => "modes: [Whole]",
                 Alternative::PARTITIONS => "modes: [Mig]",
+                Alternative::MPS => "modes: [Mps]",
                 _ => "modes: [TimeSlicing]",
             },
-            ALL_MODES,
+            if form == Alternative::MPS {
+                WITH_MPS
+            } else {
+                ALL_MODES
+            },
             reader,
         ),
         (Obstacle::PolicyByPercent, reader) => policy(
@@ -478,7 +484,9 @@ fn way_out(form: Alternative, obstacle: &Obstacle, reader: Reader) -> String {
 
 /// The policy of every form, which the program has in it.
 pub(crate) const ALL_MODES: &str = "examples/all-modes.yaml";
-/// The same with shares by percent.
+/// A policy of MPS shares.
+pub(crate) const WITH_MPS: &str = "examples/mps-share/manifests.yaml";
+/// The policy of every form with shares by percent.
 pub(crate) const BY_PERCENT: &str = "examples/by-percent.yaml";
 
 /// Names the lines of a policy, and for the demo a file with them.

@@ -418,8 +418,8 @@ impl Converter<'_> {
                 None
             }
             Some("MPS") => {
-                let what = "divvy has no MPS yet: config removed, so programs run in turns, without limits of memory and threads; \
-                            for parts with limits, claim partitions (divvy claim mig)";
+                let what = "divvy's MPS has equal slots, for a claim each (docs/sharing.md#mps): config removed, so programs run in turns, without limits \
+                            of memory and threads; for parts with limits, claim partitions (divvy claim mig)";
                 self.notes.note(&under(at, "sharing"), what);
                 None
             }

@@ -207,7 +207,7 @@ impl Hints {
                 "nvidia.com/vgpu-mode" if value == "mps" => {
                     notes.note(
                         at,
-                        "divvy has no MPS shares yet, so programs run in turns: removed",
+                        "divvy's MPS has equal slots by a policy (docs/sharing.md#mps), so programs run in turns: removed",
                     );
                 }
                 "nvidia.com/numa-bind" | "nvidia.com/vgpu-mode" => {

@@ -226,7 +226,7 @@ spec: {{containers: [{{name: c, resources: {{limits: {{nvidia.com/gpu: {gpus}}}}
             1,
             "a claim is so without it",
         ),
-        ("nvidia.com/vgpu-mode: mps", 1, "no MPS shares yet"),
+        ("nvidia.com/vgpu-mode: mps", 1, "equal slots by a policy"),
         (
             "gpu-fraction-num-devices: '2'",
             1,

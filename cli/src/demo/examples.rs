@@ -52,6 +52,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "policy-per-gpu",
     "policy-shares",
     "share-percent",
+    "mps-share",
     "policy-profiles",
     "policy-one-mode",
 ];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy_api::names::capacity;
 use divvy_model::mig::{GpuInstance, MigCapabilities};
 use divvy_model::{Alternative, DeviceKind, Inventory, Ordinals, Sharing};
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 
 use super::report::{ClaimReport, DeviceReport, State};
@@ -44,6 +44,8 @@ pub(crate) enum Mode {
     },
     /// In time-sliced shares.
     TimeSliced(Shares),
+    /// In MPS shares.
+    Mps(Shares),
 }
 
 /// The shares of a GPU. Memory is in bytes, cores in percent.
@@ -150,19 +152,27 @@ fn picture(
             picture: Picture::of(gpu.clone(), capabilities, instances, holder),
         }
     } else if !shares.is_empty() {
+        let by_mps = held
+            .iter()
+            .any(|(kind, _, _)| kind.alternative() == Alternative::MPS);
+        let (sharing, mode) = if by_mps {
+            (Sharing::Mps, Mode::Mps as fn(Shares) -> Mode)
+        } else {
+            (Sharing::TimeSliced, Mode::TimeSliced as fn(Shares) -> Mode)
+        };
+        let name = DeviceKind::of_gpu(ordinal, sharing).to_string();
+        let published = find(&name, slices);
+        let slot = published.map(slot).unwrap_or_default();
         let shares = shares
             .into_iter()
             .map(|(holder, device)| Share {
                 holder,
-                granted: granted(device),
+                granted: granted(device).into_iter().chain(slot.clone()).collect(),
                 limit: device.memory_limit,
             })
             .collect();
-        Mode::TimeSliced(Shares {
-            total: total(
-                &DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).to_string(),
-                slices,
-            ),
+        mode(Shares {
+            total: published.map(total).unwrap_or_default(),
             shares,
         })
     } else if let Some((holder, _)) = whole.into_iter().next() {
@@ -189,17 +199,32 @@ fn granted(device: &DeviceReport) -> BTreeMap<String, u64> {
 }
 
 /// Returns the amounts that a share device gives out, with the memory that its percent are of.
-fn total(device: &str, slices: &[ResourceSlice]) -> BTreeMap<String, u64> {
-    let mut devices = slices
-        .iter()
-        .flat_map(|slice| slice.spec.devices.iter().flatten());
-    let Some(found) = devices.find(|found| found.name == device) else {
-        return BTreeMap::new();
-    };
+fn total(found: &Device) -> BTreeMap<String, u64> {
     let capacity = found.capacity.iter().flatten();
     let mut total = amounts(capacity.map(|(name, capacity)| (name, capacity.value.0.as_str())));
     total.extend(memory(found).map(|bytes| (capacity::MEMORY.to_owned(), bytes)));
+    let slots = total.get(capacity::SLOTS).copied().unwrap_or(0);
+    let of_slots = slot(found).into_iter();
+    total.extend(of_slots.map(|(name, each)| (name, each.saturating_mul(slots))));
     total
+}
+
+fn find<'s>(device: &str, slices: &'s [ResourceSlice]) -> Option<&'s Device> {
+    let mut devices = slices
+        .iter()
+        .flat_map(|slice| slice.spec.devices.iter().flatten());
+    devices.find(|found| found.name == device)
+}
+
+/// Returns what a slot of MPS shares has; nothing of other devices.
+fn slot(found: &Device) -> BTreeMap<String, u64> {
+    let (memory, cores) = crate::device::slot(found);
+    let memory = memory.map(|memory| (capacity::MEMORY, memory));
+    let cores = cores.map(|cores| (capacity::CORES, cores));
+    let parts = memory.into_iter().chain(cores);
+    parts
+        .map(|(name, amount)| (name.to_owned(), amount))
+        .collect()
 }
 
 fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
@@ -213,7 +238,10 @@ const WIDTH: usize = 71;
 impl GpuPicture {
     /// Says whether the picture shows more than the holder of the GPU.
     pub(crate) fn is_divided(&self) -> bool {
-        matches!(self.mode, Mode::Partitioned { .. } | Mode::TimeSliced(_))
+        matches!(
+            self.mode,
+            Mode::Partitioned { .. } | Mode::TimeSliced(_) | Mode::Mps(_)
+        )
     }
 
     /// The picture, lines without an indent.
@@ -226,7 +254,8 @@ impl GpuPicture {
                 lines
             }
             Mode::Partitioned { picture } => picture.lines(),
-            Mode::TimeSliced(shares) => self.shared(shares),
+            Mode::TimeSliced(shares) => self.shared("shared", shares),
+            Mode::Mps(shares) => self.shared("shared by MPS", shares),
         };
         lines.extend(
             self.admins
@@ -237,14 +266,12 @@ impl GpuPicture {
     }
 
     /// A bar of memory: each share as long as what it has of it, at least one character.
-    fn shared(&self, shares: &Shares) -> Vec<String> {
-        let of = if shares.total.contains_key(capacity::MEMORY) {
-            capacity::MEMORY
-        } else if shares.total.contains_key(capacity::PERCENT) {
-            capacity::PERCENT
-        } else {
-            capacity::CORES
-        };
+    fn shared(&self, how: &str, shares: &Shares) -> Vec<String> {
+        let known = [capacity::MEMORY, capacity::PERCENT, capacity::CORES];
+        let mut known = known.into_iter();
+        // MPS shares have slots alone.
+        let of = known.find(|name| shares.total.contains_key(*name));
+        let of = of.unwrap_or(capacity::SLOTS);
         let all = shares.total.get(of).copied().unwrap_or(0).max(1);
         let mut bar = String::new();
         let mut used = 0;
@@ -286,7 +313,7 @@ impl GpuPicture {
         .into_iter()
         .filter_map(part_of)
         .collect();
-        lines.push(format!("        shared: {}", parts.join(", ")));
+        lines.push(format!("        {how}: {}", parts.join(", ")));
         for (number, share) in shares.shares.iter().enumerate() {
             let part = |name: &str| share.granted.get(name).copied().unwrap_or(0);
             let percent = part(capacity::CORES) + part(capacity::PERCENT);

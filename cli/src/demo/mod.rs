@@ -5,6 +5,7 @@
 mod examples;
 mod expect;
 mod gpus;
+mod mps;
 mod needs;
 mod render;
 mod report;

@@ -14,7 +14,7 @@ const NEEDS: &str = "demo.divvy.dev/needs";
 const POLICY: &str = "demo.divvy.dev/policy";
 
 /// The types of devices that can be needed.
-const TYPES: [&str; 4] = ["gpu", "gpu-share", "gpu-admin", "mig"];
+const TYPES: [&str; 5] = ["gpu", "gpu-share", "gpu-mps", "gpu-admin", "mig"];
 
 /// So many devices of a type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,6 +112,7 @@ impl Need {
         let what = match (self.kind.as_str(), &self.profile) {
             ("gpu", _) => "whole GPU".to_owned(),
             ("gpu-share", _) => "GPU in shares".to_owned(),
+            ("gpu-mps", _) => "GPU in MPS shares".to_owned(),
             ("gpu-admin", _) => "GPU in several modes".to_owned(),
             (_, None) => "partition".to_owned(),
             (_, Some(profile)) => format!("{profile} partition"),

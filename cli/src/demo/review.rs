@@ -94,6 +94,7 @@ impl Known {
             names::CLASS_GPU => Alternative::WHOLE,
             names::CLASS_MIG => Alternative::PARTITIONS,
             names::CLASS_SHARE => Alternative::TIME_SLICED,
+            names::CLASS_MPS => Alternative::MPS,
             _ => {
                 return OfType {
                     attributes: self.attributes.clone(),
@@ -110,6 +111,10 @@ impl Known {
                 memory: found.memory.clone(),
             },
             None if kind == Alternative::TIME_SLICED => OfType::of_shares(),
+            None if kind == Alternative::MPS => OfType {
+                capacities: [format!("{}/{}", names::DRIVER, capacity::SLOTS)].into(),
+                ..OfType::default()
+            },
             None => OfType::default(),
         }
     }
@@ -393,6 +398,7 @@ impl Findings {
                 names::CLASS_GPU | names::CLASS_ADMIN => "GpuConfig",
                 names::CLASS_MIG => "MigConfig",
                 names::CLASS_SHARE => "ShareConfig",
+                names::CLASS_MPS => "MpsConfig",
                 _ => continue,
             };
             if takes != kind {

@@ -5,6 +5,7 @@ use super::*;
 mod asks;
 mod cases;
 mod limits;
+mod mps;
 
 /// The demo's arguments, as they are written.
 #[derive(Debug, Parser)]

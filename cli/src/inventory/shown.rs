@@ -174,10 +174,13 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
         };
         let product = text(attributes::PRODUCT_NAME).unwrap_or_default();
         let profile = text(attributes::PROFILE);
-        let memory = device
-            .capacity
-            .get(capacity::MEMORY)
-            .map(|memory| memory.value.value());
+        // Of MPS shares, the memory of a slot.
+        let slot = match device.attributes.get(attributes::SLOT_MEMORY_MIB) {
+            Some(AttributeValue::Int(mib)) => u64::try_from(*mib).ok().map(|mib| mib << 20),
+            _ => None,
+        };
+        let memory = device.capacity.get(capacity::MEMORY);
+        let memory = memory.map(|memory| memory.value.value()).or(slot);
         let form = profile
             .clone()
             .unwrap_or_else(|| kind.alternative().noun().to_owned());
@@ -203,7 +206,8 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
             selector: profile
                 .as_ref()
                 .map(|profile| selector(attributes::PROFILE, profile)),
-            requests: if kind.sharing.is_shared() {
+            // A claim of an MPS share gets a slot, and names no amount.
+            requests: if kind.sharing == Sharing::TimeSliced {
                 vec![capacity::MEMORY, capacity::CORES, capacity::SLOTS]
             } else {
                 Vec::new()
@@ -233,8 +237,9 @@ pub(super) fn selector(attribute: &str, value: &str) -> String {
 /// Returns the class of a device and its place in the table.
 fn class(kind: &DeviceKind) -> (&'static str, u8) {
     match (kind.sharing, kind.partition()) {
-        (Sharing::Admin, _) => (names::CLASS_ADMIN, 3),
-        (Sharing::TimeSliced | Sharing::Mps, _) => (names::CLASS_SHARE, 2),
+        (Sharing::Admin, _) => (names::CLASS_ADMIN, 4),
+        (Sharing::Mps, _) => (names::CLASS_MPS, 3),
+        (Sharing::TimeSliced, _) => (names::CLASS_SHARE, 2),
         (Sharing::Exclusive, Some(_)) => (names::CLASS_MIG, 1),
         (Sharing::Exclusive, None) => (names::CLASS_GPU, 0),
     }

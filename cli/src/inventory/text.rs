@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_api::names::attributes;
+use divvy_api::names::{self, attributes};
 use divvy_model::MemoryCaps;
 
 use super::shown::{Form, Gpu, Shown, selector};
@@ -125,6 +125,13 @@ fn offered(product: &str, forms: &[Form]) -> String {
         let select = match (&form.selector, form.requests.is_empty()) {
             (Some(_), _) => format!("{} == \"{}\"", attributes::PROFILE, form.name),
             (None, false) => format!("capacity {}", form.requests.join(", ")),
+            (None, true) if form.class == names::CLASS_MPS => {
+                format!(
+                    "{}, {}",
+                    attributes::SLOT_MEMORY_MIB,
+                    attributes::SLOT_CORES
+                )
+            }
             (None, true) if form.name == "admin" => "adminAccess: true".to_owned(),
             (None, true) => "the class".to_owned(),
         };
@@ -153,7 +160,6 @@ fn offered(product: &str, forms: &[Form]) -> String {
 
 /// Says what is kept within its amounts, where something is not.
 fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
-    forms.iter().find(|form| !form.requests.is_empty())?;
     let most = forms
         .iter()
         .filter_map(|form| form.memory_limit_max_percent);
@@ -161,6 +167,14 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
     let burst = most.map_or_else(String::new, |most| {
         format!("\nA claim can limit it to up to {most} % of its request.")
     });
+    let by_mps = forms.iter().any(|form| form.class == names::CLASS_MPS);
+    let by_mps = by_mps.then_some(
+        "MPS shares: the MPS server keeps each process to its part of the threads; its\n\
+         limit of memory is set, and a program can make it drop that.",
+    );
+    if !forms.iter().any(|form| !form.requests.is_empty()) {
+        return by_mps.map(str::to_owned);
+    }
     let shares = match caps {
         MemoryCaps::Available => {
             "Shares: memory is capped by the driver, where the node's control groups let\n\
@@ -176,8 +190,9 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
             "Shares: memory and compute are counted, and nothing enforces them."
         }
     };
+    let by_mps = by_mps.map_or_else(String::new, |text| format!("\n{text}"));
     Some(format!(
-        "{shares} Whole GPUs\nand partitions are limited by the hardware.{burst}"
+        "{shares} Whole GPUs\nand partitions are limited by the hardware.{burst}{by_mps}"
     ))
 }
 

@@ -79,15 +79,17 @@ pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the device whose shares of the GPU are given out.
+/// Returns the device whose shares of the GPU are given out: a GPU can be published in shares of two
+/// kinds, and is held in one.
 fn device<'s>(snapshot: &'s Snapshot, node: &str, gpu: &GpuStatus) -> Option<&'s Device> {
     let pool = pool_name(node);
+    let (_, held) = results(snapshot, node, gpu).next()?;
     snapshot
         .slices
         .iter()
         .filter(|slice| slice.spec.driver == snapshot.driver && slice.spec.pool.name == pool)
         .flat_map(|slice| slice.spec.devices.iter().flatten())
-        .find(|device| is_share_of(&device.name, gpu))
+        .find(|device| device.name == held.device)
 }
 
 /// Returns what claims have of the GPU's shares, each with the claim's name and allocation.
@@ -119,7 +121,7 @@ fn results<'s>(
 
 fn is_share_of(device: &str, gpu: &GpuStatus) -> bool {
     kind(device).is_some_and(|kind| {
-        kind.alternative() == Alternative::TIME_SLICED
+        [Alternative::TIME_SLICED, Alternative::MPS].contains(&kind.alternative())
             && gpu.name == format!("gpu-{}", kind.ordinal())
     })
 }

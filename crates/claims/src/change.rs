@@ -1,7 +1,7 @@
 //! Changes of a GPU, how each ended, and what the hardware shows where that is not known.
 
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
-use divvy_model::{ComputeMode, GpuError, GpuUuid, MigUuid, Place, TimeSlice};
+use divvy_model::{ComputeMode, GpuError, GpuUuid, MigUuid, MpsServer, Place, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 use crate::Retry;
@@ -23,6 +23,8 @@ pub struct Made {
 pub enum Change {
     /// Drops the note of an instance that is certainly gone. Changes the GPU's file only.
     Forget(Place),
+    /// Ends the MPS server, whichever runs.
+    StopMps,
     /// Removes an instance of ours, as far as it was made.
     Remove(Place, Life),
     /// Turns MIG mode on or off.
@@ -31,9 +33,17 @@ pub enum Change {
     SetTimeSlice(TimeSlice),
     /// Makes a GPU instance at an empty place, and in it a compute instance that takes it whole.
     Create(Place),
+    /// Starts an MPS server; nothing but its clients can compute then.
+    StartMps(MpsServer),
 }
 
 impl Change {
+    /// Returns true if it ends something that keeps its part of the GPU from others: until it is done, the
+    /// claim goes on holding.
+    pub fn is_removal(&self) -> bool {
+        matches!(self, Self::StopMps | Self::Remove(..))
+    }
+
     /// Returns true if this change cannot succeed, or would do harm, after `failed` was not done.
     pub fn needs(&self, failed: &Self) -> bool {
         match (self, failed) {
@@ -42,8 +52,12 @@ impl Change {
             (Self::SetMigMode(on), Self::Remove(..)) => !on,
             // The slices of the old instance are still taken.
             (Self::Create(place), Self::Remove(other, _)) => place.overlaps(*other),
-            // There are no instances without MIG mode.
-            (Self::Create(_), Self::SetMigMode(_)) => true,
+            // There are no instances without MIG mode, and no server is started in a mode in which
+            // programs can get round it. A server has the GPU: no mode changes under it, and nothing
+            // else is made there.
+            (Self::Create(_), Self::SetMigMode(_) | Self::StopMps)
+            | (Self::StartMps(_), Self::SetMigMode(_) | Self::SetComputeMode(_) | Self::StopMps)
+            | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps) => true,
             _ => false,
         }
     }
@@ -60,6 +74,11 @@ impl Change {
             Self::Remove(place, _) => {
                 format!("remove the partition of {} on {gpu}", place.in_words())
             }
+            Self::StopMps => format!("stop the MPS server of {gpu}"),
+            Self::StartMps(server) => format!(
+                "start an MPS server with {} equal slots on {gpu}",
+                server.slots
+            ),
             Self::SetMigMode(on) => {
                 format!("turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
             }

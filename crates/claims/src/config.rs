@@ -65,7 +65,8 @@ pub fn resolve_entry(
     // The kind follows from the device that was allocated, not from the request: alternatives of a
     // request may differ in kind.
     let wanted = match (&device.target, device.sharing) {
-        (_, Sharing::TimeSliced | Sharing::Mps) => ConfigKind::Share,
+        (_, Sharing::TimeSliced) => ConfigKind::Share,
+        (_, Sharing::Mps) => ConfigKind::Mps,
         (NamedTarget::Gpu { .. }, Sharing::Exclusive | Sharing::Admin) => ConfigKind::Gpu,
         (NamedTarget::Partition(_), Sharing::Exclusive | Sharing::Admin) => ConfigKind::Mig,
     };

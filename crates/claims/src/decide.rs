@@ -4,6 +4,7 @@
 mod conflicts;
 mod foreign_processes;
 mod memory;
+mod mps;
 mod servable;
 
 use std::collections::BTreeMap;
@@ -325,6 +326,11 @@ fn resolve_device(
         Sharing::TimeSliced | Sharing::Mps => memory::of_percent(result, gpu, state),
         Sharing::Exclusive | Sharing::Admin => None,
     };
+    let mps = match (target, sharing) {
+        (Target::Gpu, Sharing::Mps) => Some(mps::slot(&claim.uid, uuid, config.mps, seen)?),
+        _ => None,
+    };
+    let slot_memory = mps.and_then(|slot| Some(slot.server.memory_mib? << 20));
     let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
     let device = RecordedDevice {
         allocated: result.clone(),
@@ -333,9 +339,10 @@ fn resolve_device(
         sharing,
         theirs,
         time_slice,
-        share_memory,
+        share_memory: share_memory.or(slot_memory),
         memory_cap: None,
         clears_caps: false,
+        mps,
         extra_nodes,
         given: None,
     };
@@ -378,6 +385,7 @@ fn beside(
         )
     };
     let hold = |device: &RecordedDevice| device.hold(claim);
+    mps::one_target(devices, &new)?;
     // Two shares of one target do not conflict, so a share that is listed twice is found by its
     // name.
     for other in devices.iter().filter(|d| d.gpu == new.gpu) {

@@ -1,10 +1,10 @@
 //! The differences between a GPU and its goal.
 
-use divvy_model::{MigMode, Place};
+use divvy_model::{MigMode, MpsServer, Place};
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
-use crate::gpu_state::{GpuState, Life};
+use crate::gpu_state::{GpuState, Life, MpsNote};
 use crate::seen::{GpuSeen, Now};
 
 /// Lists the changes that bring a GPU to its goal. Empty at the goal.
@@ -13,8 +13,8 @@ use crate::seen::{GpuSeen, Now};
 /// that is only begun.
 ///
 /// Invariants:
-/// - The order is safe to stop after any change: forget what is gone, remove what no claim needs,
-///   change settings, and only then make something. A crash in between leaves less than the goal,
+/// - The order is safe to stop after any change: forget what is gone, stop and remove what no claim
+///   needs, change settings, and only then make and start something. A crash in between leaves less than the goal,
 ///   never something that is not noted.
 /// - Only instances that are noted as ours are removed; no other instance is touched.
 /// - A part that cannot be read is not at the goal: its change is listed, and carrying it out
@@ -47,13 +47,16 @@ pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
     let make = make.map(|(place, _)| Change::Create(*place));
     // MIG mode can change only once no instance is left, and instances can be made only once it is
     // on, so settings stand between removals and creations.
+    let (stop, start) = mps(state, seen, goal);
     forget
         .into_iter()
+        .chain(stop)
         .chain(remove)
         .chain(mig(state, seen, goal))
         .chain(compute(state, seen, goal))
         .chain(slice(state, seen, goal))
         .chain(make)
+        .chain(start)
         .collect()
 }
 
@@ -81,6 +84,35 @@ fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
         Want::Leave => return None,
     };
     (now != to).then_some(Change::SetComputeMode(to))
+}
+
+/// Returns what ends one MPS server and what starts another. A server that runs with other limits
+/// cannot be changed: clients keep what it was started with.
+fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Option<Change>, Option<Change>) {
+    let runs = match &seen.mps {
+        Some(Ok(running)) => Some(*running),
+        Some(Err(_)) | None => None,
+    };
+    // What cannot be found out is stopped or started all the same: both do nothing where it is so
+    // already, and say why where they cannot be done.
+    let other = |to: Option<MpsServer>| match runs {
+        Some(running) => running.is_some() && running != to,
+        None => state.mps.is_some_and(|noted| Some(noted.server) != to),
+    };
+    match goal.mps {
+        Want::Leave => (None, None),
+        Want::Found => {
+            // The note of a server that has ended is dropped by the same change.
+            let stop = state.mps.is_some() || other(None);
+            (stop.then_some(Change::StopMps), None)
+        }
+        Want::To(server) => {
+            let noted = MpsNote { server, up: true };
+            let is_so = state.mps == Some(noted) && runs == Some(Some(server));
+            let stop = other(Some(server)).then_some(Change::StopMps);
+            (stop, (!is_so).then_some(Change::StartMps(server)))
+        }
+    }
 }
 
 fn slice(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {

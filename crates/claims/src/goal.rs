@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{ComputeMode, Hold, Place, Sharing, Target, TimeSlice};
+use divvy_model::{ComputeMode, Hold, MpsServer, Place, Sharing, Target, TimeSlice};
 
 use crate::gpu_state::Granted;
 use crate::holds::{Holds, own_place};
@@ -33,6 +33,8 @@ pub struct GpuGoal {
     pub mig: Want<bool>,
     pub compute: Want<ComputeMode>,
     pub slice: Want<TimeSlice>,
+    /// The MPS server; `Found` is none.
+    pub mps: Want<MpsServer>,
     /// Instances of ours. A noted one that is not named here is removed.
     pub instances: BTreeMap<Place, Need>,
 }
@@ -46,6 +48,7 @@ impl GpuGoal {
             || matches!(self.mig, Want::To(_))
             || matches!(self.compute, Want::To(_))
             || matches!(self.slice, Want::To(_))
+            || matches!(self.mps, Want::To(_))
     }
 }
 
@@ -81,6 +84,7 @@ pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
             None if !making => found().map_or(Want::Leave, |()| Want::Found),
             None => Want::Leave,
         },
+        mps: mps(holds),
         instances: instances(holds),
     }
 }
@@ -102,6 +106,18 @@ fn mig(holds: &Holds, grant: Granted, may_set: bool) -> Want<bool> {
         // Without permission the mode stays; `servable` has refused the claim if it is the wrong
         // one.
         Some(_) | None => Want::Leave,
+    }
+}
+
+/// Works out the MPS server. Like the time slice it is looked at for what is kept too: a server that
+/// has died is started again for those who hold its slots. Nothing else may run beside it.
+fn mps(holds: &Holds) -> Want<MpsServer> {
+    let needs = |hold: &Hold| (hold.target, hold.sharing) == (Target::Gpu, Sharing::Mps);
+    match holds.server {
+        Some(server) if holds.make.iter().chain(&holds.keep).any(needs) => Want::To(server),
+        // A record that cannot be read may be of a user.
+        _ if holds.unknown => Want::Leave,
+        _ => Want::Found,
     }
 }
 

@@ -8,13 +8,14 @@
 //!   whatever fills it afterwards is ours.
 //! - `found` is on disk before a setting leaves it, and is dropped only when the setting is
 //!   certainly back, or the boot is over.
+//! - An MPS server is noted before it is started, and until it has certainly ended.
 //! - A doubt fences the GPU until the hardware has been asked with no call in flight.
 
 use std::collections::BTreeMap;
 
 use divvy_model::mig::{GpuInstance, GpuInstanceId};
 use divvy_model::{
-    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, Place, ShareUnit, TimeSlice,
+    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, MpsServer, Place, ShareUnit, TimeSlice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,16 @@ impl<T: Copy + PartialEq> Changed<T> {
             ..note
         })
     }
+}
+
+/// The MPS server of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MpsNote {
+    /// Limits that it was started with.
+    pub server: MpsServer,
+    /// True if the start is known to have worked. The supervisor knows the process.
+    pub up: bool,
 }
 
 /// Progress in the life of an instance of ours.
@@ -170,6 +181,10 @@ pub struct Granted {
     /// Factor by which the memory limit of a share may be above its request.
     #[serde(default, skip_serializing_if = "Burst::is_none")]
     pub share_burst: Burst,
+    /// The MPS server that was last granted: claims may hold its slots, also after a restart. `None`:
+    /// none was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsServer>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
@@ -192,6 +207,8 @@ pub struct GpuState {
     pub compute: Option<Changed<ComputeMode>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<Changed<TimeSlice>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsNote>,
     /// Instances of ours, by place.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub instances: BTreeMap<Place, Instance>,
@@ -239,7 +256,7 @@ impl GpuState {
             return self;
         }
         Self {
-            // Instances, compute mode and time slice end with the boot, and ids in the notes may
+            // Instances, MPS servers, compute mode and time slice end with the boot, and ids in the notes may
             // name other instances now.
             boot: Some(boot.clone()),
             grant: self.grant,
@@ -248,8 +265,8 @@ impl GpuState {
         }
     }
 
-    /// Adds the instances that records of this boot were given and that are not noted: the file
-    /// was lost, or is older than the records.
+    /// Adds the instances and the MPS server that records of this boot were given and that are not
+    /// noted: the file was lost, or is older than the records.
     pub fn add_given<'a>(
         &mut self,
         gpu: &GpuUuid,
@@ -258,6 +275,10 @@ impl GpuState {
     ) {
         for record in records.into_iter().filter(|record| record.boot == *boot) {
             for device in record.devices.iter().filter(|device| device.gpu == *gpu) {
+                if let Some(slot) = device.mps {
+                    let server = slot.server;
+                    self.mps.get_or_insert(MpsNote { server, up: true });
+                }
                 // A partition of an administrator has no note: it must never be removed.
                 let (Some(place), Some(made)) = (device.own_place(), &device.given) else {
                     continue;
@@ -396,6 +417,18 @@ impl GpuState {
         (self.mig, self.compute, self.slice) = (before.mig, before.compute, before.slice);
     }
 
+    /// Notes that an MPS server is about to be started, or is started.
+    pub fn note_server(&mut self, server: MpsServer, up: bool) {
+        self.mps = Some(MpsNote { server, up });
+    }
+
+    /// Marks the MPS server as not known: a start or stop ended in an error that leaves it open.
+    pub fn doubt_server(&mut self) {
+        if let Some(noted) = &mut self.mps {
+            noted.up = false;
+        }
+    }
+
     /// Marks the time slice as not known, so that it is set again when it is next wanted: the
     /// driver may have been loaded anew.
     pub fn doubt_slice(&mut self) {
@@ -414,6 +447,7 @@ impl GpuState {
             share_unit: grant.share_unit,
             share_reserved_mib: grant.share_reserved_mib,
             share_burst: grant.share_burst,
+            mps: grant.mps.or(self.grant.mps),
         };
     }
 

@@ -60,14 +60,17 @@ pub struct ShareAmounts {
 
 impl RecordedDevice {
     /// Returns the amounts that a share was granted. Percent mean that part of the compute, and of
-    /// the memory what they came to when the share was prepared.
+    /// the memory what they came to when the share was prepared; an MPS share has its slot.
     pub fn amounts(&self) -> ShareAmounts {
         let of = |name: &str| self.allocated.granted(name);
+        let of_slot = || Some(u64::from(self.mps?.server.cores));
         ShareAmounts {
-            // By amounts, or by percent: a share has one of the two.
+            // By amounts, by percent or by slots: a share has one of them.
             memory: of(capacity::MEMORY).or(self.share_memory),
             limit: self.memory_cap,
-            cores: of(capacity::CORES).or_else(|| of(capacity::PERCENT)),
+            cores: of(capacity::CORES)
+                .or_else(|| of(capacity::PERCENT))
+                .or_else(of_slot),
         }
     }
 }
@@ -116,6 +119,7 @@ mod tests {
             share_memory: None,
             memory_cap: None,
             clears_caps: false,
+            mps: None,
             extra_nodes: Vec::new(),
             given: None,
         }

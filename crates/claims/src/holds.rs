@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, Place};
+use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, MpsServer, Place};
 
 use crate::gpu_state::GpuState;
 use crate::record::{Phase, Record, RecordedDevice};
@@ -37,6 +37,9 @@ pub struct Holds {
     pub strays: BTreeSet<Place>,
     /// Places that the claim lets go and that several claims can share.
     pub leaves_shared: BTreeSet<Place>,
+    /// The MPS server that users of MPS shares of the GPU need: the one that others have already, or
+    /// that of the claim that is the first.
+    pub server: Option<MpsServer>,
     /// True if a record that cannot be read may hold the GPU too.
     pub unknown: bool,
     /// True if another prepared claim of this boot has asked for the time slice that is noted:
@@ -58,6 +61,11 @@ impl Holds {
             Own::None => (None, &[], &[]),
         };
         let mut holds = Self::default();
+        let server = |devices: &[RecordedDevice]| {
+            let mut here = devices.iter().filter(|d| d.gpu == *gpu && d.is_mps_share());
+            here.find_map(|device| Some(device.mps?.server))
+        };
+        let noted_server = state.mps.map(|noted| noted.server);
         let on_gpu = |devices: &[RecordedDevice], of: &ClaimUid| {
             let here = devices.iter().filter(|d| d.gpu == *gpu);
             let held = here.map(|d| d.hold(of)).filter(|h| h.sharing.holds());
@@ -80,6 +88,9 @@ impl Holds {
                         holds.vouched_for |=
                             noted.is_some() && held.iter().any(|h| h.time_slice == noted);
                     }
+                    if let Some(kept) = server(&record.devices) {
+                        holds.server = noted_server.or(Some(kept));
+                    }
                     holds.keep.extend(held);
                 }
             }
@@ -87,6 +98,7 @@ impl Holds {
         // Phase 2: the part of the claim that the call is about.
         if let Some(claim) = claim {
             holds.make = on_gpu(makes, claim);
+            holds.server = holds.server.or_else(|| server(makes));
             let left = on_gpu(leaves, claim).into_iter();
             holds.leaves_shared = left
                 .filter(|hold| hold.sharing.is_shared())

@@ -51,13 +51,13 @@ pub use decide::{
 };
 pub use diff::diff;
 pub use goal::{GpuGoal, Need, Want, goal};
-pub use gpu_state::{Changed, Fence, GpuState, Granted, Instance, Life, Moment, Setting};
+pub use gpu_state::{Changed, Fence, GpuState, Granted, Instance, Life, Moment, MpsNote, Setting};
 pub use granted::{ShareAmounts, share_env};
 pub use holds::{Holds, Own};
 pub use metadata::{Attributes, Metadata, MetadataFile, is_label, metadata_files};
 pub use numbers::{decode_ordinals, encode_ordinals};
 pub use rebuild::{MadeFor, rebuild};
-pub use record::{Leaving, Phase, Record, RecordedDevice};
+pub use record::{Leaving, MpsSlot, Phase, Record, RecordedDevice};
 pub use refusal::{EntryAt, Refusal, Retry, Why};
 pub use seen::{Filling, GpuSeen, Living};
 pub use stored::{Head, Stored};

@@ -13,7 +13,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, Place, Sharing, Target, TimeSlice};
+use divvy_model::{
+    BootId, ClaimUid, GpuUuid, Hold, MpsPriority, MpsServer, Place, Sharing, Target, TimeSlice,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::stored::{self, Head, Stored};
@@ -37,8 +39,8 @@ pub struct RecordedDevice {
     /// Time slice that its config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
-    /// Memory in bytes that the percent of a share came to when it was prepared: a later change of
-    /// the policy changes nothing of it.
+    /// Memory in bytes that the percent of a share, or its MPS slot, came to when it was prepared: a
+    /// later change of the policy changes nothing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_memory: Option<u64>,
     /// Memory in bytes that the driver caps its containers' share to, as promised when it was
@@ -49,6 +51,9 @@ pub struct RecordedDevice {
     /// cleared for each of its containers before it starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub clears_caps: bool,
+    /// Slot of the MPS server of its GPU, of an MPS share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsSlot>,
     /// Device nodes of the host that its config asks for, as written there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_nodes: Vec<String>,
@@ -56,6 +61,17 @@ pub struct RecordedDevice {
     /// came about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<Made>,
+}
+
+/// A slot of the MPS server of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MpsSlot {
+    /// The server, as it was when the slot was given.
+    pub server: MpsServer,
+    /// Priority that the claim's config asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<MpsPriority>,
 }
 
 impl RecordedDevice {
@@ -73,6 +89,11 @@ impl RecordedDevice {
             }
             (None, _) | (Some(_), Err(_)) => false,
         }
+    }
+
+    /// Returns whether it is an MPS share of a whole GPU.
+    pub fn is_mps_share(&self) -> bool {
+        (self.target, self.sharing) == (Target::Gpu, Sharing::Mps)
     }
 
     /// Returns the claim's hold through this device.

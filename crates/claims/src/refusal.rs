@@ -6,7 +6,8 @@ use std::fmt;
 
 use divvy_api::{ConfigError, MemoryBound};
 use divvy_model::{
-    Burst, ClaimUid, DeviceName, Format, GpuError, GpuUuid, ParseDeviceNameError, Quantity,
+    Burst, ClaimUid, DeviceName, Format, GpuError, GpuUuid, MpsServer, ParseDeviceNameError,
+    Quantity,
 };
 
 use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, Record, RecordedDevice};
@@ -186,6 +187,33 @@ pub enum Why {
         /// Bytes that the share was granted.
         request: u64,
     },
+    /// The node, or the rules of the GPU, lack what an MPS share needs.
+    #[error("it is an MPS share, which cannot be served: {0}")]
+    MpsUnavailable(&'static str),
+    /// The config of an MPS share asks for other limits than a slot has.
+    #[error(
+        "its config limits it to {asked}, and the MPS server of its GPU has one limit for all its clients: each of {} equal slots has {}", .slot.slots, slot_in_words(.slot)
+    )]
+    MpsUnequal {
+        /// The limit, as the config has it.
+        asked: String,
+        /// The server.
+        slot: MpsServer,
+    },
+    /// More claims have shares of an MPS server than it has slots.
+    #[error("all {slots} slots of the MPS server of its GPU are held by other claims")]
+    MpsFull {
+        /// The number of slots.
+        slots: u32,
+    },
+    /// A claim has MPS shares of two GPUs.
+    #[error(
+        "it is an MPS share of another GPU than device {other} of the same claim, and a program can use the MPS server of one GPU only"
+    )]
+    MpsTargets {
+        /// The device that came first.
+        other: DeviceName,
+    },
     /// The partition that the claim was given is gone under its pods.
     #[error(
         "its MIG instance is gone: the GPU was reset, the driver loaded again, or the instance destroyed"
@@ -295,6 +323,15 @@ fn offered_nodes(paths: &[String]) -> Cow<'static, str> {
     }
 }
 
+/// Returns what a slot has, in words.
+fn slot_in_words(server: &MpsServer) -> String {
+    let threads = format!("{} percent of the threads", server.cores);
+    match server.memory_mib {
+        Some(mib) => format!("{threads} and {mib}Mi"),
+        None => threads,
+    }
+}
+
 const RESCHEDULE: &str = "delete the pod and the claim, so that they are scheduled again";
 const NEW_CLAIM: &str = "A claim's spec is immutable, so a change of it takes a new claim";
 const SCHEDULER: &str = "this is a bug in the scheduler: delete the pod and the claim";
@@ -363,6 +400,10 @@ impl Why {
             Self::LimitNotKept(_) => ("limit-not-kept", Later),
             Self::LimitBelowRequest { .. } | Self::LimitAboveGpu { .. } => ("bad-limit", Never),
             Self::LimitAbovePolicy { .. } => ("limit-above-policy", Later),
+            Self::MpsUnavailable(_) => ("mps-unavailable", Later),
+            Self::MpsUnequal { .. } => ("mps-unequal", Never),
+            Self::MpsFull { .. } => ("mps-full", Later),
+            Self::MpsTargets { .. } => ("mps-targets", Never),
             Self::PartitionGone | Self::PartitionGoneBeside { .. } => ("partition-gone", Later),
             Self::ExtraNode { .. } => ("extra-node", Never),
             Self::StillHeld { .. } => ("held", Later),
@@ -413,7 +454,6 @@ impl Why {
                 format!("remove {path} from the config, or let an administrator add it to the chart value extraNodes").into()
             }
             Self::NoStaticPartition => format!("create it with nvidia-smi, or {RESCHEDULE}").into(),
-            Self::CapLost(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
             Self::LimitNotKept(_) => {
                 "remove limits.memory, or have the claim select memoryLimitMaxPercent >= 100, so that it gets a node that keeps limits; a claim's spec is immutable, so create a new claim".into()
             }
@@ -428,6 +468,14 @@ impl Why {
                 let percent = (u128::from(*limit) * 100).div_ceil(u128::from(*request).max(1));
                 format!("lower limits.memory, select memoryLimitMaxPercent >= {percent}, or raise shares.burst.memory in the GpuPolicy. {NEW_CLAIM}").into()
             }
+            Self::CapLost(_) | Self::MpsUnavailable(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
+            Self::MpsUnequal { .. } => {
+                "remove limits from the MpsConfig of the claim or class, or change shares.slots in the GpuPolicy".into()
+            }
+            Self::MpsFull { .. } => {
+                "shares.slots of its GpuPolicy is smaller than when the claims were allocated: delete the pod and the claim, or one of the others".into()
+            }
+            Self::MpsTargets { .. } => "request MPS shares of several GPUs by a claim each, in a container each".into(),
             Self::PartitionGone => {
                 "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()
             }

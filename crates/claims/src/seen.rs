@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_model::mig::{ComputeInstance, GpuInstance};
-use divvy_model::{ComputeMode, GpuError, GpuOp, MigMode, Place, TimeSlice};
+use divvy_model::{ComputeMode, GpuError, GpuOp, MigMode, MpsServer, Place, TimeSlice};
 
 use crate::change::{Made, Observed};
 use crate::gpu_state::{GpuState, Instance, Life};
@@ -54,6 +54,8 @@ pub struct GpuSeen {
     pub compute: Option<ComputeMode>,
     /// Time slice that certainly is in force. `None`: not known, so it is set again.
     pub slice: Option<TimeSlice>,
+    /// The MPS server that runs, or why it cannot be found out. `None`: not asked for.
+    pub mps: Option<Result<Option<MpsServer>, String>>,
     /// Content of the places that were asked for.
     pub places: BTreeMap<Place, Filling>,
     /// A call that has not returned.
@@ -86,6 +88,13 @@ impl GpuSeen {
                 .slice
                 .filter(|slice| slice.sure)
                 .map(|slice| slice.ours),
+            mps: state.mps.map(|noted| {
+                if noted.up {
+                    Ok(Some(noted.server))
+                } else {
+                    Err("a start or stop was cut short".to_owned())
+                }
+            }),
             places: BTreeMap::new(),
             in_flight: None,
         }

@@ -22,13 +22,16 @@ use std::sync::Arc;
 use divvy_claims::{AllocatedDevice, GpuGoal, Granted};
 use divvy_claims::{
     Allocation, Change, Claim, GpuSeen, GpuState, Holds, Instance, Leaving, Life, Living, Moment,
-    Observed, Own, Phase, Record, RecordedDevice, Setting, Stored, TimeSlice, Want, diff, goal,
+    MpsSlot, Observed, Own, Phase, Record, RecordedDevice, Setting, Stored, TimeSlice, Want, diff,
+    goal,
 };
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfileId, GpuInstance, GpuInstanceId,
     GpuInstanceProfileId, Placement,
 };
-use divvy_model::{BootId, ClaimUid, ComputeMode, GpuOp, GpuUuid, MigMode, Place, Sharing, Target};
+use divvy_model::{
+    BootId, ClaimUid, ComputeMode, GpuOp, GpuUuid, MigMode, MpsServer, Place, Sharing, Target,
+};
 
 #[path = "goals/story.rs"]
 mod story;
@@ -64,6 +67,8 @@ fn the_stories_make_every_kind_of_change() {
         story.run();
         kinds.extend(story.kinds);
     }
-    let all = ["compute", "create", "forget", "mig", "remove", "slice"];
+    let all = [
+        "compute", "create", "forget", "mig", "remove", "slice", "start", "stop",
+    ];
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), all);
 }

@@ -6,21 +6,28 @@
 //! of a setting is noted before the setting leaves it; notes are dropped after what they are about
 //! is gone. The invariants are listed in `divvy_claims`' `gpu_state`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
     Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment,
     Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
-use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, TimeSlice};
+use divvy_model::{ClaimUid, ComputeMode, GpuUuid, MpsServer, Place, TimeSlice};
 
 use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
 use crate::hardware::{Hardware, TimeSliceError};
+use crate::state::Gpus as GpuFiles;
 use crate::{Event, Report, StoreError, chain};
 
 /// Time limit for setting a time slice where no call's deadline is shorter.
 const SET_WITHIN: Duration = Duration::from_secs(10);
+/// Time limit for the start of an MPS server, and for its end: 5 s in which it may end by itself, and
+/// what killing it takes.
+const SERVER_WITHIN: Duration = Duration::from_secs(15);
+/// Time limit for a question to the supervisor.
+pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(3);
 
 /// The changes that bring a GPU to its goal, worked out under its lock.
 #[derive(Debug)]
@@ -40,11 +47,9 @@ impl Plan {
             .any(|change| matches!(change, Change::Create(_)))
     }
 
-    /// Returns whether an instance is to be removed.
+    /// Returns whether an instance is to be removed, or an MPS server to be stopped.
     pub(crate) fn removes(&self) -> bool {
-        self.changes
-            .iter()
-            .any(|change| matches!(change, Change::Remove(..)))
+        self.changes.iter().any(Change::is_removal)
     }
 
     /// Returns the hardware of the GPU, as far as it was looked at.
@@ -120,7 +125,9 @@ impl Gpus<'_> {
         // A round does not doubt what was set; a claim that asks has it set anew unless another
         // claim that asked for the same has held the GPU since.
         let believed = holds.vouched_for || holds.make.is_empty();
-        let seen = self.hardware.look(gpu, &open.state, &goal, believed);
+        // A round looks for servers that no note names: a file may have been lost.
+        let mps = (self.context.now() + ASK_WITHIN, matches!(own, Own::None));
+        let seen = self.hardware.look(gpu, &open.state, &goal, believed, mps);
         // Drop notes that the hardware contradicts before the difference is worked out: an
         // administrator or a reboot has changed the setting, and what was found before us is no
         // longer true.
@@ -247,9 +254,11 @@ impl Gpus<'_> {
         } else {
             Round::Usual
         };
+        let servers = self.servers_to_look_at(&states);
         for (gpu, stored) in states {
             // Compare notes with notes first: most GPUs are as they should be and are not asked.
             let is_due = match stored.as_ref() {
+                _ if servers.contains(&gpu) => Ok(true),
                 Stored::Fine(state) => self.is_due(&gpu, state, again),
                 Stored::Corrupt { .. } => Ok(true),
                 Stored::Absent | Stored::Newer { .. } => Ok(false),
@@ -271,6 +280,33 @@ impl Gpus<'_> {
                 report.events.push(Event::failed(None, &error));
             }
         }
+    }
+
+    /// Returns the GPUs whose MPS server is not as noted: it has died, or no file names it. A server that
+    /// runs on a GPU without a file is one of them too.
+    fn servers_to_look_at(self, states: &GpuFiles) -> BTreeSet<GpuUuid> {
+        let until = self.context.now() + ASK_WITHIN;
+        let running = match self.hardware.mps.running(until) {
+            Ok(running) => running,
+            Err(error) => {
+                tracing::warn!(
+                    error,
+                    "failed to ask for the MPS servers that run, will retry"
+                );
+                return BTreeSet::new();
+            }
+        };
+        let boot = &self.context.config.boot;
+        let noted = |gpu: &GpuUuid| {
+            let state = states.get(gpu)?.fine()?.clone().in_boot(boot);
+            state.mps.map(|noted| noted.server)
+        };
+        let runs = |gpu: &GpuUuid| running.get(gpu).map(|running| running.server);
+        let known = states.keys().chain(running.keys());
+        known
+            .filter(|gpu| noted(gpu) != runs(gpu))
+            .cloned()
+            .collect()
     }
 
     /// Gives back the MIG modes that divvy has changed, on GPUs that nothing holds, whatever rules
@@ -336,8 +372,14 @@ impl Gpus<'_> {
         let noted = stored.fine().map_or(0, settings);
         // Hold nothing of its own: what no record holds is given back.
         let plan = self.plan_in(round, gpu, Own::None, false)?;
+        let is_start = |change: &Change| matches!(change, Change::StartMps(_));
+        let restarts = plan.changes.iter().any(is_start);
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
             Ok(state) => {
+                if restarts {
+                    let gpu = gpu.clone();
+                    report.events.push(Event::MpsServerRestarted { gpu });
+                }
                 if settings(&state) < noted {
                     let gpu = gpu.clone();
                     report.events.push(Event::SettingsGivenBack { gpu });
@@ -401,11 +443,13 @@ impl Work<'_, '_> {
                 self.forget(*place);
                 Ok(())
             }
+            Change::StopMps => Ok(self.stop_mps()?),
             Change::Remove(place, life) => Ok(self.remove(*place, life)?),
             Change::SetMigMode(on) => self.set_mig_mode(*on),
             Change::SetComputeMode(to) => self.set_compute_mode(*to),
             Change::SetTimeSlice(to) => self.set_time_slice(*to),
             Change::Create(place) => self.create(*place, made_for),
+            Change::StartMps(server) => self.start_mps(*server),
         }
     }
 
@@ -497,6 +541,39 @@ impl Work<'_, '_> {
                 Err(error.into())
             }
         }
+    }
+
+    /// Ends the MPS server, whichever runs. The note goes only when it has certainly ended.
+    fn stop_mps(&mut self) -> Result<(), ChangeError> {
+        let until = self.gpus.context.now() + SERVER_WITHIN;
+        let stopped = self.gpus.hardware.stop_mps(self.gpu, until);
+        match &stopped {
+            Ok(()) => self.open.state.mps = None,
+            Err(ChangeError::NotDone(_)) => return stopped,
+            Err(ChangeError::Unknown(_)) => self.open.state.doubt_server(),
+        }
+        self.save_later();
+        stopped
+    }
+
+    /// Starts an MPS server: noted before, so that whatever the call leaves is stopped again.
+    fn start_mps(&mut self, server: MpsServer) -> Result<(), Failed> {
+        let until = self.gpus.context.now() + SERVER_WITHIN;
+        let before = self.open.state.mps;
+        self.open.state.note_server(server, false);
+        if let Err(error) = self.save() {
+            self.open.state.mps = before;
+            return Err(error.into());
+        }
+        let started = self.gpus.hardware.start_mps(self.gpu, server, until);
+        match &started {
+            Ok(()) => self.open.state.note_server(server, true),
+            Err(ChangeError::NotDone(_)) => self.open.state.mps = before,
+            // Asked again, or stopped, by the next call.
+            Err(ChangeError::Unknown(_)) => {}
+        }
+        self.save_later();
+        Ok(started?)
     }
 
     fn set_mig_mode(&mut self, to: bool) -> Result<(), Failed> {

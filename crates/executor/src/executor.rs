@@ -10,7 +10,8 @@ use divvy_claims::{
     RecordedDevice, ShareAmounts, Stored, cdi_device_name,
 };
 use divvy_model::{
-    BootId, ClaimUid, DeviceName, GpuDriver, GpuUuid, Grant, Hold, Ordinals, PciAddress, ShareUnit,
+    BootId, ClaimUid, DeviceName, GpuDriver, GpuUuid, Grant, Hold, MpsServer, Ordinals, PciAddress,
+    ShareUnit,
 };
 use serde::Serialize;
 
@@ -24,8 +25,8 @@ use crate::restore::{finish_lingering, restore_cdi};
 use crate::unprepare::unprepare;
 use crate::{
     Call, Cancel, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, InventorySource, Locks,
-    MetadataDir, NumberError, PrepareError, ProcessSource, Refresh, Report, Store, StoreError,
-    TimeSlices, UnprepareError, Unprepared,
+    MetadataDir, MpsServers, NumberError, PrepareError, ProcessSource, Refresh, Report, Store,
+    StoreError, TimeSlices, UnprepareError, Unprepared,
 };
 
 /// Time limits and intervals.
@@ -114,6 +115,8 @@ pub struct Parts {
     pub gpus: Arc<dyn GpuDriver>,
     /// Time slices of GPUs.
     pub time_slices: Arc<dyn TimeSlices>,
+    /// MPS servers of GPUs.
+    pub mps: Arc<dyn MpsServers>,
     /// Processes on GPUs.
     pub processes: Arc<dyn ProcessSource>,
     /// The node's GPUs.
@@ -287,6 +290,11 @@ impl Executor {
     /// Returns the units in which shares of GPUs were last published, of those that had any.
     pub fn share_units(&self) -> Result<BTreeMap<GpuUuid, ShareUnit>, StoreError> {
         Gpus::of(&self.context).share_units()
+    }
+
+    /// Returns the MPS servers that are noted, by GPU.
+    pub fn mps_servers(&self) -> Result<BTreeMap<GpuUuid, MpsServer>, StoreError> {
+        Gpus::of(&self.context).mps_servers()
     }
 
     /// Returns GPU instances that no record accounts for: they were created outside of divvy and

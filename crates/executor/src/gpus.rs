@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use divvy_claims::{Fence, GpuState, MadeFor, Record, Stored};
+use divvy_claims::{Fence, GpuState, MadeFor, ProcessOnGpu, Record, Stored};
 use divvy_model::mig::GpuInstance;
-use divvy_model::{ClaimUid, GpuUuid, Grant, MigMode, Place, ShareUnit, lock};
+use divvy_model::{ClaimUid, GpuError, GpuUuid, Grant, MigMode, MpsServer, Place, ShareUnit, lock};
 
+use crate::bring::ASK_WITHIN;
 use crate::context::Context;
 use crate::hardware::Hardware;
 use crate::records::{any_torn, fine};
@@ -95,6 +96,32 @@ impl<'a> Gpus<'a> {
         let states = self.context.state.gpus()?.into_iter();
         Ok(states
             .filter_map(|(gpu, state)| Some((gpu, state.fine()?.mig?.found)))
+            .collect())
+    }
+
+    /// Returns the processes on a GPU, but for those of its MPS server, which are no user's.
+    pub(crate) fn processes(self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
+        let mut found = self.context.parts.processes.on_gpu(gpu)?;
+        // Most GPUs have no server, and then no supervisor is asked.
+        let is_noted = |stored: &Stored<GpuState>| stored.fine().is_some_and(|s| s.mps.is_some());
+        let noted = || self.context.state.gpu(gpu);
+        if !found.is_empty() && noted().is_ok_and(|stored| is_noted(&stored)) {
+            let until = self.context.now() + ASK_WITHIN;
+            // Without an answer they count as a user's: the claim goes on holding.
+            let running = self.hardware.mps.running(until).unwrap_or_default();
+            let server = running.get(gpu);
+            found.retain(|process| server.is_none_or(|one| !one.pids.contains(&process.pid)));
+        }
+        Ok(found)
+    }
+
+    /// Returns the MPS servers that are noted in this boot.
+    pub(crate) fn mps_servers(self) -> Result<BTreeMap<GpuUuid, MpsServer>, StoreError> {
+        let boot = &self.context.config.boot;
+        let states = self.context.state.gpus()?.into_iter();
+        let noted = |state: &GpuState| state.clone().in_boot(boot).mps;
+        Ok(states
+            .filter_map(|(gpu, state)| Some((gpu, noted(state.fine()?)?.server)))
             .collect())
     }
 

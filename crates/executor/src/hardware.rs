@@ -5,9 +5,12 @@
 //! made under the GPU's lock.
 
 mod mig;
+mod mps;
 mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use std::time::Duration;
 
 use divvy_claims::{
     Cause, ChangeError, Filling, GpuGoal, GpuSeen, GpuState, Living, Need, Observed, Want,
@@ -18,6 +21,7 @@ use divvy_model::{ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid
 use crate::InventorySource;
 use crate::context::Context;
 
+pub use self::mps::{MpsServers, NoMps, RunningServer};
 pub use self::settings::{TimeSliceError, TimeSlices};
 
 /// The hardware of GPUs through the driver and `nvidia-smi`.
@@ -26,6 +30,7 @@ pub struct Hardware<'a> {
     /// Give it a driver whose calls have deadlines.
     pub gpus: &'a dyn GpuDriver,
     pub time_slices: &'a dyn TimeSlices,
+    pub mps: &'a dyn MpsServers,
     pub inventory: &'a dyn InventorySource,
 }
 
@@ -34,6 +39,7 @@ impl<'a> Hardware<'a> {
         Self {
             gpus: &*context.parts.gpus,
             time_slices: &*context.parts.time_slices,
+            mps: &*context.parts.mps,
             inventory: &*context.parts.inventory,
         }
     }
@@ -147,13 +153,14 @@ impl<'a> Hardware<'a> {
 
     /// Reads what a goal and the notes about a GPU name, and nothing else: most claims change
     /// nothing, and then nothing is asked. `slice_is_believed` says that the noted time slice is
-    /// still in force.
+    /// still in force, `mps` until when the supervisor may be asked, and whether it is in any case.
     pub(crate) fn look(
         self,
         gpu: &GpuUuid,
         state: &GpuState,
         goal: &GpuGoal,
         slice_is_believed: bool,
+        (until, asks_mps): (Duration, bool),
     ) -> GpuSeen {
         let mode_matters = match goal.mig {
             Want::To(_) => true,
@@ -178,6 +185,8 @@ impl<'a> Hardware<'a> {
                 .slice
                 .filter(|slice| slice.sure && slice_is_believed)
                 .map(|slice| slice.ours),
+            mps: (asks_mps || state.mps.is_some() || matches!(goal.mps, Want::To(_)))
+                .then(|| self.mps_server(gpu, until)),
             places: self.fillings(gpu, &places),
             // Asked for the notes of settings: they are not dropped as contradicted while a call
             // may still set them.

@@ -207,6 +207,7 @@ fn stand_in(
                 share_memory: None,
                 memory_cap: None,
                 clears_caps: false,
+                mps: None,
                 extra_nodes: Vec::new(),
                 given: match &instance.life {
                     Life::Whole(made) => Some(made.clone()),

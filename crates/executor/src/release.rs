@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
-    Change, ChangeError, GpuState, Leaving, Own, Phase, Record, RecordedDevice, Stored, Stuck,
+    ChangeError, GpuState, Leaving, Own, Phase, Record, RecordedDevice, Stored, Stuck,
 };
 use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, Sharing};
 
@@ -68,11 +68,11 @@ pub(crate) fn stuck_places(
         Err(NotBrought::Store(error)) => return Err(error),
         Err(NotBrought::Stuck(stuck)) => stuck,
     };
-    // Only an instance keeps its place from others. A setting that is not back is set again for a
+    // Only an instance keeps its place from others, and an MPS server the whole GPU. A setting that is not back is set again for a
     // claim that needs it, or given back by reconcile.
     let (removals, others): (Vec<Stuck>, Vec<Stuck>) = stuck
         .into_iter()
-        .partition(|stuck| matches!(stuck.change, Change::Remove(..)));
+        .partition(|stuck| stuck.change.is_removal());
     for Stuck { change, error } in others {
         tracing::warn!(%gpu, error = chain(&error), "failed to {}, will retry", change.of(gpu));
     }
@@ -273,7 +273,7 @@ fn processes_on(
     let gpu = &device.gpu;
     // A GPU that does not answer counts as in use, unless it certainly runs nothing: handing it on
     // too early would mix two users.
-    let mut found = match context.parts.processes.on_gpu(gpu) {
+    let mut found = match Gpus::of(context).processes(gpu) {
         Ok(found) => found,
         Err(error) if nothing_is_known_to_run(&error) => return Ok(None),
         Err(error) => {

@@ -41,6 +41,9 @@ pub enum Event {
     /// A GPU has the MIG mode, time slice or compute mode back that it had before claims needed
     /// another.
     SettingsGivenBack { gpu: GpuUuid },
+    /// The MPS server of a GPU had ended under its claims, and was started again: the programs of before
+    /// have lost what they had on the GPU.
+    MpsServerRestarted { gpu: GpuUuid },
     /// A claim holds on to its devices although it should not need them; looked at again next time.
     Kept { claim: ClaimUid, why: String },
     /// Something failed; tried again next time.

@@ -177,7 +177,7 @@ fn processes(
     {
         passed_over.remove(gpu);
     }
-    let on = |gpu: &GpuUuid| match context.parts.processes.on_gpu(gpu) {
+    let on = |gpu: &GpuUuid| match Gpus::of(context).processes(gpu) {
         Err(error) if never_lists_processes(&error) => None,
         listed => Some((gpu.clone(), listed)),
     };

@@ -404,5 +404,6 @@ fn system(driver: &str, cuda: CudaVersion) -> SystemFacts {
         cuda_version: Some(cuda),
         memory_caps: divvy_model::MemoryCaps::default(),
         caps_linger: false,
+        mps: divvy_model::MpsAbility::default(),
     }
 }

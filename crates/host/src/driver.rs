@@ -192,6 +192,11 @@ impl DriverRoot {
             .collect()
     }
 
+    /// Finds a program by its name; the path is inside the root.
+    pub fn find_program(&self, name: &str) -> io::Result<Option<PathBuf>> {
+        self.find(&PROGRAM_DIRS, name)
+    }
+
     /// Returns the first of `dirs` that holds the file `name`, links followed.
     pub(crate) fn find(&self, dirs: &[&str], name: &str) -> io::Result<Option<PathBuf>> {
         for dir in dirs {

@@ -36,6 +36,8 @@ pub struct Fixture {
     pub driver_root: PathBuf,
     /// A file to install as NVML, such as the mock library; `None` installs an empty library.
     pub nvml: Option<PathBuf>,
+    /// True if the driver comes with its programs for MPS.
+    pub mps: bool,
     /// The boot id.
     pub boot_id: String,
 }
@@ -93,6 +95,7 @@ impl Fixture {
             driver_version: "580.95.05".to_owned(),
             driver_root: PathBuf::from("/"),
             nvml: None,
+            mps: false,
             boot_id: "6f5902ac-237d-4d85-b20d-3ae1a2a0c1f4".to_owned(),
         }
     }
@@ -204,7 +207,9 @@ impl Fixture {
                 link(&full, &folder.join(soname))?;
             }
         }
-        for name in ["nvidia-smi", "nvidia-debugdump"] {
+        let mps = ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
+        let mps = mps.into_iter().filter(|_| self.mps);
+        for name in ["nvidia-smi", "nvidia-debugdump"].into_iter().chain(mps) {
             let path = root.join("usr/bin").join(name);
             let does = if name == "nvidia-smi" { SMI } else { "" };
             file(

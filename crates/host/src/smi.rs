@@ -251,6 +251,23 @@ impl Smi {
 }
 
 impl Smi {
+    /// Returns the command of another program of a driver, by its path inside the driver's root: run
+    /// inside that root if it is a whole root file system, else here.
+    pub fn program(&self, root: &DriverRoot, inside: &Path) -> Command {
+        let top = root.see(Path::new("/"));
+        if is_whole(root) {
+            return self.inside(&top, inside);
+        }
+        match &self.helper {
+            Some(helper) => {
+                let mut command = Command::new(helper);
+                command.arg(AS_OTHER).arg("/").arg(root.see(inside));
+                command
+            }
+            None => Command::new(root.see(inside)),
+        }
+    }
+
     /// Another program of this root, run inside it where this program can.
     pub(crate) fn inside(&self, root: &Path, program: &Path) -> Command {
         match &self.helper {

@@ -30,7 +30,7 @@ pub enum NamedTarget {
 /// A device name that this version does not publish.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "device name {0:?} is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)"
+    "device name {0:?} is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-mps, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)"
 )]
 pub struct ParseDeviceNameError(pub String);
 
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn names_read_back_as_written_and_nothing_else_is_accepted() {
         for ordinal in [0, 7, 15, u32::MAX] {
-            for sharing in [Sharing::Exclusive, Sharing::TimeSliced, Sharing::Admin] {
+            for sharing in Sharing::ALL {
                 let device = DeviceKind::of_gpu(ordinal, sharing);
                 assert_eq!(device.ordinal(), ordinal);
                 assert_eq!(DeviceKind::parse(&device.device_name()), Ok(device));
@@ -155,7 +155,7 @@ mod tests {
             "gpu-0-mig-19-0",
             "gpu-0-ts-1",
             "gpu-00-ts",
-            "gpu-0-mps",
+            "gpu-0-mps-1",
             "gpu-0-mig-1g10gb-19-0-ts",
             "gpu-0-mig-static-1g10gb-19-0-mps",
             "gpu-0-mig-1g10gb-19-0-admin",

@@ -9,6 +9,8 @@ pub enum Enforcement {
     Hardware,
     /// The driver of the kernel, by the control group of the pod.
     Cgroup,
+    /// The MPS server, for each of its clients.
+    MpsServer,
     /// Nothing: amounts are counted by the scheduler, and a program can take more.
     Nothing,
 }
@@ -19,6 +21,7 @@ impl Enforcement {
         match self {
             Self::Hardware => "hardware",
             Self::Cgroup => "cgroup",
+            Self::MpsServer => "mps-server",
             Self::Nothing => "none",
         }
     }
@@ -48,6 +51,8 @@ impl Limits {
             (Sharing::TimeSliced, TargetKind::Gpu) if caps == MemoryCaps::Available => {
                 (Enforcement::Cgroup, Enforcement::Nothing)
             }
+            // The server limits memory too, but a program can make it drop that limit (ADR 18).
+            (Sharing::Mps, TargetKind::Gpu) => (Enforcement::Nothing, Enforcement::MpsServer),
             (Sharing::TimeSliced | Sharing::Mps, _) => (Enforcement::Nothing, Enforcement::Nothing),
         };
         Self {
@@ -81,6 +86,7 @@ mod tests {
                 ("hardware", "hardware", "partition"),
             ),
             (gpu, Sharing::TimeSliced, ("none", "none", "gpu")),
+            (gpu, Sharing::Mps, ("none", "mps-server", "gpu")),
             (
                 partition,
                 Sharing::TimeSliced,

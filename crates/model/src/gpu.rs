@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{GpuUuid, MemoryCaps, PciAddress};
+use crate::{GpuUuid, MemoryCaps, MpsAbility, PciAddress};
 
 /// Facts about the machine's driver (`nvmlSystemGet…`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct SystemFacts {
     /// `misc`), so that one may be in the way of a later group.
     #[serde(default)]
     pub caps_linger: bool,
+    /// Ability to share GPUs by MPS. The node plugin works it out.
+    #[serde(default)]
+    pub mps: MpsAbility,
 }
 
 /// A CUDA version (`nvmlSystemGetCudaDriverVersion`: 12040 is 12.4).

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Alternative, Burst, ShareUnit};
+use crate::{Alternative, Burst, MpsServer, ShareUnit};
 
 /// The state of a GPU. Decided by the first hold that lands, freed by the last (the mode lock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -119,4 +119,6 @@ pub struct Grant {
     pub share_reserved_mib: u64,
     /// The factor by which the memory limit of a share may be above its request.
     pub share_burst: Burst,
+    /// The MPS server of the GPU while claims have MPS shares of it. `None`: as granted before.
+    pub mps: Option<MpsServer>,
 }

@@ -12,7 +12,8 @@ pub enum Sharing {
     Exclusive,
     /// By several claims whose contexts take turns.
     TimeSliced,
-    /// By several claims whose contexts run at once under an MPS server. Not published yet.
+    /// By several claims whose contexts run at once under an MPS server. Published only where a policy
+    /// names it.
     Mps,
     /// By those with admin access, whatever others have of it (KEP-5018, ADR 3).
     Admin,
@@ -107,8 +108,15 @@ impl Alternative {
     /// The GPU for those with admin access.
     pub const ADMIN: Self = Self::new(TargetKind::Gpu, Sharing::Admin);
 
-    /// All that rules can ask for.
+    /// MPS shares of the whole GPU.
+    pub const MPS: Self = Self::new(TargetKind::Gpu, Sharing::Mps);
+
+    /// All that a GPU is offered as where everything is asked for. MPS is not among it: a rule has to
+    /// name it.
     pub const OFFERED: [Self; 3] = [Self::WHOLE, Self::PARTITIONS, Self::TIME_SLICED];
+
+    /// All that claims can hold of a GPU.
+    pub const HELD: [Self; 4] = [Self::WHOLE, Self::PARTITIONS, Self::TIME_SLICED, Self::MPS];
 
     /// Returns the use of such targets.
     pub const fn new(target: TargetKind, sharing: Sharing) -> Self {
@@ -117,7 +125,7 @@ impl Alternative {
 
     /// Returns whether this version publishes such devices.
     pub fn is_published(self) -> bool {
-        self == Self::ADMIN || Self::OFFERED.contains(&self)
+        self == Self::ADMIN || Self::HELD.contains(&self)
     }
 
     /// Returns the mode that a GPU is in while it is used so; `None` for use that goes with any.
@@ -135,10 +143,13 @@ impl Alternative {
     pub fn device_type(self) -> &'static str {
         match (self.target, self.sharing) {
             (TargetKind::Gpu, Sharing::Exclusive) => "gpu",
-            (TargetKind::Gpu, Sharing::TimeSliced | Sharing::Mps) => "gpu-share",
+            (TargetKind::Gpu, Sharing::TimeSliced) => "gpu-share",
+            // Not that of time-sliced shares: a class that selects those must not get these.
+            (TargetKind::Gpu, Sharing::Mps) => "gpu-mps",
             (TargetKind::Gpu, Sharing::Admin) => "gpu-admin",
             (TargetKind::Partition, Sharing::Exclusive) => "mig",
-            (TargetKind::Partition, Sharing::TimeSliced | Sharing::Mps) => "mig-share",
+            (TargetKind::Partition, Sharing::TimeSliced) => "mig-share",
+            (TargetKind::Partition, Sharing::Mps) => "mig-mps",
             (TargetKind::Partition, Sharing::Admin) => "mig-admin",
         }
     }
@@ -148,7 +159,8 @@ impl Alternative {
         match (self.target, self.sharing) {
             (TargetKind::Gpu, Sharing::Exclusive) => "whole",
             (TargetKind::Partition, Sharing::Exclusive) => "partition",
-            (_, Sharing::TimeSliced | Sharing::Mps) => "share",
+            (_, Sharing::TimeSliced) => "share",
+            (_, Sharing::Mps) => "MPS share",
             (_, Sharing::Admin) => "admin",
         }
     }
@@ -158,7 +170,8 @@ impl Alternative {
         match (self.target, self.sharing) {
             (TargetKind::Gpu, Sharing::Exclusive) => "whole",
             (TargetKind::Partition, Sharing::Exclusive) => "partitions",
-            (_, Sharing::TimeSliced | Sharing::Mps) => "shares",
+            (_, Sharing::TimeSliced) => "shares",
+            (_, Sharing::Mps) => "MPS shares",
             (_, Sharing::Admin) => "admin",
         }
     }

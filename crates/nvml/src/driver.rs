@@ -14,8 +14,8 @@ use divvy_model::mig::{
 };
 use divvy_model::{
     ComputeMode, CudaVersion, GpuDriver, GpuError, GpuErrorCode, GpuFacts, GpuMemory, GpuOp,
-    GpuProcess, GpuUuid, MemoryCaps, MemoryLimit, MigActivation, MigDevice, MigMode, ProcessSample,
-    SystemFacts, lock,
+    GpuProcess, GpuUuid, MemoryCaps, MemoryLimit, MigActivation, MigDevice, MigMode, MpsAbility,
+    ProcessSample, SystemFacts, lock,
 };
 
 use crate::ffi::{Failure, Handle, Library, ends_session};
@@ -214,6 +214,8 @@ impl GpuDriver for NvmlDriver {
             cuda_version: cuda.map_err(fail)?.map(CudaVersion::from_nvml),
             memory_caps,
             caps_linger: false,
+            // NVML does not know the programs of the driver.
+            mps: MpsAbility::default(),
         })
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_model::mig::MigCapabilities;
-use divvy_model::{Alternative, DeviceKind, DeviceName, GpuUuid, Ordinals, TargetKind};
+use divvy_model::{Alternative, DeviceKind, DeviceName, GpuUuid, Ordinals, Sharing, TargetKind};
 
 use crate::Pool;
 use crate::step::Look;
@@ -35,7 +35,12 @@ impl World {
         // Nothing can be missing: the API has said who holds what, or all that a process could have
         // offered is in this pool.
         if self.memory.asking.answered
-            || !offers_less_than_it_may(ordinals, &self.memory.capabilities, plain)
+            || !offers_less_than_it_may(
+                ordinals,
+                &self.memory.capabilities,
+                plain,
+                look.shares_by_mps(),
+            )
         {
             return true;
         }
@@ -231,11 +236,12 @@ impl World {
 }
 
 /// Returns whether a numbered GPU is not offered as all that it may have been offered as. It may be
-/// held as such from before this process began.
+/// held as such from before this process began. `by_mps`: the node can share GPUs by MPS.
 fn offers_less_than_it_may(
     ordinals: &Ordinals,
     capabilities: &BTreeMap<GpuUuid, MigCapabilities>,
     pool: &Pool,
+    by_mps: bool,
 ) -> bool {
     let kinds: BTreeSet<_> = pool
         .devices()
@@ -258,8 +264,9 @@ fn offers_less_than_it_may(
         places.all(|(profile, start)| partitions.contains(&(ordinal, profile, start)))
     };
     ordinals.iter().any(|(gpu, ordinal)| {
-        Alternative::OFFERED
+        Alternative::HELD
             .iter()
+            .filter(|held| by_mps || held.sharing != Sharing::Mps)
             .any(|offered| match offered.target {
                 TargetKind::Gpu => !kinds.contains(&DeviceKind::of_gpu(ordinal, offered.sharing)),
                 TargetKind::Partition => !cut(gpu, ordinal),

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::attributes as attr;
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, NamedTarget, Sharing, TimeSlice};
+use divvy_model::{
+    DeviceKind, DeviceName, GpuUuid, Inventory, MemoryCaps, NamedTarget, Sharing, TimeSlice,
+};
 
 use crate::whole::{self, Builder, Links};
 use crate::{AttributeValue, admin, partition, share};
@@ -30,7 +32,10 @@ pub fn attributes(
     let published = match (&kind.target, kind.sharing) {
         (NamedTarget::Gpu { .. }, Sharing::Exclusive) => whole(),
         (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole()),
-        (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced | Sharing::Mps) => {
+        (NamedTarget::Gpu { ordinal }, Sharing::Mps) => {
+            share::bare(*ordinal, &whole(), Sharing::Mps, MemoryCaps::default())
+        }
+        (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced) => {
             share::described(*ordinal, &whole(), time_slice, system.memory_caps)
         }
         (NamedTarget::Partition(name), _) => {

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use divvy_api::names::attributes;
 use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, Ordinals, ShareUnit, TargetKind, fnv1a,
+    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MpsServer, Ordinals, ShareUnit,
+    TargetKind, fnv1a,
 };
 
 use crate::settle::CounterSets;
@@ -49,6 +50,8 @@ pub struct Input<'a> {
     /// another unit now gives no new shares until these are gone: amounts in two units cannot be
     /// added up.
     pub share_units: &'a BTreeMap<GpuUuid, ShareUnit>,
+    /// The MPS servers that run, by GPU: while one does, shares are published as it was started.
+    pub mps_servers: &'a BTreeMap<GpuUuid, MpsServer>,
     /// The pool that was carved last: devices of GPUs that no longer answer are taken from it.
     pub previous: Option<&'a Pool>,
     /// The features that the API server can store.
@@ -70,6 +73,7 @@ impl<'a> Input<'a> {
         static NOTHING_OCCUPIED: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
         static NOTHING_CHANGED: BTreeMap<GpuUuid, bool> = BTreeMap::new();
         static NO_UNITS: BTreeMap<GpuUuid, ShareUnit> = BTreeMap::new();
+        static NO_SERVERS: BTreeMap<GpuUuid, MpsServer> = BTreeMap::new();
         static NO_DEVICES: BTreeSet<DeviceName> = BTreeSet::new();
         Self {
             node,
@@ -84,6 +88,7 @@ impl<'a> Input<'a> {
             recorded: &NO_DEVICES,
             mig_found: &NOTHING_CHANGED,
             share_units: &NO_UNITS,
+            mps_servers: &NO_SERVERS,
             previous: None,
             features,
         }

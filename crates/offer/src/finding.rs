@@ -211,6 +211,9 @@ pub enum Finding {
         "{gpu} is not offered in shares: they need Kubernetes 1.35 or later with the feature gate DRAConsumableCapacity (on by default from 1.36)"
     )]
     NoShares { gpu: GpuUuid },
+    /// MPS shares need what the GPU or its node lacks.
+    #[error("{gpu} is not offered in MPS shares: {lack}")]
+    NoMps { gpu: GpuUuid, lack: String },
     /// All of its memory is held back.
     #[error("{gpu} is not offered in shares: its rule reserves all of its memory")]
     NothingToShare { gpu: GpuUuid },

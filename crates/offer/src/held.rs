@@ -183,8 +183,8 @@ fn bare(kind: &DeviceKind, uuid: &GpuUuid) -> Device {
     match (&kind.target, kind.sharing) {
         (NamedTarget::Gpu { ordinal }, Sharing::Exclusive) => whole(*ordinal),
         (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole(*ordinal)),
-        (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced | Sharing::Mps) => {
-            share::bare(*ordinal, &whole(*ordinal), MemoryCaps::default())
+        (NamedTarget::Gpu { ordinal }, sharing @ (Sharing::TimeSliced | Sharing::Mps)) => {
+            share::bare(*ordinal, &whole(*ordinal), sharing, MemoryCaps::default())
         }
         (NamedTarget::Partition(name), _) => {
             let mut nothing = Vec::new();

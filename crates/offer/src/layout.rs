@@ -15,10 +15,10 @@ use crate::{Device, Slice};
 /// GPUs whose partitions share a slice: as many as fit with every profile that is known on any
 /// board (31 devices).
 const GPUS_IN_SLICE: u32 = 2;
-/// GPUs in a slice that has one device of each. The first of these slices has whole GPUs and
-/// shares, so it is half the lower limit; that limit always: else the first taint on a full slice
-/// would split it.
-const ONE_EACH: u32 = MAX_DEVICES_TAINTED / 2;
+/// GPUs in a slice that has one device of each. The first of these slices has whole GPUs and the
+/// shares of both kinds, so it is a third of the lower limit; that limit always: else the first taint
+/// on a full slice would split it.
+const ONE_EACH: u32 = MAX_DEVICES_TAINTED / 3;
 
 /// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, what is for
 /// admins, and the counter sets. Whole GPUs, shares and the first GPU's partitions are one slice,

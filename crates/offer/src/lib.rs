@@ -24,6 +24,7 @@ mod held;
 mod layout;
 mod lean;
 mod modes;
+mod mps;
 mod neighbour;
 mod partition;
 mod policy;

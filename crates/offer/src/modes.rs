@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Alternative, TargetKind};
+use divvy_model::{Alternative, Sharing, TargetKind};
 
 use crate::{Feature, Instances, Modes, OneMode, ServerFeatures};
 
@@ -28,6 +28,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) toggles: bool,
     /// True if its profiles are known, and its counters fit the API.
     pub(crate) cuttable: bool,
+    /// Lack of the GPU or its node for MPS, if there is any.
+    pub(crate) mps_lack: Option<&'static str>,
     pub(crate) features: &'a ServerFeatures,
     /// The modes in which it is used or allocated.
     pub(crate) in_use: &'a BTreeSet<Alternative>,
@@ -57,6 +59,8 @@ pub(crate) enum Refused {
     NoCounters,
     /// Shares need what the server drops.
     NoShares,
+    /// MPS shares need what the GPU or its node lacks.
+    NoMps(&'static str),
     /// The MIG mode would have to change, and that needs a reset.
     NeedsReset,
     /// The board cannot do it, or nothing is known of its profiles.
@@ -138,6 +142,9 @@ fn obstacle(facts: &Facts<'_>, mode: Alternative) -> Option<Refused> {
         _ if mode.sharing.is_shared() && !facts.features.supports(Feature::Shares) => {
             Some(Refused::NoShares)
         }
+        _ if mode.sharing == Sharing::Mps && facts.mps_lack.is_some() => {
+            facts.mps_lack.map(Refused::NoMps)
+        }
         // Without profiles it is not known what partitions there are, and without counters the
         // scheduler would allocate those that overlap.
         TargetKind::Partition if !facts.cuttable => Some(Refused::NoMig),
@@ -180,6 +187,7 @@ mod tests {
         recorded: BTreeSet<Alternative>,
         instances: Instances,
         any_lives: bool,
+        mps_lack: Option<&'static str>,
     }
 
     fn h100() -> Case {
@@ -193,6 +201,7 @@ mod tests {
             recorded: BTreeSet::new(),
             instances: Instances::Ours,
             any_lives: false,
+            mps_lack: None,
         }
     }
 
@@ -207,6 +216,7 @@ mod tests {
             found_on: case.found_on.unwrap_or(case.on),
             toggles: case.toggles,
             cuttable: true,
+            mps_lack: case.mps_lack,
             features: &features,
             in_use: &case.in_use,
             leaving: &BTreeSet::new(),
@@ -286,6 +296,28 @@ mod tests {
             }),
             []
         );
+    }
+
+    #[test]
+    fn mps_is_offered_only_where_a_rule_names_it_and_nothing_is_lacking() {
+        let asked = || Modes::Only([WHOLE, Alternative::MPS].into());
+        let case = |asked, on, toggles, mps_lack| {
+            chosen(&Case {
+                asked,
+                on,
+                toggles,
+                mps_lack,
+                ..h100()
+            })
+        };
+        assert_eq!(case(asked(), false, true, None), [WHOLE, Alternative::MPS]);
+        assert_eq!(case(asked(), false, true, Some("no program")), [WHOLE]);
+        // With MIG mode on that needs a reset to change, there is neither.
+        assert_eq!(case(asked(), true, false, None), []);
+        for everything in [Modes::everything(), Modes::AsIs] {
+            let chosen = case(everything, false, true, None);
+            assert!(!chosen.contains(&Alternative::MPS), "{chosen:?}");
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::taints::{Standing, Subject};
 use crate::whole::{self, Builder};
 use crate::{
     AttributeValue, Capacity, Device, Feature, Finding, GpuRules, Instances, Modes, PlacementOrder,
+    mps,
 };
 
 impl Carving<'_> {
@@ -49,6 +50,7 @@ impl Carving<'_> {
             found_on: self.input.mig_found.get(one.uuid).copied().unwrap_or(on),
             toggles: facts.architecture.toggles_mig_without_reset(),
             cuttable,
+            mps_lack: mps::lack(facts, self.input.inventory.system.mps),
             features: self.input.features,
             in_use,
             leaving: self.leaving.get(&one.ordinal).unwrap_or(&nothing),
@@ -66,6 +68,10 @@ impl Carving<'_> {
                 Refused::NoCounters if on || choice.one_mode.is_none() => {
                     self.findings.push(Finding::NoCounters { gpu: gpu() });
                 }
+                Refused::NoMps(lack) => self.findings.push(Finding::NoMps {
+                    gpu: gpu(),
+                    lack: (*lack).to_owned(),
+                }),
                 Refused::NoShares => self.findings.push(Finding::NoShares { gpu: gpu() }),
                 Refused::NoMig | Refused::Static | Refused::NeedsReset
                     if choice.modes.is_empty() && rules.modes != Modes::AsIs =>

@@ -8,7 +8,7 @@ use crate::partition::{self, Source};
 use crate::settle::CounterSets;
 use crate::taints::{Standing, Subject};
 use crate::whole::{self, Links};
-use crate::{Device, Finding, admin, share};
+use crate::{Device, Finding, admin, mps, share};
 
 /// A GPU that answers.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +70,11 @@ impl Carving<'_> {
             rules,
             (unit, system.memory_caps),
         );
-        if share.is_none() && choice.offers(Alternative::TIME_SLICED) {
+        let server = self.input.mps_servers.get(uuid).copied();
+        let server = server.or_else(|| mps::server(&gpu.facts, rules));
+        let mps = server.map(|server| mps::device(ordinal, &whole, server));
+        let is_all_reserved = share.is_none() || server.is_none();
+        if is_all_reserved && choice.modes.iter().any(|mode| mode.sharing.is_shared()) {
             self.findings
                 .push(Finding::NothingToShare { gpu: uuid.clone() });
         }
@@ -101,19 +105,22 @@ impl Carving<'_> {
                 subject(Alternative::PARTITIONS),
             );
         }
-        let shares = DeviceKind::of_gpu(ordinal, Sharing::TimeSliced);
-        if share.is_none() && self.stays(&shares.device_name()) {
-            let why = "its rule reserves all of the GPU's memory";
-            self.publish_kept(&shares, why, subject(Alternative::TIME_SLICED));
+        for (sharing, shares) in [(Sharing::TimeSliced, &share), (Sharing::Mps, &mps)] {
+            let kind = DeviceKind::of_gpu(ordinal, sharing);
+            if shares.is_none() && self.stays(&kind.device_name()) {
+                let why = "its rule reserves all of the GPU's memory";
+                self.publish_kept(&kind, why, subject(kind.alternative()));
+            }
         }
         if let Some(whole) = self.alternative(one, whole, &choice, subject(Alternative::WHOLE)) {
             self.card(ordinal).add(Alternative::WHOLE, whole);
         }
-        let share = share.and_then(|share| {
-            self.alternative(one, share, &choice, subject(Alternative::TIME_SLICED))
-        });
-        if let Some(share) = share {
-            self.card(ordinal).add(Alternative::TIME_SLICED, share);
+        for (mode, shares) in [(Alternative::TIME_SLICED, share), (Alternative::MPS, mps)] {
+            let shares =
+                shares.and_then(|shares| self.alternative(one, shares, &choice, subject(mode)));
+            if let Some(shares) = shares {
+                self.card(ordinal).add(mode, shares);
+            }
         }
         // Phase 4: what is only known once the card is full.
         let Some(card) = self.cards.get_mut(&ordinal) else {
@@ -145,7 +152,7 @@ impl Carving<'_> {
             let on = one.gpu.facts.mig_mode.is_on();
             let unit = self.input.rules_of(one.uuid).shares.unit;
             let (why, value) =
-                if mode.sharing.is_shared() && self.input.share_unit(one.uuid) != unit {
+                if mode == Alternative::TIME_SLICED && self.input.share_unit(one.uuid) != unit {
                     let why = format!("this GPU is to be shared {}", unit.in_words());
                     (why, "not-offered")
                 } else if fits_mig_mode(mode, on) {

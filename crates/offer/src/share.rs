@@ -3,9 +3,7 @@
 //! memory is capped where the driver can.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{
-    Alternative, DeviceKind, GpuFacts, MemoryCaps, ShareUnit, Sharing, TargetKind, TimeSlice,
-};
+use divvy_model::{DeviceKind, GpuFacts, MemoryCaps, ShareUnit, Sharing, TargetKind, TimeSlice};
 
 use crate::whole::limits;
 use crate::{
@@ -102,7 +100,7 @@ pub(crate) fn described(
     time_slice: Option<TimeSlice>,
     caps: MemoryCaps,
 ) -> Device {
-    let mut device = bare(ordinal, whole, caps);
+    let mut device = bare(ordinal, whole, Sharing::TimeSliced, caps);
     let slice = time_slice.unwrap_or(TimeSlice::Default);
     device.attributes.insert(
         attr::TIME_SLICE.into(),
@@ -111,17 +109,18 @@ pub(crate) fn described(
     device
 }
 
-/// The same, with what `whole` says alone.
-pub(crate) fn bare(ordinal: u32, whole: &Device, caps: MemoryCaps) -> Device {
-    let mut device = Device::new(DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).device_name());
+/// The shares of a GPU in this way, with what `whole` says alone.
+pub(crate) fn bare(ordinal: u32, whole: &Device, sharing: Sharing, caps: MemoryCaps) -> Device {
+    let kind = DeviceKind::of_gpu(ordinal, sharing);
+    let mut device = Device::new(kind.device_name());
     device.allow_multiple = true;
     device.attributes.clone_from(&whole.attributes);
     device.attributes.remove(attr::UUID);
     let own = [
-        (attr::TYPE, Alternative::TIME_SLICED.device_type()),
-        (attr::SHARING, Sharing::TimeSliced.attribute()),
+        (attr::TYPE, kind.alternative().device_type()),
+        (attr::SHARING, sharing.attribute()),
     ];
-    let limits = limits(TargetKind::Gpu, Sharing::TimeSliced, caps);
+    let limits = limits(TargetKind::Gpu, sharing, caps);
     for (name, value) in own.into_iter().chain(limits) {
         device
             .attributes

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_model::{
-    DeviceKind, DeviceName, GpuUuid, Grant, Inventory, Ordinals, Sharing, TargetKind,
+    Alternative, DeviceKind, DeviceName, GpuUuid, Grant, Inventory, MpsServer, Ordinals, Sharing,
+    TargetKind,
 };
 
 use crate::taints::{Hazards, foreign};
@@ -15,7 +16,7 @@ use crate::withdrawal::{DeviceState, Observed};
 use crate::world::{Ask, Fact, Records, World};
 use crate::{
     Carved, Feature, Finding, GpuRules, HealthView, Input, Modes, NodeFacts, OneMode, Pool,
-    Resolved, ServerFeatures, carve, resolve, validate,
+    Resolved, ServerFeatures, carve, mps, resolve, validate,
 };
 
 /// For how long an allocation of a device that was withdrawn proves nothing about the scheduler.
@@ -98,6 +99,19 @@ impl Look {
         }
     }
 
+    /// Returns the MPS server that a GPU is to have while claims have MPS shares of it. `None` if its
+    /// rules name no MPS, or it does not answer.
+    fn mps_server(&self, gpu: &GpuUuid, rules: &GpuRules) -> Option<MpsServer> {
+        let asked = matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Alternative::MPS));
+        let found = self.inventory.gpus.get(gpu).filter(|_| asked)?;
+        mps::server(&found.facts, rules)
+    }
+
+    /// Returns whether the node can share GPUs by MPS.
+    pub(crate) fn shares_by_mps(&self) -> bool {
+        self.inventory.system.mps.lack().is_none()
+    }
+
     /// Returns the name of the shares of a GPU.
     fn shares_of(&self, gpu: &GpuUuid) -> Option<DeviceName> {
         let ordinal = self.records.ordinals.of(gpu)?;
@@ -123,6 +137,7 @@ impl Look {
             recorded: &self.recorded,
             mig_found: &self.records.mig_found,
             share_units: &world.memory.share_units,
+            mps_servers: &self.records.mps_servers,
             previous: self.previous.as_deref(),
             features: &self.features,
         })
@@ -417,6 +432,7 @@ impl World {
                 share_unit: self.memory.share_units.get(gpu).copied(),
                 share_reserved_mib: look.withheld_mib(gpu, rules),
                 share_burst: rules.shares.burst,
+                mps: look.mps_server(gpu, rules),
             };
             Some((gpu.clone(), grant))
         });

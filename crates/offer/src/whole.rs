@@ -104,7 +104,9 @@ pub(crate) fn limits(
             attr::ISOLATION,
             match limits.memory {
                 Enforcement::Hardware => limits.memory.attribute(),
-                Enforcement::Cgroup | Enforcement::Nothing => Enforcement::Nothing.attribute(),
+                Enforcement::Cgroup | Enforcement::MpsServer | Enforcement::Nothing => {
+                    Enforcement::Nothing.attribute()
+                }
             },
         ),
         (attr::MEMORY_ENFORCEMENT, limits.memory.attribute()),

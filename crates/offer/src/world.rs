@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use divvy_api::policy::GpuPolicy;
 use divvy_model::mig::{MigCapabilities, Placement};
-use divvy_model::{ClaimUid, DeviceName, GpuUuid, Grant, Hold, Inventory, Ordinals, ShareUnit};
+use divvy_model::{
+    ClaimUid, DeviceName, GpuUuid, Grant, Hold, Inventory, MpsServer, Ordinals, ShareUnit,
+};
 
 use crate::withdrawal::DeviceState;
 use crate::{
@@ -112,6 +114,8 @@ pub struct Records {
     /// The units in which shares were last published, by this process or an earlier one; of GPUs
     /// that had any.
     pub share_units: BTreeMap<GpuUuid, ShareUnit>,
+    /// The MPS servers that run on GPUs.
+    pub mps_servers: BTreeMap<GpuUuid, MpsServer>,
 }
 
 /// A device that a claim holds by its record.

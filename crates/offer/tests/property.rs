@@ -154,6 +154,7 @@ prop_compose! {
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
             caps_linger: false,
+            mps: divvy_model::MpsAbility::default(),
             cuda_version: Some(CudaVersion { major, minor }),
         };
         let features = ServerFeatures::default();

@@ -58,6 +58,8 @@ pub struct Timing {
     pub cdi_check: Duration,
     /// Interval at which another instance's wish to publish is looked for.
     pub publisher_poll: Duration,
+    /// Interval at which MPS servers are looked for that have died under their claims.
+    pub mps: Duration,
     /// Time limits of the executor.
     pub executor: divvy_executor::Timing,
     /// Time for which policies may stay unknown at the start before the node goes on with what it
@@ -97,6 +99,7 @@ impl Default for Timing {
             cdi_settle: Duration::from_secs(1),
             cdi_check: Duration::from_mins(5),
             publisher_poll: Duration::from_secs(2),
+            mps: Duration::from_secs(10),
             executor: divvy_executor::Timing::default(),
             gpu_node: Duration::from_secs(5),
             gpu_node_look: Duration::from_secs(30),

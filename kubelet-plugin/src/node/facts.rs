@@ -10,7 +10,9 @@ use divvy_claims::{Fence, Head};
 use divvy_executor::HeldDevice;
 use divvy_model::health::{HealthBook, HealthChange};
 use divvy_model::mig::{GpuInstanceId, Placement};
-use divvy_model::{ClaimUid, GpuErrorCode, GpuUuid, Inventory, Ordinals, PciAddress, ShareUnit};
+use divvy_model::{
+    ClaimUid, GpuErrorCode, GpuUuid, Inventory, MpsServer, Ordinals, PciAddress, ShareUnit,
+};
 use divvy_offer::{HealthView, Held, Records, Resolved};
 use divvy_usage::GpuUsage;
 use k8s_openapi::api::core::v1::Node;
@@ -223,6 +225,8 @@ pub(crate) struct Recorded {
     pub(crate) mig_found: BTreeMap<GpuUuid, bool>,
     /// The units in which shares of GPUs were last published, of those that had any.
     pub(crate) share_units: BTreeMap<GpuUuid, ShareUnit>,
+    /// The MPS servers that run on GPUs.
+    pub(crate) mps_servers: BTreeMap<GpuUuid, MpsServer>,
 }
 
 impl Recorded {
@@ -242,6 +246,7 @@ impl Recorded {
             foreign: self.foreign.clone(),
             mig_found: self.mig_found.clone(),
             share_units: self.share_units.clone(),
+            mps_servers: self.mps_servers.clone(),
         }
     }
 

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use divvy_host::{HostRoot, NvidiaModule, nvidia_module};
 use divvy_model::{
-    GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid, HostTopology, Inventory, PciAddress,
+    GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid, HostTopology, Inventory, MpsAbility,
+    PciAddress,
 };
 use divvy_offer::Finding;
 use tokio::sync::{Notify, watch};
@@ -42,6 +43,8 @@ pub(crate) struct InventoryOwner {
     pub(crate) cgroups: PathBuf,
     /// False if an administrator has switched caps of memory off.
     pub(crate) memory_caps: bool,
+    /// True if there is a supervisor of MPS daemons.
+    pub(crate) mps: bool,
     /// The node's object: a drain shows there.
     pub(crate) node: watch::Receiver<Option<Arc<NodeFacts>>>,
     /// The file that asks for the driver to be let go.
@@ -177,6 +180,7 @@ impl InventoryOwner {
         let known = self.seen.borrow().inventory.clone();
         let (gpus, host, edits) = (self.gpus.clone(), self.host.clone(), self.edits.clone());
         let (cgroups, wanted) = (self.cgroups.clone(), self.memory_caps);
+        let has_supervisor = self.mps;
         let looked = tokio::task::spawn_blocking(move || {
             let before = known.as_deref();
             // A driver that was exchanged between two looks answers as before, so the version of
@@ -211,6 +215,9 @@ impl InventoryOwner {
                 edits.calls_hook(),
             );
             found.system.caps_linger = ability::caps_linger(found.system.memory_caps, &cgroups);
+            let driver = &found.system.driver_version;
+            found.system.mps =
+                MpsAbility::of_node(driver, has_supervisor, edits.has_mps_programs());
             let changed = (before != Some(&found)).then(|| (began, Arc::new(found)));
             Ok(Poll {
                 changed,
@@ -247,6 +254,7 @@ impl InventoryOwner {
                 unreadable = inventory.problems.len(),
                 driver_version = %inventory.system.driver_version,
                 memory_caps = inventory.system.memory_caps.lack().unwrap_or("available"),
+                mps = inventory.system.mps.lack().unwrap_or("available"),
                 "read the node's GPUs"
             );
         }

@@ -146,6 +146,9 @@ fn read(
         share_units: executor
             .share_units()
             .map_err(|error| crate::chain(&error))?,
+        mps_servers: executor
+            .mps_servers()
+            .map_err(|error| crate::chain(&error))?,
         held,
     };
     Ok(Reading {

@@ -1,4 +1,5 @@
-//! Brings settings of GPUs to what policies say now, soon after the policies have changed.
+//! Brings settings of GPUs to what policies say now, soon after the policies have changed, and MPS
+//! servers that have died back to their claims.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,9 @@ pub(crate) struct Granted {
     pub(crate) executor: Arc<Executor>,
     /// Pause before what failed is tried again; it doubles from one failure to the next.
     pub(crate) retry: Duration,
+    /// Interval at which MPS servers are looked for that have died under their claims; `None` without a
+    /// supervisor.
+    pub(crate) mps: Option<Duration>,
     /// Notifies that another grant of a GPU is on disk.
     pub(crate) stored: Arc<Notify>,
     /// The GPUs as the driver lists them, and whether it is released.
@@ -39,9 +43,16 @@ impl Granted {
                     None => std::future::pending().await,
                 }
             };
+            let look = async {
+                match self.mps {
+                    Some(every) => tokio::time::sleep(every).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 () = self.stored.notified() => {}
                 () = again => {}
+                () = look => {}
                 () = stop.cancelled() => return,
             }
             // A question would open a driver that was released to be unloaded.

@@ -63,11 +63,11 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
             unallocated.uid
         )
     );
-    let strange = node.claim("strange", &["gpu-0-mps"]);
+    let strange = node.claim("strange", &["gpu-0-vgpu"]);
     assert_eq!(
         node.prepare(&strange).await.unwrap_err(),
         format!(
-            "device gpu-0-mps of claim default/strange (UID {}): this driver publishes no such device (delete the pod and the claim, so that they are scheduled again): device name \"gpu-0-mps\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
+            "device gpu-0-vgpu of claim default/strange (UID {}): this driver publishes no such device (delete the pod and the claim, so that they are scheduled again): device name \"gpu-0-vgpu\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-mps, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
             strange.uid
         )
     );

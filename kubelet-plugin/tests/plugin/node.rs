@@ -210,6 +210,7 @@ impl Node {
 
     pub(crate) fn start_on(&self, config: Config, gpus: Arc<dyn GpuDriver>) -> Plugin {
         let deps = Deps {
+            mps: None,
             client: self.api.client(),
             kube: None,
             gpus,

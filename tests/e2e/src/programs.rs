@@ -21,6 +21,8 @@ pub struct Programs {
     pub hook: PathBuf,
     /// The cluster controller.
     pub controller: PathBuf,
+    /// The supervisor of MPS daemons.
+    pub supervisor: PathBuf,
     /// NVML over simulated GPUs.
     pub mock: PathBuf,
     /// `divvy`, for the image and for the cases that ask it; may be missing in a folder of ready
@@ -43,6 +45,7 @@ impl Programs {
             plugin,
             hook,
             controller,
+            supervisor,
             cli,
             ..
         } = self.clone();
@@ -51,6 +54,7 @@ impl Programs {
             plugin,
             hook,
             controller,
+            supervisor,
             cli,
         }
         .image(name)
@@ -62,19 +66,21 @@ impl Programs {
     }
 
     fn at(folder: &Path, hook: PathBuf, cli: PathBuf) -> Result<Self> {
-        let [plugin, controller, mock] = [
+        let [plugin, controller, supervisor, mock] = [
             "divvy-kubelet-plugin",
             "divvy-cluster-controller",
+            "divvy-mps-supervisor",
             "libnvidia_ml.so",
         ]
         .map(|name| folder.join(name));
-        for file in [&plugin, &hook, &controller, &mock] {
+        for file in [&plugin, &hook, &controller, &supervisor, &mock] {
             ensure!(file.exists(), "{} is not there", file.display());
         }
         Ok(Self {
             plugin,
             hook,
             controller,
+            supervisor,
             mock,
             cli,
         })
@@ -88,20 +94,23 @@ pub struct OfNode {
     pub plugin: PathBuf,
     pub hook: PathBuf,
     pub controller: PathBuf,
+    pub supervisor: PathBuf,
     /// `divvy`, a static program, for administrators without a copy; left out where it is missing.
     pub cli: PathBuf,
 }
 
 impl OfNode {
-    /// The plugin loads NVIDIA's library, so it links libc as that does; the controller is built
-    /// with it.
-    const DYNAMIC: [&str; 6] = [
+    /// The plugin loads NVIDIA's library, so it links libc as that does; the controller and the
+    /// supervisor are built with it.
+    const DYNAMIC: [&str; 8] = [
         "--profile",
         NODE,
         "--package",
         "divvy-kubelet-plugin",
         "--package",
         "divvy-cluster-controller",
+        "--package",
+        "divvy-mps-supervisor",
     ];
 
     pub fn build(target: Target) -> Result<Self> {
@@ -112,20 +121,26 @@ impl OfNode {
             target.build(&[&Self::DYNAMIC[..], &["--target", &target.gnu()]].concat())?;
             target_dir().join(target.gnu()).join(NODE)
         };
-        let [plugin, controller] =
-            ["divvy-kubelet-plugin", "divvy-cluster-controller"].map(|name| folder.join(name));
+        let [plugin, controller, supervisor] = [
+            "divvy-kubelet-plugin",
+            "divvy-cluster-controller",
+            "divvy-mps-supervisor",
+        ]
+        .map(|name| folder.join(name));
         Ok(Self {
             target,
             plugin,
             hook: built(target, &target.musl(), "divvy-cdi-hook")?,
             controller,
+            supervisor,
             cli: command_line(target)?,
         })
     }
 
     /// The driver's image of this name.
     pub fn image(&self, name: &str) -> Result<Image> {
-        let mut programs: Vec<&Path> = vec![&self.plugin, &self.hook, &self.controller];
+        let mut programs: Vec<&Path> =
+            vec![&self.plugin, &self.hook, &self.controller, &self.supervisor];
         if self.cli.exists() {
             programs.push(&self.cli);
         }

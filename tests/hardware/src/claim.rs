@@ -73,6 +73,7 @@ pub(crate) fn prepared(args: &crate::Args, library: &Path, want: Want<'_>) -> Re
         NvmlDriver::open(Some(&library))
     });
     let deps = Deps {
+        mps: None,
         client: api.client(),
         kube: None,
         gpus: Arc::new(session),

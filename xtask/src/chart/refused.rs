@@ -2,6 +2,14 @@
 
 /// Values as YAML, and a part of the message.
 pub(super) const CASES: &[(&str, &str)] = &[
+    (
+        "{mps: {enabled: true}, driverRoot: /run/nvidia/driver}",
+        "mps.enabled needs the driver on the node itself",
+    ),
+    (
+        "{mps: {enabled: true}, driverName: a-name-that-is-too-long.example.com}",
+        "an MPS daemon starts with 83 at most",
+    ),
     ("nodeSelector: null", "nodeSelector"),
     (
         "nodeSelector: {divvy.dev/gpu: null}",
@@ -112,7 +120,7 @@ pub(super) const CASES: &[(&str, &str)] = &[
     ("extraDeviceClasses: [{name: a}]", "missing property 'mode'"),
     (
         "extraDeviceClasses: [{name: a, mode: half}]",
-        "'gpu', 'mig', 'share', 'admin'",
+        "'gpu', 'mig', 'share', 'mps', 'admin'",
     ),
     (
         "extraDeviceClasses: [{name: a, mode: gpu, config: {kind: MigConfig}}]",

@@ -14,11 +14,12 @@ use super::VERSION;
 use crate::metadata::{Metadata, Node, Package};
 
 /// The packages of the shipped programs.
-const SHIPPED: [&str; 4] = [
+const SHIPPED: [&str; 5] = [
     "divvy",
     "divvy-cdi-hook",
     "divvy-cluster-controller",
     "divvy-kubelet-plugin",
+    "divvy-mps-supervisor",
 ];
 
 /// Has neither a time nor a random number, so that the same sources give the same document.
@@ -207,6 +208,7 @@ mod tests {
             "divvy-cdi-hook",
             "divvy-cluster-controller",
             "divvy-kubelet-plugin",
+            "divvy-mps-supervisor",
             "divvy",
             "linked",
         ];

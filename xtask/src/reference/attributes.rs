@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use divvy_gpu_sim::{Engine, mig_capabilities};
-use divvy_model::{Ordinals, ShareUnit};
+use divvy_model::{Alternative, MpsAbility, Ordinals, ShareUnit};
 use divvy_offer::{
     AttributeValue, GpuRules, Input, KubeVersion, Modes, Pool, ServerFeatures, carve,
 };
@@ -20,7 +20,8 @@ const INTRO: &str = "# Attributes and capacities
 What a device has in a ResourceSlice, and what CEL sees: `device.attributes[\"gpu.divvy.dev\"].productName`,
 `device.capacity[\"gpu.divvy.dev\"].memory`. A name with a domain is that domain's: `device.attributes[\"resource.kubernetes.io\"].pcieRoot`.
 Names and types are those of NVIDIA's driver wherever it has one. The kinds of devices are those of the attribute `type`: `gpu` (class
-`gpu.divvy.dev`), `mig` (`mig.divvy.dev`), `gpu-share` (`share.divvy.dev`) and `gpu-admin` (`admin.divvy.dev`).
+`gpu.divvy.dev`), `mig` (`mig.divvy.dev`), `gpu-share` (`share.divvy.dev`), `gpu-mps` (`mps.divvy.dev`) and `gpu-admin`
+(`admin.divvy.dev`).
 
 An expression that reads an attribute that a device lacks *fails*, and a claim with it is not scheduled: where the table does not list the
 kind, or says \"some\", write `device.attributes[\"gpu.divvy.dev\"].?name.orValue(…)`.
@@ -146,7 +147,8 @@ fn shown(value: &AttributeValue) -> (&'static str, String) {
 /// amounts, of the last by percent.
 fn pool(spec: &str) -> Result<Pool> {
     let engine = Engine::new(&spec.parse()?);
-    let inventory = engine.inventory();
+    let mut inventory = engine.inventory();
+    inventory.system.mps = MpsAbility::Available;
     let mut ordinals = Ordinals::default();
     ordinals.assign(
         inventory
@@ -160,7 +162,7 @@ fn pool(spec: &str) -> Result<Pool> {
         .filter_map(|gpu| Some((gpu.facts.uuid.clone(), mig_capabilities(&gpu.model)?)))
         .collect();
     let rules = GpuRules {
-        modes: Modes::everything(),
+        modes: Modes::Only(Alternative::HELD.into()),
         ..GpuRules::default()
     };
     let last = ordinals.iter().map(|(_, ordinal)| ordinal).max();

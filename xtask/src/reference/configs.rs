@@ -1,8 +1,9 @@
 //! The opaque configs: an example of each kind with every field, as the types write it.
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::{ConfigKind, DeviceConfig, MemoryBound, decode};
-use divvy_model::TimeSlice;
+use divvy_api::{ConfigKind, DeviceConfig, MemoryBound, MpsOptions, decode};
+use divvy_model::{MpsPriority, TimeSlice};
+use serde_json::Value;
 
 const INTRO: &str = "# Configs of claims and classes
 
@@ -19,8 +20,18 @@ const FIELDS: &[(&str, &str)] = &[
     ),
     (
         "limits.memory",
-        "How much memory the pod may use of the share, at least what it requests. Without it, that is the limit. It needs a node that caps \
-         memory, and a GpuPolicy that allows it ([request and limit](../sharing.md#request-and-limit)).",
+        "For shares: how much memory the pod may use of the share, at least what it requests. Without it, that is the limit. It needs a \
+         node that caps memory, and a GpuPolicy that allows it ([request and limit](../sharing.md#request-and-limit)). For MPS shares: it \
+         must be what a slot of the GPU has (`slotMemoryMiB`), as `limits.cores`.",
+    ),
+    (
+        "limits.cores",
+        "Percent of the GPU's threads. It must be what a slot of the GPU has (`slotCores`): slots are equal, and another value is \
+          refused when the pod starts ([MPS](../sharing.md#mps)).",
+    ),
+    (
+        "priority",
+        "Priority of the claim's programs beside those of other claims: a hint to the driver.",
     ),
     (
         "extraNodes",
@@ -32,12 +43,24 @@ const FIELDS: &[(&str, &str)] = &[
 pub(super) fn page() -> Result<String> {
     let limit = MemoryBound::Amount("16Gi".parse()?);
     let nodes = vec!["/dev/gdrdrv".to_owned()];
+    let nothing = MpsOptions::default();
+    let of_mps = MpsOptions {
+        cores: Some(25),
+        memory: Some(16 << 30),
+        priority: Some(MpsPriority::BelowNormal),
+    };
     let all = [
-        ("whole GPUs", ConfigKind::Gpu, Some(TimeSlice::Long)),
-        ("MIG partitions", ConfigKind::Mig, None),
-        ("shares", ConfigKind::Share, None),
+        (
+            "whole GPUs",
+            ConfigKind::Gpu,
+            Some(TimeSlice::Long),
+            nothing,
+        ),
+        ("MIG partitions", ConfigKind::Mig, None, nothing),
+        ("time-sliced shares", ConfigKind::Share, None, nothing),
+        ("MPS shares", ConfigKind::Mps, None, of_mps),
     ]
-    .map(|(what, kind, time_slice)| {
+    .map(|(what, kind, time_slice, mps)| {
         (
             what,
             DeviceConfig {
@@ -45,6 +68,7 @@ pub(super) fn page() -> Result<String> {
                 time_slice,
                 memory_limit: (kind == ConfigKind::Share).then_some(limit),
                 extra_nodes: nodes.clone(),
+                mps,
             },
         )
     });
@@ -77,8 +101,13 @@ pub(super) fn page() -> Result<String> {
             let values = match *field {
                 _ if found.is_array() => "paths below `/dev`".to_owned(),
                 "limits.memory" => {
-                    "an amount with a unit (`16Gi`), or `1%` to `100%` of the GPU".to_owned()
+                    "an amount with a unit (`16Gi`), or for shares `1%` to `100%` of the GPU"
+                        .to_owned()
                 }
+                "limits.cores" => "1 to 100".to_owned(),
+                "priority" => MpsPriority::ALL
+                    .map(|priority| format!("`{}`", priority.name()))
+                    .join(", "),
                 _ => intervals
                     .map(|interval| format!("`{}`", interval.name()))
                     .join(", "),
@@ -87,9 +116,17 @@ pub(super) fn page() -> Result<String> {
             described += 1;
         }
     }
+    // Fields of an object count by themselves, and apiVersion and kind are in each.
+    let count = |value: &Value| match value.as_object() {
+        Some(inside) => inside.len(),
+        None => 1,
+    };
     let fields = all
         .iter()
-        .filter_map(|(_, config)| Some(config.to_value().as_object()?.len() - 2))
+        .filter_map(|(_, config)| {
+            let value = config.to_value();
+            Some(value.as_object()?.values().map(count).sum::<usize>() - 2)
+        })
         .sum::<usize>();
     ensure!(
         fields == described,

@@ -3,7 +3,7 @@
 
 use divvy_model::{ComputeMode, Gpu, MigMode, Target};
 
-use super::{Snapshot, find};
+use super::{Snapshot, find, mps};
 use crate::{Claim, GpuState, RecordedDevice, Refusal, Why};
 
 /// Refuses devices that their GPUs cannot be brought to. `again` says that the claim was prepared
@@ -16,12 +16,17 @@ pub fn servable(
     again: bool,
 ) -> Result<(), Refusal> {
     for device in devices.iter().filter(|device| device.sharing.holds()) {
-        can_be_served(device, seen, again).map_err(|why| why.about(claim, device))?;
+        can_be_served(claim, device, seen, again).map_err(|why| why.about(claim, device))?;
     }
     Ok(())
 }
 
-fn can_be_served(device: &RecordedDevice, seen: &Snapshot<'_>, again: bool) -> Result<(), Why> {
+fn can_be_served(
+    claim: &Claim,
+    device: &RecordedDevice,
+    seen: &Snapshot<'_>,
+    again: bool,
+) -> Result<(), Why> {
     let gpu = find(&device.gpu, seen)?;
     // Before the modes: the other driver's claim may have set them, and the refusal for a held GPU
     // is the one that passes when that claim ends.
@@ -30,6 +35,7 @@ fn can_be_served(device: &RecordedDevice, seen: &Snapshot<'_>, again: bool) -> R
     }
     mig_mode(device, gpu, seen, again)?;
     caps_if_promised(device, seen)?;
+    mps::servable(claim, device, seen)?;
     lives_if_theirs(device, seen)?;
     // An administrator sets this mode so that nothing computes there.
     if gpu.facts.compute_mode == Some(ComputeMode::Prohibited) {

@@ -25,6 +25,7 @@ fn a_new_claim_of_a_whole_gpu_changes_nothing_of_it() {
         share_memory: None,
         memory_cap: None,
         clears_caps: false,
+        mps: None,
         extra_nodes: Vec::new(),
         given: None,
     }];

@@ -38,6 +38,7 @@ fn with_everything() -> GpuState {
             may_change_mode: true,
             offers_partitions: true,
             share_time_slice: Some(TimeSlice::Short),
+            mps: MpsServer::equal(8, None),
             ..Granted::default()
         },
         mig: Some(Changed {
@@ -54,6 +55,10 @@ fn with_everything() -> GpuState {
             found: TimeSlice::Default,
             ours: TimeSlice::Long,
             sure: false,
+        }),
+        mps: Some(MpsNote {
+            server: MpsServer::equal(4, Some(81_559)).unwrap(),
+            up: true,
         }),
         instances: [
             (place(0), instance("a", Life::Whole(made(7)), None)),

@@ -33,6 +33,7 @@ fn device(request: &str, name: &str, sharing: Sharing) -> RecordedDevice {
         share_memory: None,
         memory_cap: None,
         clears_caps: false,
+        mps: None,
         extra_nodes: Vec::new(),
         given: None,
     }

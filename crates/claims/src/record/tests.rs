@@ -29,6 +29,7 @@ fn expected() -> Record {
         share_memory: None,
         memory_cap: None,
         clears_caps: false,
+        mps: None,
         extra_nodes: Vec::new(),
         given: None,
     };

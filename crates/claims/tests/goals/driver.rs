@@ -26,7 +26,13 @@ impl Story {
     pub(super) fn call(&mut self, call: &Call) -> Result<(), Failed> {
         assert!(self.hardware.late.is_empty(), "a call beside one in flight");
         self.changes += 1;
-        match self.fault.take() {
+        // The supervisor carries out one request after the other, so none of its calls lands late.
+        let in_order = matches!(call, Call::StopMps | Call::StartMps(_));
+        let fault = match self.fault.take() {
+            Some(Fault::Late) if in_order => Some(Fault::Lies),
+            fault => fault,
+        };
+        match fault {
             Some(Fault::Refuses) => return Err(Failed::NotDone),
             Some(Fault::Lies) => {
                 drop(self.hardware.run(call));
@@ -41,7 +47,7 @@ impl Story {
         }
         let mut done = Ok(());
         let died = self.effect(|story| done = story.hardware.run(call));
-        if matches!(died, Err(Failed::Died)) && self.chance.one_in(3) {
+        if matches!(died, Err(Failed::Died)) && !in_order && self.chance.one_in(3) {
             // Still in the driver.
             self.hardware.late.push(call.clone());
         }
@@ -187,6 +193,7 @@ impl Story {
             places: places
                 .map(|place| (*place, Ok(self.hardware.living(*place))))
                 .collect(),
+            mps: Some(Ok(self.hardware.mps)),
             in_flight: (!self.hardware.late.is_empty()).then_some(GpuOp::SetMigMode),
         }
     }
@@ -195,11 +202,13 @@ impl Story {
     pub(super) fn check_order(changes: &[Change], holds: &Holds, wanted: &GpuGoal) {
         let rank = |change: &Change| match change {
             Change::Forget(_) => 0,
-            Change::Remove(..) => 1,
-            Change::SetMigMode(_) => 2,
-            Change::SetComputeMode(_) => 3,
-            Change::SetTimeSlice(_) => 4,
-            Change::Create(_) => 5,
+            Change::StopMps => 1,
+            Change::Remove(..) => 2,
+            Change::SetMigMode(_) => 3,
+            Change::SetComputeMode(_) => 4,
+            Change::SetTimeSlice(_) => 5,
+            Change::Create(_) => 6,
+            Change::StartMps(_) => 7,
         };
         assert!(changes.is_sorted_by_key(rank), "{changes:?}");
         let kept: BTreeSet<Place> = holds
@@ -219,6 +228,11 @@ impl Story {
                     let again = made.contains(place);
                     assert!(again || !kept.contains(place), "{change:?} of others");
                 }
+                Change::StopMps => {
+                    let used = holds.keep.iter().any(|hold| hold.sharing == Sharing::Mps);
+                    let again = matches!(wanted.mps, Want::To(_));
+                    assert!(again || !used, "the MPS server of others is stopped");
+                }
                 Change::Create(place) => assert!(made.contains(place), "{change:?}"),
                 Change::SetMigMode(_) => assert!(
                     !holds.make.is_empty() || (kept.is_empty() && holds.keep.is_empty()),
@@ -234,6 +248,7 @@ impl Story {
             );
             assert!(!matches!(wanted.slice, Want::Found), "given back too early");
             assert!(!matches!(wanted.mig, Want::Found), "given back too early");
+            assert!(!matches!(wanted.mps, Want::Found), "stopped too early");
         }
     }
 
@@ -253,6 +268,35 @@ impl Story {
             Change::Remove(place, life) => {
                 self.kinds.insert("remove");
                 self.remove(state, *place, life)
+            }
+            Change::StopMps => {
+                self.kinds.insert("stop");
+                match self.call(&Call::StopMps) {
+                    Ok(()) => state.mps = None,
+                    Err(Failed::Unknown) => {
+                        state.doubt_server();
+                        self.save(state)?;
+                        return Err(Failed::Unknown);
+                    }
+                    Err(error) => return Err(error),
+                }
+                self.save(state)
+            }
+            Change::StartMps(server) => {
+                self.kinds.insert("start");
+                let before = state.mps;
+                state.note_server(*server, false);
+                self.save(state)?;
+                match self.call(&Call::StartMps(*server)) {
+                    Ok(()) => state.note_server(*server, true),
+                    Err(Failed::NotDone) => {
+                        state.mps = before;
+                        self.save(state)?;
+                        return Err(Failed::NotDone);
+                    }
+                    Err(error) => return Err(error),
+                }
+                self.save(state)
             }
             Change::SetMigMode(to) => {
                 self.kinds.insert("mig");
@@ -455,7 +499,7 @@ impl Story {
             None,
             &mut |_, _| Ok(()),
         )?;
-        let stuck = left.1.iter().any(|c| matches!(c, Change::Remove(..)));
+        let stuck = left.1.iter().any(Change::is_removal);
         match earlier {
             Some(earlier) => self.write_record(earlier.clone()),
             None if stuck => self.write_record(undoing(record)),
@@ -494,7 +538,7 @@ impl Story {
             },
             None,
             &mut |story, changes| {
-                let removes = changes.iter().any(|c| matches!(c, Change::Remove(..)));
+                let removes = changes.iter().any(Change::is_removal);
                 if removes && !begun {
                     story.write_record(going.clone())
                 } else {
@@ -510,7 +554,7 @@ impl Story {
             .any(|other| other.uid != *uid && other.devices[0].target == device.target);
         let shared = device.sharing.is_shared() && device.own_place().is_some();
         let waits = shared && !self.torn.is_empty() && !others;
-        if waits || stuck.iter().any(|c| matches!(c, Change::Remove(..))) {
+        if waits || stuck.iter().any(Change::is_removal) {
             return self.write_record(undoing(record));
         }
         self.remove_record(uid)

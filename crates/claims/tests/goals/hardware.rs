@@ -33,6 +33,8 @@ pub(super) struct Hardware {
     pub(super) mig: bool,
     pub(super) compute: ComputeMode,
     pub(super) slice: TimeSlice,
+    /// The MPS server that runs.
+    pub(super) mps: Option<MpsServer>,
     pub(super) instances: BTreeMap<Place, Real>,
     pub(super) made: u32,
     /// Calls that have timed out and land later.
@@ -45,6 +47,8 @@ pub(super) enum Call {
     Mig(bool),
     Compute(ComputeMode),
     Slice(TimeSlice),
+    StopMps,
+    StartMps(MpsServer),
     CreateGpuInstance(Place),
     CreateComputeInstance(Place),
     DestroyComputeInstance(Place, String),
@@ -74,10 +78,19 @@ impl Hardware {
         match call {
             Call::Mig(on) if self.mig == *on => {}
             Call::Mig(false) if !self.instances.is_empty() => return Err(Failed::NotDone),
-            Call::Mig(on) => self.mig = *on,
+            Call::Mig(on) => {
+                assert_eq!(self.mps, None, "MIG mode is changed under an MPS server");
+                self.mig = *on;
+            }
             Call::Compute(to) => self.compute = *to,
             Call::Slice(to) => self.slice = *to,
+            Call::StopMps => self.mps = None,
+            Call::StartMps(server) if self.mps.is_none_or(|runs| runs == *server) => {
+                self.mps = Some(*server);
+            }
+            Call::StartMps(_) => return Err(Failed::NotDone),
             Call::CreateGpuInstance(place) => {
+                assert_eq!(self.mps, None, "a partition beside an MPS server");
                 let taken = self.instances.keys().any(|other| other.overlaps(*place));
                 if !self.mig || taken {
                     return Err(Failed::NotDone);

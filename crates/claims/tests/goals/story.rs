@@ -37,6 +37,7 @@ impl Story {
                 mig: false,
                 compute: ComputeMode::Default,
                 slice: TimeSlice::Default,
+                mps: None,
                 instances: BTreeMap::new(),
                 made: 0,
                 late: Vec::new(),
@@ -48,6 +49,7 @@ impl Story {
                 may_change_mode: true,
                 offers_partitions: true,
                 share_time_slice: None,
+                mps: MpsServer::equal(4, None),
                 ..Granted::default()
             },
             boot: 1,
@@ -87,7 +89,7 @@ impl Story {
     fn event(&mut self) {
         let name = NAMES[usize::try_from(self.chance.below(5)).unwrap()];
         let uid: ClaimUid = name.parse().unwrap();
-        match self.chance.below(24) {
+        match self.chance.below(26) {
             0..9 => {
                 if !self.records.contains_key(&uid) {
                     self.prepare(&uid);
@@ -115,6 +117,7 @@ impl Story {
                     may_change_mode: !self.chance.one_in(4),
                     offers_partitions: !self.chance.one_in(4),
                     share_time_slice: slices[usize::try_from(self.chance.below(3)).unwrap()],
+                    mps: MpsServer::equal(if self.chance.one_in(2) { 2 } else { 4 }, None),
                     ..Granted::default()
                 };
                 self.say(format!("{:?}", self.granted));
@@ -127,13 +130,27 @@ impl Story {
                 let known = self.file.as_ref().is_none_or(|state| {
                     let whole = |i: &Instance| matches!(i.life, Life::Whole(_));
                     let settings = state.mig.is_some() || state.compute.is_some();
-                    !settings && state.slice.is_none() && state.instances.values().all(whole)
+                    // A record of an earlier boot says nothing of this one.
+                    let boot = self.boot();
+                    let said = self
+                        .records
+                        .values()
+                        .any(|record| record.boot == boot && record.devices[0].mps.is_some());
+                    let server = state.mps.is_none_or(|noted| noted.up && said);
+                    !settings
+                        && server
+                        && state.slice.is_none()
+                        && state.instances.values().all(whole)
                 });
                 let strays = self.strays();
                 if known && strays.is_empty() {
                     self.say("the GPU's file is lost");
                     self.file = Some(GpuState::default());
                 }
+            }
+            23 if self.hardware.mps.is_some() => {
+                self.say("the MPS daemon dies");
+                self.hardware.mps = None;
             }
             _ => {}
         }
@@ -148,6 +165,7 @@ impl Story {
         let (target, sharing, time_slice) = match uid.as_str() {
             "a" | "b" => (half, Sharing::Exclusive, None),
             "c" | "d" if self.chance.one_in(2) => (half, Sharing::TimeSliced, None),
+            "c" | "d" if self.chance.one_in(2) => (Target::Gpu, Sharing::Mps, None),
             "c" | "d" => (
                 Target::Gpu,
                 Sharing::TimeSliced,
@@ -158,6 +176,11 @@ impl Story {
                 (Target::Gpu, Sharing::Exclusive, slice)
             }
         };
+        let kept = self.records.values().find_map(|r| r.devices[0].mps);
+        let noted = self.open().mps.map(|noted| noted.server);
+        let server = kept.map(|kept| noted.unwrap_or(kept.server));
+        let server = server.or(self.granted.mps).unwrap();
+        let (is_mps, priority) = (sharing == Sharing::Mps, None);
         RecordedDevice {
             allocated: AllocatedDevice {
                 request: "main".to_owned(),
@@ -175,6 +198,7 @@ impl Story {
             share_memory: None,
             memory_cap: None,
             clears_caps: false,
+            mps: is_mps.then_some(MpsSlot { server, priority }),
             extra_nodes: Vec::new(),
             given: None,
         }
@@ -231,7 +255,28 @@ impl Story {
     fn tidy(&mut self) {
         self.say("a round");
         self.restore();
-        drop(self.bring(Own::None, None, &mut |_, _| Ok(())));
+        let brought = self.bring(Own::None, None, &mut |_, _| Ok(()));
+        if brought.is_ok_and(|(_, stuck)| stuck.is_empty()) && self.hardware.late.is_empty() {
+            let runs = self.hardware.mps.is_some();
+            assert!(
+                runs || !self.uses_mps(),
+                "no MPS server for those who hold slots"
+            );
+            assert!(
+                !runs || self.uses_mps() || !self.torn.is_empty(),
+                "an orphan"
+            );
+        }
+    }
+
+    /// Returns whether a claim holds a slot.
+    fn uses_mps(&self) -> bool {
+        let fine = self
+            .records
+            .iter()
+            .filter(|(uid, _)| !self.torn.contains(*uid));
+        fine.into_iter()
+            .any(|(_, record)| record.devices[0].mps.is_some())
     }
 
     fn land(&mut self) {
@@ -271,6 +316,7 @@ impl Story {
         self.hardware.compute = ComputeMode::Default;
         self.hardware.slice = TimeSlice::Default;
         self.hardware.instances.clear();
+        self.hardware.mps = None;
         self.hardware.late.clear();
         self.torn.clear();
         let unfinished = |record: &Record| record.phase != Phase::Prepared;
@@ -376,6 +422,16 @@ impl Story {
                 "{real:?} at {place} is leaked; noted: {state:?}"
             );
         }
+        // A server that runs is noted, or its claim's record says so.
+        let torn = self
+            .torn
+            .iter()
+            .any(|uid| self.records[uid].devices[0].mps.is_some());
+        let server_is_known = self.hardware.mps.is_none() || state.mps.is_some() || torn;
+        assert!(
+            server_is_known,
+            "the MPS server is leaked; noted: {state:?}"
+        );
         // Settings that we changed are noted.
         if self.hardware.late.is_empty() && self.hardware.slice != TimeSlice::Default {
             assert!(state.slice.is_some(), "the slice is not noted");
@@ -406,6 +462,7 @@ impl Story {
         assert!(self.records.is_empty(), "{:?}", self.records);
         assert!(self.hardware.instances.is_empty(), "{:?}", self.hardware);
         assert_eq!(self.hardware.slice, TimeSlice::Default);
+        assert_eq!(self.hardware.mps, None, "an orphan");
         let compute = if self.boot == 1 {
             compute
         } else {
@@ -413,7 +470,10 @@ impl Story {
         };
         assert_eq!(self.hardware.compute, compute);
         let state = self.file.clone().unwrap().in_boot(&self.boot());
-        assert!(state.instances.is_empty(), "{state:?}");
+        assert!(
+            state.instances.is_empty() && state.mps.is_none(),
+            "{state:?}"
+        );
         assert!(
             state.slice.is_none() && state.compute.is_none(),
             "{state:?}"

@@ -53,6 +53,7 @@ fn with(
         edits: seam.clone(),
         gpus: Arc::new(Hardware(world.clone())),
         time_slices: seam.clone(),
+        mps: seam.clone(),
         processes: seam.clone(),
         inventory: seam.clone(),
         claims: seam.clone(),

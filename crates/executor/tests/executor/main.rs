@@ -40,6 +40,8 @@ mod mig_world;
 #[cfg(test)]
 mod modes;
 #[cfg(test)]
+mod mps;
+#[cfg(test)]
 mod numbers;
 #[cfg(test)]
 mod odd;

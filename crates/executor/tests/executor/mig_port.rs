@@ -17,6 +17,7 @@ fn port<'a>(gpus: &'a dyn GpuDriver, world: &'a World) -> Port<'a> {
     Port {
         gpus,
         time_slices: world,
+        mps: world,
         inventory: world,
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use divvy_claims::{AllocatedDevice, Claim, ConfigEntry, ConfigSource, Phase, Record, Stored};
 use divvy_executor::{Event, Folder, LockName, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
-use divvy_model::{BootId, GpuUuid, Grant, TimeSlice};
+use divvy_model::{BootId, ComputeMode, GpuDriver, GpuUuid, Grant, MpsServer, Sharing, TimeSlice};
 use serde_json::json;
 
 use crate::mig_world::{claim_of, living, mig_world, sim};
@@ -39,7 +39,7 @@ fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at:
     let mut claim = claim_of(name, &names, allocated_at);
     for (n, result) in claim.allocation.results.iter_mut().enumerate() {
         let is = |end: &str| result.device.as_str().ends_with(end);
-        let (share, admin) = (is("-ts"), is("-admin"));
+        let (share, admin) = (is("-ts") || is("-mps"), is("-admin"));
         let share_id = share.then(|| format!("{name}-{allocated_at}-{n}"));
         *result = AllocatedDevice {
             share_id,
@@ -144,6 +144,7 @@ impl Story {
                     may_change_mode: may,
                     offers_partitions: Some(true),
                     share_time_slice: slice,
+                    mps: MpsServer::equal(if slice.is_some() { 2 } else { 4 }, None),
                     ..Grant::default()
                 },
             );
@@ -154,9 +155,10 @@ impl Story {
 
     fn any_device(&mut self) -> String {
         let gpu = format!("gpu-{}", self.chance.below(GPUS));
-        match self.chance.below(10) {
+        match self.chance.below(13) {
             0..=1 => gpu,
             2..=5 => format!("{gpu}-ts"),
+            10..=12 => format!("{gpu}-mps"),
             6 => format!("{gpu}-admin"),
             _ => format!("{gpu}-{}", PARTITIONS[self.chance.below(PARTITIONS.len())]),
         }
@@ -285,6 +287,25 @@ impl Story {
         }
     }
 
+    /// After a reconcile an MPS server runs where claims hold its slots, and nowhere else; then the
+    /// compute mode is as it was found.
+    fn check_mps_servers(&self) {
+        let records = self.records();
+        for gpu in (0..GPUS).map(|n| self.world.gpu(n)) {
+            if self.world.lock().busy.contains(&LockName::Gpu(gpu.clone())) {
+                continue;
+            }
+            let holds = records.iter().flat_map(Record::holds);
+            let mut holds = holds.filter(|hold| hold.gpu == gpu);
+            let used = holds.any(|hold| hold.sharing == Sharing::Mps);
+            let runs = self.world.lock().mps.contains_key(&gpu);
+            assert_eq!(runs, used, "an MPS server on {gpu}: {records:?}");
+            let mode = sim(&self.world).facts(&gpu).unwrap().compute_mode;
+            let exclusive = mode == Some(ComputeMode::ExclusiveProcess);
+            assert_eq!(exclusive, used, "of {gpu}");
+        }
+    }
+
     fn reconcile(&mut self) {
         self.say("reconcile".to_owned());
         let report = self.executor.reconcile(&self.world.view());
@@ -297,6 +318,7 @@ impl Story {
                 .any(|e| matches!(e, Event::Failed { .. }))
         {
             self.check_time_slices();
+            self.check_mps_servers();
         }
         self.recover();
     }
@@ -316,7 +338,7 @@ impl Story {
             .map(|(c, _)| c.name.clone())
             .collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
-        match self.chance.below(28) {
+        match self.chance.below(31) {
             0..=4 => self.allocate(any),
             5..=10 => drop(self.prepare(&allocated)),
             11..=13 => {
@@ -361,6 +383,18 @@ impl Story {
             23 => self.admin_partitions(),
             24 => self.reconcile(),
             25..=26 => self.lock_is_held_or_let_go(&NAMES, GPUS),
+            28 => {
+                let number = self.chance.below(GPUS);
+                let gpu = self.world.gpu(number);
+                self.say(format!("the MPS daemon of {gpu} dies"));
+                self.world.lock().mps.remove(&gpu);
+            }
+            29 => {
+                let faults = [HardwareFault::Refuses, HardwareFault::Lies];
+                let fault = faults[self.chance.below(2)];
+                self.say(format!("next MPS server: {fault:?}"));
+                self.world.lock().mps_fault = Some(fault);
+            }
             _ => {
                 let time = Duration::from_secs([1, 30, 200][self.chance.below(3)]);
                 self.world.pass(time);
@@ -410,6 +444,7 @@ impl Story {
         self.world.no_crash();
         self.recover();
         self.world.lock().slice_fault = None;
+        self.world.lock().mps_fault = None;
         self.world.lock().busy.clear();
         sim(&self.world).edit(|e| e.end_process(100));
         self.world.pass(Duration::from_mins(5));
@@ -433,6 +468,7 @@ impl Story {
             BTreeMap::new(),
             "every time slice is back at the default"
         );
+        assert_eq!(m.mps, BTreeMap::new(), "no MPS server is left");
         for (file, bytes) in m.files(Folder::Gpus) {
             let state = picture_of(&bytes);
             assert!(
@@ -452,7 +488,7 @@ impl Story {
                 living(&self.world, &self.world.gpu(number)).is_empty(),
                 "instances are left"
             );
-            for device in ["", "-ts", "-mig-7g80gb-0-0"] {
+            for device in ["", "-ts", "-mps", "-mig-7g80gb-0-0"] {
                 let last = claim("last", &[format!("gpu-{number}{device}")], None, "t");
                 self.world.lock().api.insert(last.uid.clone(), last);
                 assert!(self.prepare("last"), "gpu-{number}{device} is not free");

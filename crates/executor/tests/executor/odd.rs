@@ -297,6 +297,7 @@ impl<'a> Story<'a> {
             foreign,
             mig_found: self.executor.mig_found().unwrap(),
             share_units: self.executor.share_units().unwrap(),
+            mps_servers: self.executor.mps_servers().unwrap(),
         };
         self.learn(Fact::Records(records));
     }

@@ -30,6 +30,7 @@ fn instance(root: &Path, world: &World, gpus: Arc<dyn GpuDriver>, timing: Timing
         edits: seam.clone(),
         gpus,
         time_slices: seam.clone(),
+        mps: seam.clone(),
         processes: seam.clone(),
         inventory: seam.clone(),
         claims: seam.clone(),

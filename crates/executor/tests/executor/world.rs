@@ -15,8 +15,9 @@ use divvy_claims::{
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry,
     Executor, ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks,
-    Lookup, MetadataDir, Parts, PrepareError, ProcessOnGpu, ProcessSource, RunningDevice, Stamp,
-    Store, TimeSliceError, TimeSlices, UnprepareError, Unprepared,
+    Lookup, MetadataDir, MpsServers, Parts, PrepareError, ProcessOnGpu, ProcessSource,
+    RunningDevice, RunningServer, Stamp, Store, TimeSliceError, TimeSlices, UnprepareError,
+    Unprepared,
 };
 use divvy_gpu_sim::SimNode;
 
@@ -24,7 +25,7 @@ use crate::mig_hardware::Hardware;
 use crate::mig_world::{living, sim};
 use divvy_model::{
     AttributeValue, ClaimUid, DeviceKind, Gpu, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid,
-    Grant, Inventory, MigUuid, PciAddress, TimeSlice,
+    Grant, Inventory, MigUuid, MpsAbility, MpsServer, PciAddress, TimeSlice,
 };
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -55,7 +56,8 @@ type Later = Box<dyn FnOnce() + Send>;
 impl World {
     pub(crate) fn new(gpus: &str, seed: u64) -> Self {
         let sim = SimNode::parse(gpus).unwrap();
-        let inventory = sim.inventory();
+        let mut inventory = sim.inventory();
+        inventory.system.mps = MpsAbility::Available;
         Self(
             Arc::new(Mutex::new(Machine {
                 now: Duration::from_secs(1000),
@@ -90,6 +92,8 @@ impl World {
                 mig_late: Vec::new(),
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
+                mps: BTreeMap::new(),
+                mps_fault: None,
                 pods: BTreeMap::new(),
                 among: None,
                 bad_blocks: BTreeSet::new(),
@@ -161,6 +165,7 @@ impl World {
             edits: seam.clone(),
             gpus: Arc::new(Hardware(self.clone())),
             time_slices: seam.clone(),
+            mps: seam.clone(),
             processes: seam.clone(),
             inventory: seam.clone(),
             claims: seam.clone(),
@@ -226,6 +231,7 @@ impl World {
         // Not synced: their names are there, their content need not be.
         m.metadata.values_mut().for_each(Vec::clear);
         m.slices.iter_mut().for_each(BTreeMap::clear);
+        m.mps.clear();
         m.sim.edit(divvy_gpu_sim::Engine::reboot);
         m.processes.clear();
         m.hardware_fault = None;

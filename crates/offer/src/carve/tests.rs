@@ -74,6 +74,7 @@ impl Node {
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
             caps_linger: false,
+            mps: divvy_model::MpsAbility::default(),
             cuda_version: Some(CudaVersion {
                 major: 13,
                 minor: 0,
@@ -254,14 +255,17 @@ fn whole_gpus_are_listed_in_reverse_order_in_slices_of_fixed_ranges() {
             .map(|slice| slice.devices.len())
             .collect::<Vec<_>>()
     };
-    assert_eq!(sizes(&before), [2, 32, 32, 32, 32]);
+    assert_eq!(sizes(&before), [4, 21, 21, 21, 21, 21, 21]);
     assert_eq!(names(&before)[..3], ["gpu-129", "gpu-128", "gpu-127"]);
     node.lose(70);
     let after = node.carve(Some(&before)).pool;
-    let changed: Vec<_> = (0..5)
+    let changed: Vec<_> = (0..7)
         .filter(|i| before.slices[*i] != after.slices[*i])
         .collect();
-    assert_eq!((sizes(&after), changed), (vec![2, 32, 31, 32, 32], vec![2]));
+    assert_eq!(
+        (sizes(&after), changed),
+        (vec![4, 21, 21, 20, 21, 21, 21], vec![3])
+    );
 }
 
 #[test]

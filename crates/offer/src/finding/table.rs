@@ -171,6 +171,7 @@ impl Finding {
             Self::NotPersistent { .. } => row("not-persistent", Notice).status().log(),
             Self::MigModeOn { .. } => row("mig-mode-on", Notice).status().log(),
             Self::NoShares { .. } => row("no-shares", Notice).status().log(),
+            Self::NoMps { .. } => row("no-mps", Notice).status().log(),
             Self::NoCounters { .. } => row("no-partitions", Notice).status().log(),
             Self::OneMode { .. } => row("one-of-several-modes", Notice).log(),
             Self::NothingToShare { .. } => row("nothing-to-share", Notice).log(),

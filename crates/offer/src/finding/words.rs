@@ -77,6 +77,7 @@ impl Finding {
             | Self::NotPersistent { gpu }
             | Self::NothingOffered { gpu }
             | Self::NoShares { gpu }
+            | Self::NoMps { gpu, .. }
             | Self::NothingToShare { gpu }
             | Self::NotOneComputeInstance { gpu, .. }
             | Self::NoCounters { gpu }

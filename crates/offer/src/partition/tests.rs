@@ -9,7 +9,7 @@ use crate::{
     carve, validate,
 };
 use divvy_api::names::taints as keys;
-use divvy_model::{DeviceName, Inventory, MigMode, Ordinals};
+use divvy_model::{DeviceName, Inventory, MigMode, MpsServer, Ordinals};
 
 const LATEST: KubeVersion = KubeVersion::new(1, 37, 1);
 
@@ -120,6 +120,18 @@ impl Node {
         });
         assert_eq!(validate(&carved.pool), Ok(()));
         carved
+    }
+
+    /// The pool while these MPS servers run.
+    fn carve_beside(&self, mps_servers: &BTreeMap<GpuUuid, MpsServer>) -> Pool {
+        let plain = Input::plain("n1", &self.inventory, &self.ordinals, &self.features);
+        let input = Input {
+            capabilities: &self.capabilities,
+            rules: &self.rules,
+            mps_servers,
+            ..plain
+        };
+        carve(&input).pool
     }
 
     fn whole_only(&self) -> Carved {

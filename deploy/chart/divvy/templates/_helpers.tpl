@@ -74,6 +74,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- printf "share.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}
 
+{{- define "divvy.mpsClass" -}}
+{{- printf "mps.%s" (include "divvy.classDomain" .) -}}
+{{- end -}}
+
 {{- define "divvy.adminClass" -}}
 {{- printf "admin.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}
@@ -122,13 +126,44 @@ The extended resources of the classes, as JSON: a list of resource, class, and t
 
 {{/* The kind of config that devices of a mode take. */}}
 {{- define "divvy.configKind" -}}
-{{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "admin" "GpuConfig") . -}}
+{{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "mps" "MpsConfig" "admin" "GpuConfig") . -}}
 {{- end -}}
 
 {{/* The CEL expression that selects the devices of a mode. */}}
 {{- define "divvy.devicesOf" -}}
-{{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "admin" "gpu-admin") .mode -}}
+{{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "mps" "gpu-mps" "admin" "gpu-admin") .mode -}}
 device.driver == '{{ .driver }}' && device.attributes['{{ .driver }}'].type == '{{ $type }}'
+{{- end -}}
+
+{{/* The folder of the MPS supervisor, the same path on the node and in the pods. */}}
+{{- define "divvy.mpsDir" -}}
+{{- printf "/run/divvy/%s/mps" .Values.driverName -}}
+{{- end -}}
+
+{{/* Where pods of a node are: the nodes of the plugin. */}}
+{{- define "divvy.onNodes" -}}
+{{- if eq .Values.nodeSelection "discovered" }}
+{{- with omit .Values.nodeSelector "divvy.dev/gpu" }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+# Nodes on which Node Feature Discovery, GPU Feature Discovery or the GPU Operator saw a GPU, but for those that opt out.
+affinity:
+  {{- with .Values.affinity }}{{ toYaml . | nindent 2 }}{{ end }}
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+      {{- range $label := list "nvidia.com/gpu.present" "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" }}
+      - matchExpressions:
+        - {key: {{ $label }}, operator: In, values: ["true"]}
+        - {key: divvy.dev/gpu, operator: NotIn, values: ["false"]}
+      {{- end }}
+{{- else }}
+nodeSelector: {{- toYaml .Values.nodeSelector | nindent 2 }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+tolerations: {{- toYaml .Values.tolerations | nindent 2 }}
 {{- end -}}
 
 {{/* The labels that select the nodes, as kubectl -l takes them. */}}

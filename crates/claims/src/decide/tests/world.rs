@@ -107,6 +107,7 @@ impl World {
             nvml_version: None,
             memory_caps: divvy_model::MemoryCaps::default(),
             caps_linger: false,
+            mps: divvy_model::MpsAbility::default(),
             cuda_version: Some(CudaVersion {
                 major: 13,
                 minor: 0,

@@ -82,6 +82,10 @@ impl Story {
                     device.allocated.device
                 ),
             }
+            // A server that dies is started again by reconcile.
+            if let (Some(slot), Some(runs)) = (device.mps, self.world.lock().mps.get(&device.gpu)) {
+                assert_eq!(slot.server, *runs, "of {}", device.gpu);
+            }
             // Shares have that of the policy, which reconcile brings to them.
             if let Some(slice) = device.time_slice.filter(|_| is_whole(device)) {
                 let set = self.world.lock().slices.clone().unwrap();

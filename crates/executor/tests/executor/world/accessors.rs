@@ -256,6 +256,7 @@ fn seen(gpu: &GpuUuid, state: &GpuState) -> GpuPicture {
             share_unit: state.grant.share_unit,
             share_reserved_mib: state.grant.share_reserved_mib,
             share_burst: state.grant.share_burst,
+            mps: state.grant.mps,
         },
     }
 }

@@ -106,6 +106,10 @@ pub(crate) struct Machine {
     pub slices: Option<BTreeMap<GpuUuid, TimeSlice>>,
     /// What the next change of a time slice does instead.
     pub slice_fault: Option<HardwareFault>,
+    /// MPS servers that run.
+    pub mps: BTreeMap<GpuUuid, MpsServer>,
+    /// What the next start or stop of one does instead.
+    pub mps_fault: Option<HardwareFault>,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
     /// The folder that drivers share, and the name of this one.

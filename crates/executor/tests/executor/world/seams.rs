@@ -320,6 +320,79 @@ impl TimeSlices for World {
     }
 }
 
+/// Process of every MPS server.
+const SERVER_PID: u32 = 9000;
+
+/// The supervisor. It outlives the executor's process, and what it was asked for is done before the
+/// next question, whether the asker lives or not.
+impl MpsServers for World {
+    fn running(&self, _until: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
+        let m = self.lock();
+        if m.dead {
+            return Err("dead".to_owned());
+        }
+        let pids = BTreeSet::from([SERVER_PID]);
+        let running = |server: &MpsServer| RunningServer {
+            server: *server,
+            pids: pids.clone(),
+        };
+        let all = m.mps.iter();
+        Ok(all
+            .map(|(gpu, server)| (gpu.clone(), running(server)))
+            .collect())
+    }
+
+    fn start(&self, gpu: &GpuUuid, server: MpsServer, _: Duration) -> Result<(), ChangeError> {
+        let mut m = self.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), "an MPS server is started");
+        let facts = m.sim.edit(|e| e.gpu(gpu).map(|gpu| gpu.facts.clone()));
+        if let Some(facts) = facts {
+            let exclusive = Some(divvy_model::ComputeMode::ExclusiveProcess);
+            assert!(
+                facts.compute_mode == exclusive && !facts.mig_mode.is_on(),
+                "a program can get round the server: {facts:?}"
+            );
+        }
+        m.mps_call("start an MPS server", |m| {
+            // Stopped first, where another is wanted.
+            assert!(m.mps.get(gpu).is_none_or(|runs| *runs == server));
+            m.mps.insert(gpu.clone(), server);
+        })
+    }
+
+    fn stop(&self, gpu: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
+        let mut m = self.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), "an MPS server is stopped");
+        m.mps_call("stop an MPS server", |m| {
+            m.mps.remove(gpu);
+        })
+    }
+}
+
+impl Machine {
+    fn mps_call(&mut self, what: &str, does: impl FnOnce(&mut Self)) -> Result<(), ChangeError> {
+        let fault = self.mps_fault.take();
+        let refused = || not_done("the MPS daemon cannot be started");
+        let late = || unknown("the MPS supervisor has not answered");
+        let answer = self.call(what, |m, whole| match fault {
+            None if !whole && m.chance.one_in(2) => Err(ChangeError::from(Dead)),
+            None => {
+                does(m);
+                Ok(())
+            }
+            Some(HardwareFault::Refuses) => Err(refused()),
+            Some(HardwareFault::Late {
+                succeeds: false, ..
+            }) => Err(late()),
+            Some(HardwareFault::Lies | HardwareFault::Late { .. }) => {
+                does(m);
+                Err(late())
+            }
+        });
+        answer.unwrap_or_else(|dead| Err(dead.into()))
+    }
+}
+
 /// What containers get; [`DeviceEdits`] itself is among the accessors.
 impl World {
     pub(super) fn common_edits(&self) -> Result<Arc<CommonEdits>, EditsError> {
@@ -372,6 +445,12 @@ impl ProcessSource for World {
                 pod: m.pods.get(&p.pid).cloned(),
             };
             let listed = m.processes.get(gpu).into_iter().flatten().cloned();
+            let server = m.mps.get(gpu).map(|_| ProcessOnGpu {
+                pid: SERVER_PID,
+                gpu_instance: None,
+                pod: None,
+            });
+            let listed = listed.chain(server);
             Ok(found.into_iter().map(process).chain(listed).collect())
         }
     }

@@ -1,7 +1,7 @@
 //! Time-sliced shares, and GPUs that are offered in several modes.
 
 use divvy_api::names::capacity as cap;
-use divvy_model::{MemoryCaps, ShareUnit, TimeSlice};
+use divvy_model::{MemoryCaps, MpsAbility, MpsServer, ShareUnit, TimeSlice};
 
 use super::*;
 use crate::{Allowed, OneMode, RequestPolicy, ShareRules};
@@ -27,6 +27,100 @@ fn open(pool: &Pool) -> Vec<&str> {
         .into_iter()
         .filter(|name| !blocked.contains(name))
         .collect()
+}
+
+/// The whole GPU and MPS shares of it, on a node that can.
+fn by_mps(spec: &str) -> Node {
+    let mut node = Node::only(spec, &[Alternative::WHOLE, Alternative::MPS]);
+    node.inventory.system.mps = MpsAbility::Available;
+    node.rule(|rules| {
+        rules.shares.slots = 4;
+        rules.held_back_mib = 1559;
+    });
+    node
+}
+
+#[test]
+fn an_mps_share_gives_out_equal_slots_and_nothing_else() {
+    let pool = by_mps("h100x1").carve(None).pool;
+    assert_eq!(open(&pool), ["gpu-0", "gpu-0-mps"]);
+    let whole = device(&pool, "gpu-0");
+    let share = device(&pool, "gpu-0-mps");
+    let mut expected = Device::new("gpu-0-mps".parse().unwrap());
+    expected.attributes.clone_from(&whole.attributes);
+    expected.attributes.remove("uuid");
+    let said = [
+        ("type", "gpu-mps"),
+        ("sharing", "mps"),
+        ("isolation", "none"),
+        ("memoryEnforcement", "none"),
+        ("computeEnforcement", "mps-server"),
+        ("faultDomain", "gpu"),
+    ];
+    for (name, value) in said {
+        let value = AttributeValue::String(value.to_owned());
+        expected.attributes.insert(name.into(), value);
+    }
+    for (name, value) in [("slotMemoryMiB", 20_000), ("slotCores", 25)] {
+        let value = AttributeValue::Int(value);
+        expected.attributes.insert(name.into(), value);
+    }
+    let one = Amount::Count(1);
+    let slots = Capacity {
+        value: Amount::Count(4),
+        policy: Some(RequestPolicy {
+            default: one,
+            allowed: Allowed::Values(vec![one]),
+        }),
+    };
+    expected.capacity = [(cap::SLOTS.into(), slots)].into();
+    expected.allow_multiple = true;
+    // The mode lock: all of the GPU, as the whole one draws it.
+    expected.consumes.clone_from(&whole.consumes);
+    assert_eq!(share, &expected);
+    assert!(!share.consumes.is_empty());
+}
+
+#[test]
+fn while_an_mps_server_runs_its_slots_are_published() {
+    let node = by_mps("h100x1");
+    let servers = BTreeMap::from([(node.uuid(0), MpsServer::equal(2, Some(80_000)).unwrap())]);
+    let pool = node.carve_beside(&servers);
+    let slots = &device(&pool, "gpu-0-mps").capacity[cap::SLOTS];
+    assert_eq!(slots.value, Amount::Count(2));
+}
+
+#[test]
+fn an_mps_share_that_cannot_be_had_is_left_out_with_the_reason() {
+    let findings = |node: &Node| {
+        let carved = node.carve(None);
+        assert!(!names(&carved.pool).contains(&"gpu-0-mps"));
+        let said = carved.findings.iter().map(ToString::to_string);
+        said.collect::<Vec<_>>().join("; ")
+    };
+    for (ability, words) in [
+        (MpsAbility::SwitchedOff, "mps.enabled=false"),
+        (MpsAbility::NoProgram, "lacks nvidia-cuda-mps-control"),
+        (MpsAbility::NewDriver, "R615 or later"),
+    ] {
+        let mut node = by_mps("h100x1");
+        node.inventory.system.mps = ability;
+        let said = findings(&node);
+        assert!(said.contains("is not offered in MPS shares"), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    // MIG mode that only a reset turns off, a board of before, and a rule that does not name it.
+    assert!(!findings(&by_mps("a100-40x1").mig_on()).is_empty());
+    let mut everything = Node::everything("h100x1");
+    everything.inventory.system.mps = MpsAbility::Available;
+    assert_eq!(findings(&everything), "");
+    // A claim that has it keeps it published, closed to others.
+    let mut held = by_mps("h100x1");
+    held.hold("gpu-0-mps");
+    held.inventory.system.mps = MpsAbility::NoProgram;
+    let pool = held.carve(None).pool;
+    assert!(names(&pool).contains(&"gpu-0-mps"));
+    assert!(blocked(&pool).contains(&"gpu-0-mps"));
 }
 
 #[test]

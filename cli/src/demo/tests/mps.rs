@@ -1,0 +1,105 @@
+//! MPS shares: what is asked for wrongly is refused with the message and the place.
+
+use super::*;
+use crate::demo::report::State;
+
+const POLICY: &str = "
+apiVersion: divvy.dev/v1beta1
+kind: GpuPolicy
+metadata: {name: m}
+spec: {rules: [{modes: [Whole, Mps], shares: {slots: 4}}]}
+";
+
+/// A claim of MPS shares, with this more of `devices` and of the request, in flow style.
+fn claim(requests: &[&str], more: &str) -> String {
+    let request = |more: &&str| {
+        let name = char::from(b'a' + u8::try_from(more.len() % 26).unwrap());
+        format!("{{name: {name}, exactly: {{deviceClassName: mps.divvy.dev{more}}}}}")
+    };
+    let requests: Vec<String> = requests.iter().map(request).collect();
+    format!(
+        "---\napiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: c}}\n\
+         spec: {{devices: {{requests: [{}]{more}}}}}\n",
+        requests.join(", ")
+    )
+}
+
+fn config(fields: &str) -> String {
+    format!(
+        ", config: [{{opaque: {{driver: gpu.divvy.dev, parameters: {{apiVersion: divvy.dev/v1beta1, kind: MpsConfig, {fields}}}}}}}]"
+    )
+}
+
+/// All that is said against it.
+async fn said(line: &str, text: &str) -> String {
+    let report = of(line, text).await;
+    let rounds = report.scenarios.iter().flat_map(|s| &s.rounds);
+    let claims = rounds.flat_map(|round| &round.claims);
+    let of_claims = claims.filter_map(|claim| match &claim.state {
+        State::Prepared { .. } => None,
+        State::Pending { reason, .. } | State::Failed { reason } => Some(reason.clone()),
+    });
+    let mut all: Vec<String> = of_claims.chain(report.problems()).collect();
+    all.extend(report.notes.iter().cloned());
+    all.join("\n")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_mps_share_is_refused_with_the_place_and_the_reason() {
+    let plain = |more: &str| POLICY.to_owned() + &claim(&[""], more);
+    for (line, text, words) in [
+        (
+            "h100x1",
+            plain(&config("limits: {cores: 0}")),
+            "spec.devices.config[0].opaque.parameters: field \"limits.cores\" is \"0\"",
+        ),
+        (
+            "h100x1",
+            plain(&config("limits: {memory: 10}")),
+            "field \"limits.memory\" is a number, expected a string",
+        ),
+        (
+            "h100x1",
+            plain(&config("limits: {cores: 50}")),
+            "each of 4 equal slots has 25 percent of the threads and 20389Mi",
+        ),
+        (
+            "h100x1",
+            POLICY.to_owned() + &claim(&[", capacity: {requests: {slots: 2}}"], ""),
+            "at most 1 slots to one request",
+        ),
+        (
+            "h100x1",
+            POLICY.to_owned() + &claim(&[", capacity: {requests: {memory: 1Gi}}"], ""),
+            "no capacity \"memory\"; there are slots",
+        ),
+        (
+            "h100x2",
+            POLICY.to_owned()
+                + &claim(
+                    &["", " "],
+                    ", constraints: [{distinctAttribute: gpu.divvy.dev/gpuUUID}]",
+                ),
+            "an MPS share of another GPU than device gpu-0-mps of the same claim",
+        ),
+        // Before Hopper, MIG mode that is on stays on.
+        (
+            "a100-40x1 --mig-on all",
+            plain(""),
+            "its MIG mode changes only with a GPU reset",
+        ),
+        // A rule has to name it.
+        (
+            "h100x1",
+            plain("")
+                .replace("[Whole, Mps]", "[Whole]")
+                .replace(", shares: {slots: 4}", ""),
+            "A GpuPolicy with modes: [Mps] offers them: add -f examples/mps-share/manifests.yaml",
+        ),
+    ] {
+        let said = said(line, &text).await;
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let equal = plain(&config("limits: {cores: 25}, priority: BelowNormal"));
+    assert_eq!(said("h100x1", &equal).await, "");
+}

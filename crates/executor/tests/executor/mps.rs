@@ -1,0 +1,318 @@
+//! MPS shares: the server of a GPU comes with the first claim and goes with the last, whatever fails
+//! and wherever a process dies.
+
+use std::time::Duration;
+
+use divvy_claims::{Claim, ConfigEntry, ConfigSource};
+use divvy_executor::{Event, Executor, InventorySource, LockName, Unprepared};
+use divvy_model::{ComputeMode, GpuDriver, GpuUuid, Grant, MpsAbility, MpsServer};
+use serde_json::{Value, json};
+
+use crate::mig_world::{claim_of, mig_world, sim};
+use crate::story::uid;
+use crate::world::accessors::settings;
+use crate::world::{DRIVER, HardwareFault, Moment, World};
+
+fn setup() -> (World, Executor, GpuUuid) {
+    let world = mig_world("h100x2", 1);
+    let gpu = world.gpu(0);
+    let executor = world.start();
+    for gpu in [&gpu, &world.gpu(1)] {
+        slots(&executor, gpu, 4);
+    }
+    (world, executor, gpu)
+}
+
+fn share(name: &str) -> Claim {
+    let mut claim = claim_of(name, &["gpu-0-mps"], "t1");
+    for result in &mut claim.allocation.results {
+        result.share_id = Some(format!("share-{name}"));
+    }
+    claim
+}
+
+fn with_config(name: &str, mut config: Value) -> Claim {
+    config["apiVersion"] = json!("divvy.dev/v1beta1");
+    config["kind"] = json!("MpsConfig");
+    let mut claim = share(name);
+    claim.configs.push(ConfigEntry {
+        source: ConfigSource::Claim,
+        requests: Vec::new(),
+        driver: DRIVER.to_owned(),
+        parameters: config,
+    });
+    claim
+}
+
+fn mode(world: &World, gpu: &GpuUuid) -> ComputeMode {
+    sim(world).facts(gpu).unwrap().compute_mode.unwrap()
+}
+
+/// Nothing of MPS is left on a GPU, and its compute mode is as it was.
+fn is_plain(world: &World, gpu: &GpuUuid) {
+    assert_eq!(world.lock().mps.get(gpu), None);
+    assert_eq!(mode(world, gpu), ComputeMode::Default);
+    assert_eq!(settings(world, gpu).compute, None);
+}
+
+fn slots(executor: &Executor, gpu: &GpuUuid, slots: u32) {
+    let grant = Grant {
+        mps: MpsServer::equal(slots, Some(1 << 14)),
+        ..Grant::default()
+    };
+    executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+}
+
+#[test]
+fn the_server_comes_with_the_first_claim_and_goes_with_the_last() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    let server = MpsServer::equal(4, Some(1 << 14)).unwrap();
+    assert_eq!(world.lock().mps.get(&gpu), Some(&server));
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    let calls = world.lock().calls;
+    world.prepare(&executor, &share("b")).unwrap();
+    assert!(world.lock().calls > calls);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(
+        world.lock().mps.get(&gpu),
+        Some(&server),
+        "the other needs it"
+    );
+    // Its own server is no process in the way.
+    assert_eq!(
+        world.unprepare(&executor, &uid("b")).unwrap(),
+        Unprepared::Done
+    );
+    is_plain(&world, &gpu);
+    world
+        .prepare(&executor, &claim_of("w", &["gpu-0"], "t1"))
+        .unwrap();
+}
+
+#[test]
+fn wherever_a_crash_cuts_it_the_next_instance_leaves_no_orphan() {
+    for moment in [Moment::Before, Moment::During, Moment::After] {
+        for in_calls in 0..40 {
+            let (world, executor, gpu) = setup();
+            world.crash_in(in_calls, moment);
+            let prepared = world.prepare(&executor, &share("a")).is_ok();
+            if prepared {
+                drop(world.unprepare(&executor, &uid("a")));
+            }
+            if !world.lock().dead {
+                break;
+            }
+            world.kill();
+            world.changed(&gpu);
+            let executor = world.start();
+            executor.reconcile(&world.view());
+            // The kubelet calls again for what it has no answer to.
+            world.unprepare(&executor, &uid("a")).unwrap();
+            executor.reconcile(&world.view());
+            is_plain(&world, &gpu);
+            world.prepare(&executor, &share("b")).unwrap();
+            assert!(world.lock().mps.contains_key(&gpu), "{moment:?} {in_calls}");
+        }
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_under_its_claims_is_started_again() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    world.prepare(&executor, &share("b")).unwrap();
+    let server = world.lock().mps.remove(&gpu);
+    let events = executor.reconcile(&world.view()).events;
+    assert_eq!(world.lock().mps.get(&gpu).copied(), server);
+    assert!(
+        events.contains(&Event::MpsServerRestarted { gpu: gpu.clone() }),
+        "{events:?}"
+    );
+    // By the next claim, too.
+    world.lock().mps.clear();
+    world.prepare(&executor, &share("c")).unwrap();
+    assert_eq!(world.lock().mps.get(&gpu).copied(), server);
+}
+
+#[test]
+fn a_server_that_no_file_names_is_stopped() {
+    let (world, executor, gpu) = setup();
+    let other = world.gpu(1);
+    world.prepare(&executor, &share("a")).unwrap();
+    let server = MpsServer::equal(2, None).unwrap();
+    world.lock().mps.insert(other.clone(), server);
+    executor.reconcile(&world.view());
+    assert_eq!(world.lock().mps.keys().collect::<Vec<_>>(), [&gpu]);
+    is_plain(&world, &other);
+}
+
+#[test]
+fn a_start_that_fails_or_is_unknown_fails_the_claim_and_leaves_nothing() {
+    for fault in [HardwareFault::Refuses, HardwareFault::Lies] {
+        let (world, executor, gpu) = setup();
+        world.lock().mps_fault = Some(fault);
+        let error = world.prepare(&executor, &share("a")).unwrap_err();
+        assert_eq!(error.category(), "hardware", "{fault:?}");
+        is_plain(&world, &gpu);
+        world.prepare(&executor, &share("a")).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_does_not_stop_keeps_its_claim_until_it_does() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    for fault in [
+        HardwareFault::Refuses,
+        HardwareFault::Late {
+            after: Duration::ZERO,
+            succeeds: false,
+        },
+    ] {
+        world.lock().mps_fault = Some(fault);
+        drop(world.unprepare(&executor, &uid("a")));
+        if !world.lock().mps.contains_key(&gpu) {
+            // Tried again within the call.
+            is_plain(&world, &gpu);
+            world.prepare(&executor, &share("a")).unwrap();
+            continue;
+        }
+        assert_eq!(
+            mode(&world, &gpu),
+            ComputeMode::ExclusiveProcess,
+            "not before it"
+        );
+        executor.reconcile(&world.view());
+        is_plain(&world, &gpu);
+        world.prepare(&executor, &share("a")).unwrap();
+    }
+}
+
+#[test]
+fn other_slots_begin_with_the_next_server() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    slots(&executor, &gpu, 2);
+    world.prepare(&executor, &share("b")).unwrap();
+    assert_eq!(world.lock().mps[&gpu].slots, 4, "that of its neighbour");
+    for name in ["a", "b"] {
+        world.unprepare(&executor, &uid(name)).unwrap();
+    }
+    for name in ["c", "d"] {
+        world.prepare(&executor, &share(name)).unwrap();
+    }
+    assert_eq!(world.lock().mps[&gpu].slots, 2);
+    let error = world.prepare(&executor, &share("e")).unwrap_err();
+    assert_eq!(error.category(), "mps-full");
+}
+
+#[test]
+fn shares_by_mps_exclude_every_other_use_of_the_gpu() {
+    let (world, executor, _) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    world.lock().api.insert(uid("a"), share("a"));
+    for device in ["gpu-0", "gpu-0-ts", "gpu-0-mig-1g10gb-19-0"] {
+        let other = claim_of("o", &[device], "t1");
+        let error = world.prepare(&executor, &other).unwrap_err();
+        assert_eq!(error.category(), "mode-conflict", "{device}");
+    }
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_with_the_reason() {
+    let refused = |claim: &Claim, ability| {
+        let (world, executor, gpu) = setup();
+        let mut inventory = (*world.lock().inventory.clone().unwrap()).clone();
+        inventory.system.mps = ability;
+        world.lock().inventory = Some(inventory.into());
+        let error = world.prepare(&executor, claim).unwrap_err();
+        is_plain(&world, &gpu);
+        (error.category().to_owned(), divvy_model::chain(&error))
+    };
+    let able = MpsAbility::Available;
+    let of_two = {
+        let mut claim = claim_of("two", &["gpu-0-mps", "gpu-1-mps"], "t1");
+        for (n, result) in claim.allocation.results.iter_mut().enumerate() {
+            result.share_id = Some(format!("s{n}"));
+        }
+        claim
+    };
+    for (claim, ability, category, words) in [
+        (
+            share("a"),
+            MpsAbility::NoProgram,
+            "mps-unavailable",
+            "lacks nvidia-cuda-mps-control",
+        ),
+        (
+            share("a"),
+            MpsAbility::NewDriver,
+            "mps-unavailable",
+            "R615 or later",
+        ),
+        (
+            share("a"),
+            MpsAbility::SwitchedOff,
+            "mps-unavailable",
+            "mps.enabled=false",
+        ),
+        (
+            with_config("a", json!({"limits": {"cores": 0}})),
+            able,
+            "bad-config",
+            "\"limits.cores\" is \"0\", expected a whole number from 1 to 100",
+        ),
+        (
+            with_config("a", json!({"limits": {"cores": 50}})),
+            able,
+            "mps-unequal",
+            "each of 4 equal slots has 25 percent of the threads and 4096Mi",
+        ),
+        (
+            with_config("a", json!({"limits": {"memory": "10Gi"}})),
+            able,
+            "mps-unequal",
+            "limits it to memory 10240Mi",
+        ),
+        (of_two, able, "mps-targets", "device gpu-1-mps"),
+    ] {
+        let (found, text) = refused(&claim, ability);
+        assert_eq!(found, category, "{text}");
+        assert!(text.contains(words), "{text}");
+    }
+    let (world, executor, _) = setup();
+    let equal = json!({"limits": {"cores": 25, "memory": "4Gi"}, "priority": "BelowNormal"});
+    world.prepare(&executor, &with_config("a", equal)).unwrap();
+}
+
+#[test]
+fn a_gpu_with_mig_mode_on_by_hand_is_refused_and_left_alone() {
+    let world = mig_world("a100-40x1", 1);
+    let gpu = world.gpu(0);
+    let executor = world.start();
+    slots(&executor, &gpu, 4);
+    sim(&world).set_mig_mode(&gpu, true).ok();
+    sim(&world).edit(divvy_gpu_sim::Engine::reboot);
+    world.changed(&gpu);
+    let error = world.prepare(&executor, &share("a")).unwrap_err();
+    assert_eq!(error.category(), "wrong-mode");
+    assert_eq!(world.lock().mps.get(&gpu), None);
+}
+
+#[test]
+fn a_round_leaves_a_gpu_that_a_call_is_working_on() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    world.lock().mps.clear();
+    world.lock().busy.insert(LockName::Gpu(gpu.clone()));
+    let report = executor.reconcile(&world.view());
+    assert!(report.left_out);
+    assert!(
+        !report
+            .events
+            .iter()
+            .any(|e| matches!(e, Event::Failed { .. }))
+    );
+    assert_eq!(world.lock().mps.get(&gpu), None);
+}

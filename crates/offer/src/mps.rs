@@ -1,0 +1,57 @@
+//! The MPS shares of a GPU: one device that many claims have, each with one of its slots. Slots are
+//! equal, since a server of protocol v2 has one limit for all of its clients: the only capacity is
+//! `slots`, and a share takes one. The part of the GPU that a slot is, is in attributes.
+
+use divvy_api::names::{attributes as attr, capacity as cap};
+use divvy_model::{Architecture, GpuFacts, MemoryCaps, MpsAbility, MpsServer, Sharing};
+
+use crate::share::bare;
+use crate::{Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy};
+
+/// Returns the server that the rules of a GPU ask for. `None` if nothing of its memory is left.
+pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules) -> Option<MpsServer> {
+    let mib = facts.memory_bytes.map(|bytes| bytes >> 20);
+    let mib = mib.map(|mib| mib.saturating_sub(rules.held_back_mib));
+    MpsServer::equal(rules.shares.slots, mib)
+}
+
+/// Returns what a GPU or its node lacks for MPS; `None` if it lacks nothing.
+pub(crate) fn lack(facts: &GpuFacts, node: MpsAbility) -> Option<&'static str> {
+    let old = [
+        Architecture::Kepler,
+        Architecture::Maxwell,
+        Architecture::Pascal,
+    ];
+    if old.contains(&facts.architecture) {
+        return Some("it is older than Volta, so that an MPS server sets no limits");
+    }
+    node.lack()
+}
+
+/// The shares of a GPU that is `whole` as a whole, with this server.
+pub(crate) fn device(ordinal: u32, whole: &Device, server: MpsServer) -> Device {
+    // The driver's caps of memory come with R615, whose MPS is not used yet.
+    let mut device = bare(ordinal, whole, Sharing::Mps, MemoryCaps::default());
+    let mib = server.memory_mib.and_then(|mib| i64::try_from(mib).ok());
+    let parts = [
+        (attr::SLOT_MEMORY_MIB, mib),
+        (attr::SLOT_CORES, Some(i64::from(server.cores))),
+    ];
+    for (name, value) in parts {
+        let value = value.map(AttributeValue::Int);
+        device
+            .attributes
+            .extend(value.map(|value| (name.into(), value)));
+    }
+    let one = Amount::Count(1);
+    let slots = Capacity {
+        value: Amount::Count(server.slots.into()),
+        // A claim that asks for two slots would get a client with the limits of one.
+        policy: Some(RequestPolicy {
+            default: one,
+            allowed: Allowed::Values(vec![one]),
+        }),
+    };
+    device.capacity.insert(cap::SLOTS.into(), slots);
+    device
+}

@@ -1,0 +1,179 @@
+//! MPS servers by the supervisor of the node, for the executor, and what containers need of them.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_api::names::env;
+use divvy_cdi::{ContainerEdits, Mount};
+use divvy_claims::{Cause, ChangeError, MpsSlot};
+use divvy_executor::{Clock, MpsServers, RunningServer};
+use divvy_host::DriverRoot;
+use divvy_model::{GpuUuid, MpsPriority, MpsServer};
+use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
+use divvy_proto::mps::v1::{Daemon, Limits, StartRequest, StateRequest, StopRequest};
+use tokio::runtime::Handle;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// NVIDIA's programs for MPS.
+const PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
+/// Folder in containers in which programs find the sockets of their server.
+const PIPE: &str = "/run/divvy/mps";
+/// A connection to a socket of the node takes no time, unless nothing listens.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// Returns whether a driver has the programs.
+pub(crate) fn has_programs(root: &DriverRoot) -> bool {
+    let is_there = |name: &&str| matches!(root.find_program(name), Ok(Some(_)));
+    PROGRAMS.iter().all(is_there)
+}
+
+/// Returns what a container with a slot needs: the sockets of the GPU's server and the memory that it
+/// shares with its clients. `dir` is the supervisor's folder.
+pub(crate) fn edits(dir: &Path, gpu: &GpuUuid, slot: &MpsSlot) -> ContainerEdits {
+    let mount = |host: PathBuf, container: &str| Mount {
+        host_path: host.display().to_string(),
+        container_path: container.to_owned(),
+        options: ["rw", "bind", "nosuid", "nodev"].map(str::to_owned).into(),
+    };
+    let mut variables = vec![format!("{}={PIPE}", env::MPS_PIPE_DIRECTORY)];
+    if let Some(mib) = slot.server.memory_mib {
+        // By the number of the GPU, which is 0 for every client: its server sees no other. The server
+        // has the same limit; a program that names another GPU here loses both.
+        variables.push(format!("{}=0={mib}M", env::MPS_PINNED_MEMORY));
+    }
+    // The limit of threads is the server's alone.
+    let priority = slot.priority.map(MpsPriority::number);
+    variables.extend(priority.map(|number| format!("{}={number}", env::MPS_PRIORITY)));
+    ContainerEdits {
+        mounts: vec![
+            mount(dir.join(gpu.as_str()).join("pipe"), PIPE),
+            mount(dir.join("shm"), "/dev/shm"),
+        ],
+        ..ContainerEdits::env(variables)
+    }
+}
+
+/// The supervisor, on its socket. A connection for each question: after a restart there is another
+/// socket under the same path.
+pub(crate) struct SupervisedMps {
+    socket: PathBuf,
+    runtime: Handle,
+    clock: Arc<dyn Clock>,
+}
+
+impl SupervisedMps {
+    /// Makes the client of the supervisor with this folder.
+    pub(crate) fn new(dir: &Path, runtime: Handle, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            socket: dir.join("supervisor.sock"),
+            runtime,
+            clock,
+        }
+    }
+
+    async fn connect(&self) -> Result<SupervisorClient<Channel>, String> {
+        let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket.display()));
+        let connected = match endpoint {
+            Ok(endpoint) => endpoint.connect_timeout(CONNECT_WITHIN).connect().await,
+            Err(error) => Err(error),
+        };
+        connected.map(SupervisorClient::new).map_err(|error| {
+            format!(
+                "the MPS supervisor does not answer on {} (check its pod on this node): {}",
+                self.socket.display(),
+                crate::chain(&error)
+            )
+        })
+    }
+
+    /// Makes a change, on a thread of the executor.
+    fn change<T>(
+        &self,
+        until: Duration,
+        call: impl AsyncFnOnce(SupervisorClient<Channel>) -> Result<T, Status>,
+    ) -> Result<(), ChangeError> {
+        let within = until.saturating_sub(self.clock.now());
+        self.runtime.block_on(async {
+            let client = self.connect().await;
+            let client = client.map_err(|what| ChangeError::NotDone(Cause::new(what).passing()))?;
+            match within_time(within, call(client)).await {
+                Ok(_) => Ok(()),
+                Err(status) => Err(of_status(&status)),
+            }
+        })
+    }
+}
+
+/// Returns the error of a call. A supervisor that answers has undone what it began.
+fn of_status(status: &Status) -> ChangeError {
+    match status.code() {
+        Code::FailedPrecondition => ChangeError::NotDone(Cause::new(status.message()).passing()),
+        Code::InvalidArgument => ChangeError::NotDone(Cause::unsupported(status.message())),
+        _ => ChangeError::Unknown(Cause::new(format!(
+            "the MPS supervisor has not answered: {}",
+            status.message()
+        ))),
+    }
+}
+
+async fn within_time<T>(
+    within: Duration,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    let late = |_| Status::deadline_exceeded(format!("not within {within:.1?}"));
+    tokio::time::timeout(within, call).await.map_err(late)?
+}
+
+impl MpsServers for SupervisedMps {
+    fn running(&self, until: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
+        let within = until.saturating_sub(self.clock.now());
+        let state = self.runtime.block_on(async {
+            let mut client = self.connect().await?;
+            let asked = within_time(within, client.state(StateRequest {})).await;
+            asked.map_err(|status| status.message().to_owned())
+        })?;
+        let daemon = |daemon: Daemon| {
+            let Limits {
+                slots,
+                cores,
+                memory_mib,
+            } = daemon.limits?;
+            let server = MpsServer {
+                slots,
+                cores,
+                memory_mib: Some(memory_mib).filter(|mib| *mib > 0),
+            };
+            let pids = daemon.pids.into_iter().collect();
+            Some((
+                daemon.gpu_uuid.parse().ok()?,
+                RunningServer { server, pids },
+            ))
+        };
+        let daemons = state.into_inner().daemons.into_iter();
+        Ok(daemons.filter_map(daemon).collect())
+    }
+
+    fn start(&self, gpu: &GpuUuid, server: MpsServer, until: Duration) -> Result<(), ChangeError> {
+        tracing::info!(%gpu, ?server, "starting the MPS server");
+        let asked = StartRequest {
+            gpu_uuid: gpu.to_string(),
+            limits: Some(Limits {
+                slots: server.slots,
+                cores: server.cores,
+                memory_mib: server.memory_mib.unwrap_or(0),
+            }),
+        };
+        self.change(until, async move |mut client| client.start(asked).await)
+    }
+
+    fn stop(&self, gpu: &GpuUuid, until: Duration) -> Result<(), ChangeError> {
+        tracing::info!(%gpu, "stopping the MPS server");
+        let gpu_uuid = gpu.to_string();
+        let asked = StopRequest { gpu_uuid };
+        self.change(until, async move |mut client| client.stop(asked).await)
+    }
+}

@@ -1,0 +1,207 @@
+//! `nvidia-cuda-mps-control`, protocol v2: a command on its standard input, the answer on its standard
+//! output. It ends with 0 whenever it has spoken to the daemon, also where that has refused.
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use divvy_host::{DriverRoot, Smi};
+
+/// Pause between two looks whether the program has ended.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Why the program did not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error("{} cannot be run", program.display())]
+    Run {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// It could not speak to a daemon.
+    #[error("`{command}` failed with {status}: {text}")]
+    NoDaemon {
+        command: String,
+        status: ExitStatus,
+        text: String,
+    },
+    /// The daemon has refused.
+    #[error("the MPS daemon refused `{command}`: {text}")]
+    Refused { command: String, text: String },
+    #[error("`{command}` did not end within {within:.1?} and was killed")]
+    TimedOut { command: String, within: Duration },
+}
+
+/// The program, for the daemon of one GPU.
+#[derive(Debug)]
+pub struct Control<'a> {
+    /// Root of the driver.
+    pub root: &'a DriverRoot,
+    /// Path inside that root.
+    pub program: &'a Path,
+    /// Folder of sockets.
+    pub pipe: &'a Path,
+    /// Folder of logs.
+    pub log: &'a Path,
+    /// The GPU that the daemon and its servers see.
+    pub gpu: &'a str,
+}
+
+impl Control<'_> {
+    /// Starts the daemon, which goes into the background: for users of all UIDs, as pods have.
+    pub fn launch(&self, within: Duration) -> Result<(), ControlError> {
+        self.run(&["-M", "-d"], "", within).map(drop)
+    }
+
+    /// Returns the answer to a command.
+    pub fn ask(&self, command: &str, within: Duration) -> Result<String, ControlError> {
+        self.run(&[], command, within)
+    }
+
+    /// Gives a command that has no answer but a refusal.
+    pub fn order(&self, command: &str, within: Duration) -> Result<(), ControlError> {
+        let text = self.ask(command, within)?;
+        if text.is_empty() {
+            return Ok(());
+        }
+        Err(ControlError::Refused {
+            command: command.to_owned(),
+            text,
+        })
+    }
+
+    /// Sets the limit of threads, which is answered with its value.
+    pub fn set_threads(&self, percent: u32, within: Duration) -> Result<(), ControlError> {
+        let command = format!("set_default_active_thread_percentage {percent}");
+        let text = self.ask(&command, within)?;
+        if text
+            .parse::<f64>()
+            .is_ok_and(|set| (set - f64::from(percent)).abs() < 0.05)
+        {
+            return Ok(());
+        }
+        Err(ControlError::Refused { command, text })
+    }
+
+    /// Sets the limit of memory. By the number of the GPU: a limit by UUID is taken and ignored.
+    pub fn set_memory(&self, mib: u64, within: Duration) -> Result<(), ControlError> {
+        // What is read back is rounded, so that it proves nothing.
+        self.order(
+            &format!("set_default_device_pinned_mem_limit 0 {mib}M"),
+            within,
+        )
+    }
+
+    /// Returns the processes of the daemon's servers.
+    pub fn servers(&self, within: Duration) -> Result<Vec<u32>, ControlError> {
+        let text = self.ask("get_server_list", within)?;
+        let pids: Option<Vec<u32>> = text.lines().map(|line| line.trim().parse().ok()).collect();
+        pids.ok_or_else(|| ControlError::Refused {
+            command: "get_server_list".to_owned(),
+            text,
+        })
+    }
+
+    fn run(&self, args: &[&str], input: &str, within: Duration) -> Result<String, ControlError> {
+        let named = if input.is_empty() {
+            args.join(" ")
+        } else {
+            input.to_owned()
+        };
+        let failed = |source| ControlError::Run {
+            program: self.root.see(self.program),
+            source,
+        };
+        let mut command = Smi::new().program(self.root, self.program);
+        // Nothing of our own environment: CUDA_MPS_PROTOCOL_VERSION would choose another protocol.
+        let mut child = command
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe)
+            .env("CUDA_MPS_LOG_DIRECTORY", self.log)
+            .env("CUDA_VISIBLE_DEVICES", self.gpu)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A program that ends without reading has an exit status that says more.
+            drop(writeln!(stdin, "{input}"));
+        }
+        let Some(status) = wait(&mut child, within).map_err(failed)? else {
+            drop(child.kill());
+            drop(child.wait());
+            return Err(ControlError::TimedOut {
+                command: named,
+                within,
+            });
+        };
+        let text = said(&mut child);
+        if status.success() {
+            Ok(text)
+        } else {
+            Err(ControlError::NoDaemon {
+                command: named,
+                status,
+                text,
+            })
+        }
+    }
+}
+
+/// Waits for a program to end; `None` if it has not in time. Its answers are a few lines, which a pipe
+/// holds.
+fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
+    let until = Instant::now() + within;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
+/// Reads what a program has written. Only what is there: a daemon that it has started may hold the
+/// pipe.
+fn said(child: &mut Child) -> String {
+    let mut text = Vec::new();
+    if let Some(mut out) = child.stdout.take() {
+        let flags = rustix::fs::fcntl_getfl(&out);
+        let set = flags
+            .and_then(|flags| rustix::fs::fcntl_setfl(&out, flags | rustix::fs::OFlags::NONBLOCK));
+        if set.is_ok() {
+            // Ends with an error where the pipe is open and empty; what was read before is kept.
+            drop(out.read_to_end(&mut text));
+        }
+    }
+    String::from_utf8_lossy(&text).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = DriverRoot::new(dir.path(), dir.path());
+        let control = Control {
+            root: &root,
+            program: Path::new("usr/bin/nvidia-cuda-mps-control"),
+            pipe: dir.path(),
+            log: dir.path(),
+            gpu: "GPU-1",
+        };
+        let error = control.ask("get_server_list", Duration::from_secs(5));
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("usr/bin/nvidia-cuda-mps-control"), "{text}");
+    }
+}

@@ -1,0 +1,17 @@
+//! Keeps the MPS daemons of a node: starts them with `nvidia-cuda-mps-control`, finds its own again
+//! after a restart, and ends them with all that they have started. The node plugin decides
+//! what is to run, and asks over a Unix socket; nothing is kept here but the daemons, and beside
+//! each a note that says which process it is.
+//!
+//! [`plan`] is pure and says what follows from what was found; [`Supervisor`] does it, by way of
+//! [`control`] (the program) and [`process`] (`/proc`). Only protocol v2 is spoken (ADR 18).
+
+pub mod control;
+pub mod note;
+pub mod plan;
+pub mod process;
+mod serve;
+mod supervisor;
+
+pub use serve::serve;
+pub use supervisor::{Settings, Supervisor, SupervisorError};

@@ -1,0 +1,85 @@
+//! The supervisor's binary: flags in, exit code out; everything else is [`divvy_mps_supervisor`].
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Parser;
+use divvy_host::{DriverRoot, become_other};
+use divvy_mps_supervisor::{Settings, Supervisor, serve};
+use divvy_telemetry::{Chain, LogFormat, init_logs, stop_on_signals};
+
+/// Keeps the MPS daemons of a node for divvy's node plugin.
+#[derive(Debug, Parser)]
+#[command(name = "divvy-mps-supervisor", version)]
+struct Args {
+    /// Folder of the daemons and of the socket, on which the node plugin asks.
+    #[arg(long, env = "MPS_DIR", value_name = "DIR")]
+    mps_dir: PathBuf,
+    /// Root of the NVIDIA driver, as this process sees it.
+    #[arg(long, env = "DRIVER_ROOT", value_name = "DIR", default_value = "/")]
+    driver_root: PathBuf,
+    /// Control group for daemons, as a folder that this process may write: they then outlive its
+    /// container.
+    #[arg(long, env = "MPS_CGROUP", value_name = "DIR")]
+    mps_cgroup: Option<PathBuf>,
+    /// Log format: plain or json.
+    #[arg(long, env = "LOG_FORMAT", default_value = "plain")]
+    log_format: LogFormat,
+    /// Log filter: a level, or directives such as `info,hyper=debug`.
+    #[arg(long, env = "LOG_LEVEL", default_value = "info")]
+    log_level: String,
+}
+
+fn main() -> ExitCode {
+    // Started by itself to run NVIDIA's program.
+    if let Some(code) = become_other(std::env::args_os()) {
+        return code.into();
+    }
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            drop(writeln!(
+                std::io::stderr(),
+                "divvy-mps-supervisor: {}",
+                Chain(error.as_ref())
+            ));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    init_logs(args.log_format, &args.log_level)?;
+    let dir = args.mps_dir;
+    let unusable = || format!("the folder {} of --mps-dir cannot be used", dir.display());
+    // Mounted into containers as their /dev/shm. In the supervisor's pod it is its own, which daemons use.
+    let shared = dir.join("shm");
+    fs_err::create_dir_all(&shared).with_context(unusable)?;
+    let open = std::fs::Permissions::from_mode(0o1777);
+    fs_err::set_permissions(&shared, open).with_context(unusable)?;
+    // Two supervisors of one folder would start two daemons for a GPU.
+    let lock = fs_err::File::create(dir.join("lock")).with_context(unusable)?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .with_context(|| format!("another supervisor has the folder {}", dir.display()))?;
+    let supervisor = Supervisor::new(Settings {
+        root: DriverRoot::new(&args.driver_root, &args.driver_root),
+        cgroup: args.mps_cgroup,
+        dir: dir.clone(),
+    });
+    let kept = supervisor
+        .adopt()
+        .context("the daemons of before cannot be looked at")?;
+    tracing::info!(kept, "looked for the MPS daemons of before");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let stop = stop_on_signals()?;
+        serve(Arc::new(supervisor), &dir.join("supervisor.sock"), stop).await
+    })
+}

@@ -1,0 +1,60 @@
+//! The note beside a daemon: which process it is, and the limits of its server. It lies outside of the
+//! folder that containers have mounted, which they can write to.
+
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+
+use divvy_model::MpsServer;
+use serde::{Deserialize, Serialize};
+
+use crate::process::Process;
+
+/// A process that can be known again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Daemon {
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// File name of its program.
+    pub program: String,
+}
+
+impl Daemon {
+    /// Returns whether it is this process.
+    pub fn is(&self, process: &Process) -> bool {
+        (self.pid, self.start_ticks, self.program.as_str())
+            == (process.pid, process.start_ticks, process.program.as_str())
+    }
+}
+
+/// The note.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Note {
+    pub server: MpsServer,
+    pub daemon: Daemon,
+    /// True once the server was there.
+    pub ready: bool,
+}
+
+impl Note {
+    /// Reads the note; `None` if there is none, or it cannot be understood: then nothing is known of
+    /// the daemon, and what runs is killed as remains.
+    pub fn read(path: &Path) -> io::Result<Option<Self>> {
+        match fs_err::read(path) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes the note, whole or not at all.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let new = path.with_extension("new");
+        let mut file = fs_err::File::create(&new)?;
+        file.write_all(&serde_json::to_vec(self)?)?;
+        // Not synced: after a boot there are no daemons, and the folder is in memory.
+        fs_err::rename(new, path)
+    }
+}

@@ -1,0 +1,285 @@
+//! A stand-in for `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`, protocol v2, by the table of
+//! `reference/limits.md` 5.1: which of the two it is, its file name says. For tests; it computes
+//! nothing and has no clients.
+//!
+//! Faults are words in a file `faults` beside it:
+//! `refuse-start` (the daemon does not start), `server-dies` (each server ends at once), `slow-quit`
+//! (`quit` never ends), `refuse-limits` (the limit of threads is refused), `hang` (no command ends).
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program for tests"
+)]
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+const SERVER: &str = "nvidia-cuda-mps-server";
+const LOOK: Duration = Duration::from_millis(5);
+/// Far longer than any test.
+const FOR_EVER: Duration = Duration::from_mins(10);
+
+fn main() -> ExitCode {
+    let exe = std::env::current_exe().unwrap();
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if exe.file_name() == Some(OsStr::new(SERVER)) {
+        return server();
+    }
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--as-daemon"] => daemon(),
+        ["-M", "-d"] | ["-d", "-M"] | ["-d"] => start(),
+        [] => client(),
+        _ => {
+            eprintln!("unknown arguments: {args:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn folder(variable: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os(variable).unwrap_or_else(|| "/tmp/nvidia-mps".into()))
+}
+
+fn pipe() -> PathBuf {
+    folder("CUDA_MPS_PIPE_DIRECTORY")
+}
+
+fn has_fault(fault: &str) -> bool {
+    let file = std::env::current_exe().unwrap().with_file_name("faults");
+    fs_err::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line == fault))
+}
+
+fn log(file: &str, line: &str) {
+    let path = folder("CUDA_MPS_LOG_DIRECTORY").join(file);
+    let opened = fs_err::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path);
+    if let Ok(mut file) = opened {
+        drop(writeln!(
+            file,
+            "[2026-11-26 12:00:00.000 {}] {line}",
+            std::process::id()
+        ));
+    }
+}
+
+/// `-d`: goes on in the background once the daemon answers.
+fn start() -> ExitCode {
+    let socket = pipe().join("control");
+    if UnixStream::connect(&socket).is_ok() {
+        println!("An instance of this daemon is already running");
+        return ExitCode::FAILURE;
+    }
+    if has_fault("refuse-start") {
+        log("control.log", "Failed to initialize MPS control daemon");
+        return ExitCode::FAILURE;
+    }
+    drop(fs_err::remove_file(&socket));
+    let started = Command::new(std::env::current_exe().unwrap())
+        .arg("--as-daemon")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = started.unwrap();
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until && child.try_wait().unwrap().is_none() {
+        if UnixStream::connect(&socket).is_ok() {
+            return ExitCode::SUCCESS;
+        }
+        std::thread::sleep(LOOK);
+    }
+    ExitCode::FAILURE
+}
+
+/// Without arguments: gives the commands of its input to the daemon.
+fn client() -> ExitCode {
+    let mut commands = String::new();
+    std::io::stdin().read_to_string(&mut commands).unwrap();
+    let Ok(mut daemon) = UnixStream::connect(pipe().join("control")) else {
+        println!("Cannot find MPS control daemon process");
+        return ExitCode::FAILURE;
+    };
+    let mut answer = String::new();
+    let spoken = daemon
+        .write_all(commands.as_bytes())
+        .and_then(|()| daemon.shutdown(Shutdown::Write))
+        .and_then(|()| daemon.read_to_string(&mut answer));
+    print!("{answer}");
+    if spoken.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// State of a daemon.
+struct Daemon {
+    percent: f64,
+    memory: Option<u64>,
+    servers: Vec<Child>,
+}
+
+fn daemon() -> ExitCode {
+    // Its own session: the end of who started it does not end it.
+    let _ = rustix::process::setsid();
+    let socket = pipe().join("control");
+    let listener = UnixListener::bind(&socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let file = pipe().join("nvidia-cuda-mps-control.pid");
+    fs_err::write(&file, std::process::id().to_string()).unwrap();
+    log(
+        "control.log",
+        &format!("Starting control daemon using socket {}", socket.display()),
+    );
+    let mut daemon = Daemon {
+        percent: 100.0,
+        memory: None,
+        servers: Vec::new(),
+    };
+    // Ends with its folder: a test that fails leaves none behind.
+    while pipe().exists() {
+        let Ok((mut caller, _)) = listener.accept() else {
+            std::thread::sleep(LOOK);
+            continue;
+        };
+        caller.set_nonblocking(false).unwrap();
+        let mut commands = String::new();
+        if caller.read_to_string(&mut commands).is_err() {
+            continue;
+        }
+        if has_fault("hang") && !commands.trim().is_empty() {
+            std::thread::sleep(FOR_EVER);
+        }
+        for command in commands.lines().filter(|line| !line.trim().is_empty()) {
+            log("control.log", &format!("Cmd:{command}"));
+            let words: Vec<&str> = command.split_whitespace().collect();
+            if words.first() == Some(&"quit") {
+                if has_fault("slow-quit") {
+                    std::thread::sleep(FOR_EVER);
+                }
+                daemon.end_servers();
+                drop(fs_err::remove_file(&file));
+                drop(fs_err::remove_file(&socket));
+                return ExitCode::SUCCESS;
+            }
+            let answer = daemon.answer(&words);
+            drop(caller.write_all(answer.as_bytes()));
+        }
+    }
+    daemon.end_servers();
+    ExitCode::SUCCESS
+}
+
+impl Daemon {
+    fn end_servers(&mut self) {
+        for server in &mut self.servers {
+            drop(server.kill());
+            drop(server.wait());
+        }
+    }
+
+    fn answer(&mut self, words: &[&str]) -> String {
+        match *words {
+            ["get_default_active_thread_percentage"] => format!("{:.1}\n", self.percent),
+            ["set_default_active_thread_percentage", percent] => match percent.parse::<f64>() {
+                Ok(percent) if percent > 0.0 && percent <= 100.0 && !has_fault("refuse-limits") => {
+                    self.percent = percent;
+                    format!("{percent:.1}\n")
+                }
+                _ => "Invalid active thread percentage\n".to_owned(),
+            },
+            ["set_default_device_pinned_mem_limit", device, amount] => {
+                match bytes(amount) {
+                    // By UUID it is taken, and ignored.
+                    Some(_) if device.parse::<u32>().is_err() => String::new(),
+                    Some(bytes) => {
+                        self.memory = Some(bytes);
+                        String::new()
+                    }
+                    None => "Invalid device memory limit\n".to_owned(),
+                }
+            }
+            ["get_default_device_pinned_mem_limit", _] => match self.memory {
+                // Rounded down, from 1 GiB on to whole ones.
+                Some(bytes) if bytes >= 1 << 30 => format!("{}G\n", bytes >> 30),
+                Some(bytes) => format!("{}M\n", bytes >> 20),
+                None => "0M\n".to_owned(),
+            },
+            ["start_server", "-uid", _] => {
+                self.start_server();
+                String::new()
+            }
+            ["get_server_list"] => {
+                self.servers
+                    .retain_mut(|server| matches!(server.try_wait(), Ok(None)));
+                let pids = self
+                    .servers
+                    .iter()
+                    .map(|server| format!("{}\n", server.id()));
+                pids.collect()
+            }
+            ["get_client_list", _] => String::new(),
+            ["terminate_client", _, _] => "0\n".to_owned(),
+            _ => "Unknown command\n".to_owned(),
+        }
+    }
+
+    fn start_server(&mut self) {
+        log("server.log", "Startup");
+        log(
+            "server.log",
+            &format!("Active Threads Percentage set to {:.1}", self.percent),
+        );
+        if let Some(bytes) = self.memory {
+            let line = format!("Device pinned memory limit for device 0 set to {bytes:#x} bytes");
+            log("server.log", &line);
+        }
+        let program = std::env::current_exe().unwrap().with_file_name(SERVER);
+        let started = Command::new(program)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        match started {
+            Ok(server) => self.servers.push(server),
+            Err(error) => log(
+                "control.log",
+                &format!("Failed to start the server: {error}"),
+            ),
+        }
+    }
+}
+
+/// Reads `10G` or `512M`.
+fn bytes(amount: &str) -> Option<u64> {
+    let (number, shift) = match amount.strip_suffix('G') {
+        Some(number) => (number, 30),
+        None => (amount.strip_suffix('M')?, 20),
+    };
+    Some(number.parse::<u64>().ok()? << shift)
+}
+
+/// The server: lives until it is killed, also when its daemon has died.
+fn server() -> ExitCode {
+    if has_fault("server-dies") {
+        log(
+            "server.log",
+            "Server encountered a fatal exception. Shutting down",
+        );
+        return ExitCode::FAILURE;
+    }
+    log("server.log", "Server has started");
+    while pipe().exists() {
+        std::thread::sleep(LOOK * 10);
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,355 @@
+//! The supervisor over a stand-in for NVIDIA's programs: what it starts, finds again and ends.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests; a failure is a panic"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use divvy_host::DriverRoot;
+use divvy_model::{GpuUuid, MpsServer};
+use divvy_mps_supervisor::{Settings, Supervisor, process};
+use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
+use divvy_proto::mps::v1::{Limits, StartRequest, StateRequest, StopRequest};
+
+/// A node with a driver root and a folder for daemons.
+struct Node {
+    dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn new() -> Self {
+        // Short: a daemon's sockets are below it.
+        let dir = tempfile::Builder::new()
+            .prefix("m")
+            .tempdir_in("/tmp")
+            .unwrap();
+        let bin = dir.path().join("root/usr/bin");
+        fs_err::create_dir_all(&bin).unwrap();
+        fs_err::create_dir_all(dir.path().join("m")).unwrap();
+        for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+            // Copies: each has a file of its own, as NVIDIA's have.
+            fs_err::copy(env!("CARGO_BIN_EXE_divvy-mps-stand-in"), bin.join(name)).unwrap();
+        }
+        Self { dir }
+    }
+
+    fn supervisor(&self) -> Supervisor {
+        let root = self.dir.path().join("root");
+        Supervisor::new(Settings {
+            dir: self.folder(),
+            root: DriverRoot::new(&root, &root),
+            cgroup: None,
+        })
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.dir.path().join("m")
+    }
+
+    fn bin(&self) -> PathBuf {
+        self.dir.path().join("root/usr/bin")
+    }
+
+    fn fault(&self, fault: &str) {
+        fs_err::write(self.bin().join("faults"), fault).unwrap();
+    }
+
+    fn log(&self, gpu: &GpuUuid, file: &str) -> String {
+        let path = self.folder().join(gpu.as_str()).join("log").join(file);
+        fs_err::read_to_string(path).unwrap_or_default()
+    }
+
+    /// Processes of the stand-in that were started for this node.
+    fn processes(&self) -> Vec<u32> {
+        let entries = fs_err::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| {
+            let exe = fs_err::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            exe.starts_with(self.bin()) && process::read(*pid).is_some()
+        })
+        .collect()
+    }
+
+    fn has_no_process(&self) {
+        assert_eq!(self.processes(), Vec::<u32>::new());
+    }
+
+    fn wait_for(&self, what: &str, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !is_so() {
+            assert!(Instant::now() < until, "{what}: {:?}", self.processes());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn gpu(number: u32) -> GpuUuid {
+    format!("GPU-12345678-1234-1234-1234-12345678000{number}")
+        .parse()
+        .unwrap()
+}
+
+fn server(slots: u32) -> MpsServer {
+    MpsServer::equal(slots, Some(81_559)).unwrap()
+}
+
+fn kill(pid: u32) {
+    process::kill(&process::read(pid).unwrap()).unwrap();
+}
+
+#[test]
+fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    assert!(supervisor.state().unwrap().is_empty());
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    let log = node.log(&gpu(1), "server.log");
+    assert!(
+        log.contains("Active Threads Percentage set to 25.0"),
+        "{log}"
+    );
+    let bytes = format!("{:#x}", (81_559_u64 / 4) << 20);
+    assert!(log.contains(&bytes), "{log} lacks {bytes}");
+    let running = supervisor.state().unwrap()[&gpu(1)].clone();
+    assert_eq!(running.server, server(4));
+    assert_eq!(running.pids.len(), 2, "the daemon and its server");
+    // The same again is nothing; another GPU has a daemon of its own.
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    assert_eq!(supervisor.state().unwrap()[&gpu(1)], running);
+    supervisor.start(&gpu(2), server(2)).unwrap();
+    assert_eq!(node.processes().len(), 4);
+    supervisor.stop(&gpu(1)).unwrap();
+    supervisor.stop(&gpu(1)).unwrap();
+    assert_eq!(supervisor.state().unwrap().len(), 1);
+    supervisor.stop(&gpu(2)).unwrap();
+    node.has_no_process();
+    assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
+}
+
+#[test]
+fn other_limits_are_those_of_another_daemon() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    let before = supervisor.state().unwrap();
+    supervisor.start(&gpu(1), server(2)).unwrap();
+    let after = supervisor.state().unwrap();
+    assert_eq!(after[&gpu(1)].server, server(2));
+    assert_ne!(after, before);
+    assert_eq!(node.processes().len(), 2);
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
+
+#[test]
+fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    let pipe = node.folder().join(gpu(1).as_str()).join("pipe");
+    let inode = |path: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        fs_err::metadata(path).unwrap().ino()
+    };
+    let mounted = inode(&pipe);
+    let daemon: u32 = fs_err::read_to_string(pipe.join("nvidia-cuda-mps-control.pid"))
+        .unwrap()
+        .parse()
+        .unwrap();
+    kill(daemon);
+    node.wait_for("the daemon ends", || process::read(daemon).is_none());
+    assert_eq!(
+        supervisor.state().unwrap().len(),
+        0,
+        "its server alone is none"
+    );
+    assert_eq!(node.processes().len(), 1, "which lives on");
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    assert_eq!(node.processes().len(), 2);
+    assert_eq!(inode(&pipe), mounted, "containers have the folder mounted");
+    // Killed again, and ended instead.
+    let running = supervisor.state().unwrap()[&gpu(1)].clone();
+    running.pids.iter().for_each(|pid| kill(*pid));
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+    assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_start_that_fails_says_why_and_leaves_no_process() {
+    for (fault, expected) in [
+        ("refuse-start", "`-M -d` failed"),
+        ("server-dies", "the MPS server was not there within"),
+        (
+            "refuse-limits",
+            "refused `set_default_active_thread_percentage 25`",
+        ),
+    ] {
+        let node = Node::new();
+        let supervisor = node.supervisor();
+        node.fault(fault);
+        let error = supervisor.start(&gpu(1), server(4)).unwrap_err();
+        let text = divvy_model::chain(&error);
+        assert!(text.contains(expected), "{fault}: {text}");
+        node.has_no_process();
+        node.fault("");
+        supervisor.start(&gpu(1), server(4)).unwrap();
+        supervisor.stop(&gpu(1)).unwrap();
+    }
+}
+
+#[test]
+fn a_daemon_that_does_not_quit_is_killed() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    node.fault("slow-quit");
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
+
+#[test]
+fn a_missing_program_and_a_long_path_are_refused_in_words() {
+    let node = Node::new();
+    fs_err::remove_file(node.bin().join("nvidia-cuda-mps-server")).unwrap();
+    let error = node.supervisor().start(&gpu(1), server(4)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("has no nvidia-cuda-mps-control or no"),
+        "{error}"
+    );
+    node.has_no_process();
+    let root = node.dir.path().join("root");
+    let long = Supervisor::new(Settings {
+        dir: node.folder().join("a".repeat(60)),
+        root: DriverRoot::new(&root, &root),
+        cgroup: None,
+    });
+    let error = long.start(&gpu(1), server(4)).unwrap_err();
+    assert!(
+        error.to_string().contains("choose a shorter driver name"),
+        "{error}"
+    );
+}
+
+/// The supervisor as a process of its own.
+struct Program(Child);
+
+impl Program {
+    fn start(node: &Node) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_divvy-mps-supervisor"))
+            .arg("--mps-dir")
+            .arg(node.folder())
+            .arg("--driver-root")
+            .arg(node.dir.path().join("root"))
+            .stderr(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+async fn client(node: &Node) -> SupervisorClient<tonic::transport::Channel> {
+    let socket = format!("unix:{}", node.folder().join("supervisor.sock").display());
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let endpoint = tonic::transport::Endpoint::from_shared(socket.clone()).unwrap();
+        match endpoint.connect().await {
+            Ok(channel) => return SupervisorClient::new(channel),
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn limits() -> Limits {
+    let MpsServer {
+        slots,
+        cores,
+        memory_mib,
+    } = server(4);
+    Limits {
+        slots,
+        cores,
+        memory_mib: memory_mib.unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
+    let node = Node::new();
+    let program = Program::start(&node);
+    let mut asks = client(&node).await;
+    let gpu_uuid = gpu(1).to_string();
+    let start = StartRequest {
+        gpu_uuid: gpu_uuid.clone(),
+        limits: Some(limits()),
+    };
+    asks.start(start.clone()).await.unwrap();
+    let before = asks.state(StateRequest {}).await.unwrap().into_inner();
+    assert_eq!(before.daemons.len(), 1);
+    assert_eq!(before.daemons[0].limits, Some(limits()));
+    drop(program);
+    assert_eq!(node.processes().len(), 2, "daemon and server live on");
+    let _program = Program::start(&node);
+    let mut asks = client(&node).await;
+    let after = asks.state(StateRequest {}).await.unwrap().into_inner();
+    assert_eq!(after, before);
+    asks.start(start).await.unwrap();
+    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    node.has_no_process();
+    let refused = asks
+        .stop(StopRequest {
+            gpu_uuid: "gpu-0".to_owned(),
+        })
+        .await;
+    assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+}
+
+/// At any moment of a start or a stop; what is left is ended by the next process.
+#[tokio::test]
+async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
+    let node = Arc::new(Node::new());
+    for round in 0..8_u64 {
+        let program = Program::start(&node);
+        let mut asks = client(&node).await;
+        let gpu_uuid = gpu(1).to_string();
+        let start = StartRequest {
+            gpu_uuid: gpu_uuid.clone(),
+            limits: Some(limits()),
+        };
+        let works = tokio::spawn(async move {
+            drop(asks.start(start).await);
+            drop(asks.stop(StopRequest { gpu_uuid }).await);
+        });
+        // A moment that depends on the round: the number of processes that are there by then.
+        let seen = (round % 3).try_into().unwrap_or(0);
+        let until = Instant::now() + Duration::from_millis(300);
+        while node.processes().len() < seen && Instant::now() < until {
+            tokio::task::yield_now().await;
+        }
+        drop(program);
+        drop(works.await);
+        let _program = Program::start(&node);
+        let mut asks = client(&node).await;
+        let gpu_uuid = gpu(1).to_string();
+        asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+        node.wait_for("all have ended", || node.processes().is_empty());
+    }
+}
