@@ -113,10 +113,12 @@ fn mig(holds: &Holds, grant: Granted, may_set: bool) -> Want<bool> {
 /// has died is started again for those who hold its slots. Nothing else may run beside it.
 fn mps(holds: &Holds) -> Want<MpsServer> {
     let needs = |hold: &Hold| (hold.target, hold.sharing) == (Target::Gpu, Sharing::Mps);
+    let is_used = holds.make.iter().chain(&holds.keep).any(needs);
     match holds.server {
-        Some(server) if holds.make.iter().chain(&holds.keep).any(needs) => Want::To(server),
-        // A record that cannot be read may be of a user.
-        _ if holds.unknown => Want::Leave,
+        Some(server) if is_used => Want::To(server),
+        // Users of an earlier boot get theirs by their own calls, those that are undone stop it so, and a record that cannot be read may
+        // be of a user.
+        _ if is_used || holds.unknown => Want::Leave,
         _ => Want::Found,
     }
 }

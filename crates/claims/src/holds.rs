@@ -38,7 +38,8 @@ pub struct Holds {
     /// Places that the claim lets go and that several claims can share.
     pub leaves_shared: BTreeSet<Place>,
     /// The MPS server that users of MPS shares of the GPU need: the one that others have already, or
-    /// that of the claim that is the first.
+    /// that of the claim that is the first. `None` also while all users are of an earlier boot,
+    /// or are being undone.
     pub server: Option<MpsServer>,
     /// True if a record that cannot be read may hold the GPU too.
     pub unknown: bool,
@@ -88,7 +89,14 @@ impl Holds {
                         holds.vouched_for |=
                             noted.is_some() && held.iter().any(|h| h.time_slice == noted);
                     }
-                    if let Some(kept) = server(&record.devices) {
+                    // A record of an earlier boot is carried out again by its own call, and one that is
+                    // being undone may have stopped its server already.
+                    let undoing =
+                        matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
+                    if record.boot == *boot
+                        && !undoing
+                        && let Some(kept) = server(&record.devices)
+                    {
                         holds.server = noted_server.or(Some(kept));
                     }
                     holds.keep.extend(held);

@@ -168,6 +168,8 @@ impl<'a> Hardware<'a> {
             Want::Leave => false,
         };
         let compute = match goal.compute {
+            // For an MPS server it is read now: in another mode programs could get round it.
+            Want::To(ComputeMode::ExclusiveProcess) => self.compute_mode_now(gpu),
             Want::To(to) => self.compute_mode_unless(gpu, state, to),
             Want::Found if state.compute.is_some() => self.compute_mode_now(gpu),
             Want::Found | Want::Leave => None,

@@ -263,20 +263,28 @@ impl Story {
                 "no MPS server for those who hold slots"
             );
             assert!(
-                !runs || self.uses_mps() || !self.torn.is_empty(),
+                !runs || self.may_use_mps() || !self.torn.is_empty(),
                 "an orphan"
             );
         }
     }
 
-    /// Returns whether a claim holds a slot.
+    /// Returns whether a claim holds a slot, if only from an earlier boot.
+    fn may_use_mps(&self) -> bool {
+        self.records
+            .values()
+            .any(|record| record.devices[0].mps.is_some())
+    }
+
+    /// Returns whether a claim holds a slot, and was prepared in this boot.
     fn uses_mps(&self) -> bool {
         let fine = self
             .records
             .iter()
             .filter(|(uid, _)| !self.torn.contains(*uid));
+        let boot = self.boot();
         fine.into_iter()
-            .any(|(_, record)| record.devices[0].mps.is_some())
+            .any(|(_, record)| record.boot == boot && needs_mps(record))
     }
 
     fn land(&mut self) {
@@ -484,6 +492,12 @@ impl Story {
             assert_eq!(self.hardware.mig, mig);
         }
     }
+}
+
+/// Returns whether a claim needs the MPS server: it has a slot, and is not being undone.
+fn needs_mps(record: &Record) -> bool {
+    let undone = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
+    !undone && record.devices[0].mps.is_some()
 }
 
 fn undoing(record: Record) -> Record {
