@@ -83,7 +83,7 @@ pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> String {
 /// kinds, and is held in one.
 fn device<'s>(snapshot: &'s Snapshot, node: &str, gpu: &GpuStatus) -> Option<&'s Device> {
     let pool = pool_name(node);
-    let (_, held) = results(snapshot, node, gpu).next()?;
+    let (_, _, held) = results(snapshot, node, gpu).next()?;
     snapshot
         .slices
         .iter()

@@ -94,6 +94,7 @@ mod tests {
                 nvml_version: None,
                 cuda_version: None,
                 memory_caps: caps,
+                mps: divvy_model::MpsAbility::default(),
                 caps_linger: false,
             };
             let none = GpuErrorCode::NOT_SUPPORTED;
