@@ -176,12 +176,14 @@ fn on_a_cluster(args: &Args, programs: Programs, dir: &Path, report: &mut Report
     let Programs { plugin, mock } = programs;
     let built = match args.hook.clone() {
         Some(hook) => {
-            let [cli, controller] =
-                ["divvy", "divvy-cluster-controller"].map(|name| plugin.with_file_name(name));
+            let [cli, controller, supervisor] =
+                ["divvy", "divvy-cluster-controller", "divvy-mps-supervisor"]
+                    .map(|name| plugin.with_file_name(name));
             divvy_e2e::programs::Programs {
                 plugin,
                 hook,
                 controller,
+                supervisor,
                 mock,
                 cli,
             }
