@@ -37,7 +37,7 @@ pub(crate) fn percent(consumed: &BTreeMap<String, Amount>) -> Option<u64> {
     amount(&consumed.get(capacity::PERCENT)?.0)
 }
 
-/// What a slot of a device of MPS shares has: memory in bytes and threads in percent.
+/// Returns the memory in bytes and the threads in percent that a slot of MPS shares has.
 pub(crate) fn slot(device: &Device) -> (Option<u64>, Option<u64>) {
     let number = |name: &str| {
         let of = device.attributes.as_ref()?.get(name)?;
