@@ -101,7 +101,7 @@ impl Carving<'_> {
             .cloned()
             .unwrap_or_default();
         self.publish_profiles(from, &held, &template);
-        // A GPU that does not say whether it has persistence mode gives no reason to worry.
+        // A GPU whose driver does not report persistence mode gets no notice.
         let has_any = from.offers || !held.is_empty();
         if has_any && from.one.gpu.facts.persistence == Some(false) {
             let gpu = from.one.uuid.clone();

@@ -161,11 +161,10 @@ fn node_paths(node: &Node, claim: &ClaimRef) -> Vec<String> {
         .cdi_files()
         .remove(&format!("{DRIVER}-claim_{}.json", claim.uid))
         .unwrap();
-    let nodes = &file["devices"][0]["containerEdits"]["deviceNodes"];
-    let nodes = nodes.as_array().unwrap().iter();
-    nodes
-        .map(|node| node["path"].as_str().unwrap().to_owned())
-        .collect()
+    let nodes = file.pointer("/devices/0/containerEdits/deviceNodes");
+    let nodes = nodes.and_then(serde_json::Value::as_array).into_iter();
+    let path = |node: &serde_json::Value| Some(node.get("path")?.as_str()?.to_owned());
+    nodes.flatten().filter_map(path).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

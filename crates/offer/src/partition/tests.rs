@@ -524,7 +524,7 @@ fn partitions_of_a_gpu_without_persistence_mode_are_a_notice() {
     );
     for (node, persistence) in [
         (Node::both("h100x1"), Some(true)),
-        // Unknown is no reason to worry, and a GPU without partitions has none to lose.
+        // Unknown is reported as nothing, and a GPU without partitions has none to lose.
         (Node::both("h100x1"), None),
         (Node::only("h100x1", &[Alternative::WHOLE]), Some(false)),
     ] {
