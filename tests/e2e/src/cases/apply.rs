@@ -39,7 +39,7 @@ fn wrong() -> Vec<(Value, &'static str)> {
         ),
         (
             gpu(json!({"kind": "GpuConfg"})),
-            "kind is GpuConfg, and gpu.divvy.dev reads GpuConfig, MigConfig and ShareConfig",
+            "kind is GpuConfg, and gpu.divvy.dev reads GpuConfig, MigConfig, ShareConfig and MpsConfig",
         ),
         (
             gpu(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"})),
@@ -116,6 +116,10 @@ fn wrong_limits() -> Vec<(Value, &'static str)> {
         let limits = json!({"kind": "ShareConfig", "limits": {"memory": limit}});
         with_config(asks(names::CLASS_SHARE, name, amount), &["gpu"], limits)
     };
+    let mps = |limits: Value| {
+        let config = json!({"kind": "MpsConfig", "limits": limits});
+        with_config(request(names::CLASS_MPS, json!({})), &["gpu"], config)
+    };
     vec![
         (
             limited("memory", "10Gi", json!("9Gi")),
@@ -145,6 +149,11 @@ fn wrong_limits() -> Vec<(Value, &'static str)> {
             gpu(json!({"kind": "GpuConfig", "limits": {"memory": "16Gi"}})),
             "GpuConfig has limits",
         ),
+        (
+            mps(json!({"cores": 0})),
+            "limits has cores, a whole number from 1 to 100",
+        ),
+        (mps(json!({"memory": 10})), "an amount with its unit"),
     ]
 }
 
