@@ -254,7 +254,7 @@ impl Gpus<'_> {
         } else {
             Round::Usual
         };
-        let servers = self.servers_to_look_at(&states);
+        let servers = servers_to_look_at(self, &states);
         for (gpu, stored) in states {
             // Compare notes with notes first: most GPUs are as they should be and are not asked.
             let is_due = match stored.as_ref() {
@@ -280,33 +280,6 @@ impl Gpus<'_> {
                 report.events.push(Event::failed(None, &error));
             }
         }
-    }
-
-    /// Returns the GPUs whose MPS server is not as noted: it has died, or no file names it. A server that
-    /// runs on a GPU without a file is one of them too.
-    fn servers_to_look_at(self, states: &GpuFiles) -> BTreeSet<GpuUuid> {
-        let until = self.context.now() + ASK_WITHIN;
-        let running = match self.hardware.mps.running(until) {
-            Ok(running) => running,
-            Err(error) => {
-                tracing::warn!(
-                    error,
-                    "failed to ask for the MPS servers that run, will retry"
-                );
-                return BTreeSet::new();
-            }
-        };
-        let boot = &self.context.config.boot;
-        let noted = |gpu: &GpuUuid| {
-            let state = states.get(gpu)?.fine()?.clone().in_boot(boot);
-            state.mps.map(|noted| noted.server)
-        };
-        let runs = |gpu: &GpuUuid| running.get(gpu).map(|running| running.server);
-        let known = states.keys().chain(running.keys());
-        known
-            .filter(|gpu| noted(gpu) != runs(gpu))
-            .cloned()
-            .collect()
     }
 
     /// Gives back the MIG modes that divvy has changed, on GPUs that nothing holds, whatever rules
@@ -415,6 +388,33 @@ impl Gpus<'_> {
         self.settle(gpu, &mut open);
         Ok(())
     }
+}
+
+/// Returns the GPUs whose MPS server is not as noted: it has died, or no file names it. A server that
+/// runs on a GPU without a file is one of them too.
+fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
+    let until = gpus.context.now() + ASK_WITHIN;
+    let running = match gpus.hardware.mps.running(until) {
+        Ok(running) => running,
+        Err(error) => {
+            tracing::warn!(
+                error,
+                "failed to ask for the MPS servers that run, will retry"
+            );
+            return BTreeSet::new();
+        }
+    };
+    let boot = &gpus.context.config.boot;
+    let noted = |gpu: &GpuUuid| {
+        let state = states.get(gpu)?.fine()?.clone().in_boot(boot);
+        state.mps.map(|noted| noted.server)
+    };
+    let runs = |gpu: &GpuUuid| running.get(gpu).map(|running| running.server);
+    let known = states.keys().chain(running.keys());
+    known
+        .filter(|gpu| noted(gpu) != runs(gpu))
+        .cloned()
+        .collect()
 }
 
 /// A GPU while it is changed.
