@@ -28,10 +28,10 @@ pub(super) fn slot(
         asked,
         slot: server,
     };
-    if let Some(cores) = options.cores.filter(|cores| *cores != server.cores) {
+    if let Some(cores) = options.limits.cores.filter(|cores| *cores != server.cores) {
         return Err(unequal(format!("cores {cores}")));
     }
-    let memory = options.memory;
+    let memory = options.limits.memory;
     if let Some(bytes) = memory.filter(|bytes| Some(*bytes) != server.memory_mib.map(|m| m << 20)) {
         return Err(unequal(format!("memory {}Mi", bytes >> 20)));
     }
