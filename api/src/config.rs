@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use crate::fields::{Fields, near};
 use crate::limits::{self, MemoryBound};
-use crate::names::API_VERSION;
-use crate::{ConfigError, MpsOptions};
+use crate::names::{API_VERSION, NVIDIA_API_VERSION, Naming};
+use crate::nvidia;
+use crate::{ConfigError, MpsLimits, MpsOptions};
 
 const KINDS: [&str; 4] = [
     ConfigKind::Gpu.name(),
@@ -49,6 +50,10 @@ pub struct DeviceConfig {
     /// the GPU together runs in turn. When the claim is gone, the GPU gets back what it had before.
     /// Shares have the time slice of their GPU's policy.
     pub time_slice: Option<TimeSlice>,
+    /// The MPS server of whole GPUs (`mps: {}`): the programs of a claim whose containers or pods
+    /// have the GPU together run at once, and each is kept to these limits. The GPU stays the
+    /// claim's alone, and one such GPU is for one claim. Not together with `timeSlicing`.
+    pub mps_server: Option<MpsLimits>,
     /// The limit of a share's memory (`limits: {memory: 16Gi}`): the driver keeps the pod within it.
     /// It is at least what the share requests, the limit of shares without one. A claim that sets it
     /// is served only where the memory of shares is capped (attribute `memoryEnforcement`), and up
@@ -69,6 +74,7 @@ impl DeviceConfig {
         Self {
             kind,
             time_slice: None,
+            mps_server: None,
             memory_limit: None,
             extra_nodes: Vec::new(),
             mps: MpsOptions::default(),
@@ -87,6 +93,9 @@ impl DeviceConfig {
                 json!({ "interval": slice.name() }),
             );
         }
+        if let Some(limits) = self.mps_server {
+            fields.insert("mps".to_owned(), limits.to_server());
+        }
         if let Some(bound) = self.memory_limit {
             fields.insert("limits".to_owned(), limits::to_value(bound));
         }
@@ -98,6 +107,24 @@ impl DeviceConfig {
     }
 }
 
+/// Decodes the parameters of one config entry for a driver of this name, strictly. In the place of
+/// NVIDIA's driver its kinds are read beside ours.
+pub fn decode_for(driver: &str, parameters: &Value) -> Result<DeviceConfig, ConfigError> {
+    if !Naming::of(driver).stands_in() {
+        return decode(parameters);
+    }
+    if nvidia::is_theirs(parameters) {
+        return nvidia::decode(parameters);
+    }
+    decode(parameters).map_err(|error| match error {
+        ConfigError::ApiVersion { found, .. } => ConfigError::ApiVersion {
+            found,
+            known: &[API_VERSION, NVIDIA_API_VERSION],
+        },
+        other => other,
+    })
+}
+
 /// Decodes the parameters of one config entry, strictly: an unknown field, a wrong type or another
 /// version is an error.
 pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
@@ -106,7 +133,10 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     let mut fields = Fields::open("", parameters.clone())?;
     let version = fields.string("apiVersion", &format!("\"apiVersion\": {API_VERSION:?}"))?;
     if version != API_VERSION {
-        return Err(ConfigError::ApiVersion { found: version });
+        return Err(ConfigError::ApiVersion {
+            found: version,
+            known: &[API_VERSION],
+        });
     }
     let kind = fields.string("kind", "\"kind\": \"GpuConfig\"")?;
     let kinds = [
@@ -137,6 +167,22 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
             None
         }
     };
+    let mps_server = match kind {
+        ConfigKind::Gpu => MpsLimits::take_server(&mut fields)?,
+        // That it is unknown would not say why.
+        ConfigKind::Mig | ConfigKind::Share if fields.contains("mps") => {
+            return Err(ConfigError::OfWholeGpus {
+                path: fields.path("mps"),
+            });
+        }
+        ConfigKind::Mig | ConfigKind::Share | ConfigKind::Mps => None,
+    };
+    if mps_server.is_some() && time_slice.is_some() {
+        return Err(ConfigError::NotTogether {
+            path: fields.path("mps"),
+            other: fields.path("timeSlicing"),
+        });
+    }
     let memory_limit = match kind {
         ConfigKind::Share => limits::read(&mut fields)?,
         ConfigKind::Gpu | ConfigKind::Mig | ConfigKind::Mps => None,
@@ -150,6 +196,7 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     Ok(DeviceConfig {
         kind,
         time_slice,
+        mps_server,
         memory_limit,
         extra_nodes,
         mps,
@@ -170,17 +217,20 @@ fn time_slice(fields: &mut Fields) -> Result<Option<TimeSlice>, ConfigError> {
             known.map(|k| format!("{k:?}")).join(" or ")
         ),
     )?;
-    let Some(interval) = TimeSlice::parse(&found) else {
-        let near = near(&found, &known);
-        return Err(ConfigError::Value {
-            path: inside.path("interval"),
-            found,
-            known: known.to_vec(),
-            near,
-        });
-    };
+    let interval = read_time_slice(inside.path("interval"), found)?;
     inside.finish("timeSlicing")?;
     Ok(Some(interval))
+}
+
+/// Reads the name of a time slice.
+pub(crate) fn read_time_slice(path: String, found: String) -> Result<TimeSlice, ConfigError> {
+    let known = TimeSlice::ALL.map(TimeSlice::name);
+    TimeSlice::parse(&found).ok_or_else(|| ConfigError::Value {
+        path,
+        near: near(&found, &known),
+        found,
+        known: known.to_vec(),
+    })
 }
 
 /// `extraNodes: [/dev/gdrdrv]`.

@@ -24,13 +24,15 @@ pub enum ConfigError {
     },
     /// An `apiVersion` that is not ours.
     #[error(
-        "apiVersion {found:?} is not one this driver reads (expected {:?}){}",
-        crate::names::API_VERSION,
-        version_hint(found)
+        "apiVersion {found:?} is not one this driver reads (expected {}){}",
+        known.iter().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(" or "),
+        version_hint(found, known)
     )]
     ApiVersion {
         /// The text as written.
         found: String,
+        /// The versions that are read.
+        known: &'static [&'static str],
     },
     /// A `kind` that we don't have.
     #[error("kind {found:?} is not one this driver reads (expected {}){}", known.join(" or "), nearest(near.as_deref()))]
@@ -66,6 +68,22 @@ pub enum ConfigError {
         /// A name that is nearly the same.
         near: Option<String>,
     },
+    /// A kind of NVIDIA's drivers that divvy does not serve in their place.
+    #[error("kind {kind:?} is not served: {why}")]
+    NotServed {
+        /// The kind.
+        kind: &'static str,
+        /// The reason, and the remedy.
+        why: &'static str,
+    },
+    /// A field of a config of NVIDIA's driver that cannot be kept in its place.
+    #[error("{} cannot be kept: {why}", field(path))]
+    NotKept {
+        /// Path of the field.
+        path: String,
+        /// The reason, and the remedy.
+        why: &'static str,
+    },
     /// A setting of a GPU that its shares have in common.
     #[error(
         "{} cannot be set by a claim that shares its GPU: an administrator sets shares.timeSlice in a GpuPolicy, and a claim \
@@ -75,6 +93,28 @@ pub enum ConfigError {
     OfThePolicy {
         /// Path of the field.
         path: String,
+    },
+    /// A setting that only whole GPUs have.
+    #[error(
+        "{} is for whole GPUs (GpuConfig) alone: divvy runs no MPS server for a partition or a time-sliced share; a class for MPS \
+         shares of a GPU is mps.divvy.dev",
+        field(path)
+    )]
+    OfWholeGpus {
+        /// Path of the field.
+        path: String,
+    },
+    /// Two fields that exclude each other.
+    #[error(
+        "{} and {} exclude each other (leave out the one that is not meant)",
+        field(path),
+        field(other)
+    )]
+    NotTogether {
+        /// Path of the field.
+        path: String,
+        /// Path of the other field.
+        other: String,
     },
 }
 
@@ -88,7 +128,11 @@ impl ConfigError {
             Self::Kind { .. } => "kind",
             Self::UnknownField { .. } => "unknown-field",
             Self::Value { .. } => "value",
+            Self::NotServed { .. } => "not-served",
+            Self::NotKept { .. } => "not-kept",
             Self::OfThePolicy { .. } => "of-the-policy",
+            Self::OfWholeGpus { .. } => "of-whole-gpus",
+            Self::NotTogether { .. } => "not-together",
         }
     }
 }
@@ -114,9 +158,11 @@ fn nearest(near: Option<&str>) -> String {
         .unwrap_or_default()
 }
 
-fn version_hint(found: &str) -> &'static str {
-    if found.starts_with("resource.nvidia.com/") || found.starts_with("gpu.nvidia.com/") {
-        "; this is a config of NVIDIA's driver, with other fields"
+fn version_hint(found: &str, known: &[&str]) -> &'static str {
+    let is_theirs =
+        found.starts_with("resource.nvidia.com/") || found.starts_with("gpu.nvidia.com/");
+    if is_theirs && !known.contains(&crate::names::NVIDIA_API_VERSION) {
+        "; this is a config of NVIDIA's driver, with other fields (`divvy convert` rewrites it)"
     } else {
         ""
     }

@@ -297,11 +297,7 @@ impl Supervisor {
         }
         let note = Note {
             // Until limits are set, it has none.
-            server: MpsServer {
-                slots: 1,
-                cores: 100,
-                memory_mib: None,
-            },
+            server: MpsServer::of_claim(None, None),
             daemon: Daemon {
                 pid: process.pid,
                 start_ticks: process.start_ticks,

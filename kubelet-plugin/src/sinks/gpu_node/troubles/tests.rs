@@ -75,6 +75,7 @@ impl World {
             kubernetes: "1.37.1".to_owned(),
             ungranted: &self.ungranted,
             unwritable: self.unwritable.as_deref(),
+            nvidia_serves: false,
         }
     }
 
@@ -109,6 +110,7 @@ impl World {
             sharing: Sharing::Exclusive,
             theirs: false,
             time_slice: None,
+            mps: None,
         };
         self.recorded.held.push(HeldDevice {
             claim,
