@@ -165,6 +165,26 @@ fn other_limits_are_those_of_another_daemon() {
     node.has_no_process();
 }
 
+/// The server of a claim that has the GPU alone is known as that, also by another supervisor.
+#[test]
+fn the_server_of_a_claim_has_its_limits_or_none() {
+    let node = Node::new();
+    let half = MpsServer::of_claim(Some(50), Some(10 << 30));
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), half).unwrap();
+    let log = node.log(&gpu(1), "server.log");
+    assert!(log.contains("Percentage set to 50.0"), "{log}");
+    assert!(log.contains(&format!("{:#x}", 10_u64 << 30)), "{log}");
+    drop(supervisor);
+    let supervisor = node.supervisor();
+    assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, half);
+    let all = MpsServer::of_claim(None, None);
+    supervisor.start(&gpu(1), all).unwrap();
+    assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, all);
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
+
 #[test]
 fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     let node = Node::new();

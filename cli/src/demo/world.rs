@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory as _, FromArgMatches as _};
 use divvy_api::names;
-use divvy_api::policy::{GpuPolicy, OfferedMode};
+use divvy_api::policy::GpuPolicy;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
