@@ -73,6 +73,15 @@ fn server_of_own() -> MpsServer {
     MpsServer::of_claim(Some(50), Some(10 << 30))
 }
 
+/// The report that a server was started again under these claims.
+fn restarted(gpu: &GpuUuid, claims: &[&str]) -> Event {
+    let claims = claims.iter().map(|name| share(name).reference());
+    Event::MpsServerRestarted {
+        gpu: gpu.clone(),
+        claims: claims.collect(),
+    }
+}
+
 fn mode(world: &World, gpu: &GpuUuid) -> ComputeMode {
     sim(world).facts(gpu).unwrap().compute_mode.unwrap()
 }
@@ -199,7 +208,7 @@ fn the_server_of_a_claim_outlives_the_plugin_its_daemon_and_a_boot() {
     assert_eq!(world.lock().mps.get(&gpu), Some(&server_of_own()));
     world.lock().mps.clear();
     let events = executor.reconcile(&world.view()).events;
-    assert_eq!(events, [Event::MpsServerRestarted { gpu: gpu.clone() }]);
+    assert_eq!(events, [restarted(&gpu, &["a"])]);
     assert_eq!(world.lock().mps.get(&gpu), Some(&server_of_own()));
     world.reboot();
     assert!(world.lock().mps.is_empty());
@@ -235,10 +244,7 @@ fn a_daemon_that_dies_under_its_claims_is_started_again() {
     let server = world.lock().mps.remove(&gpu);
     let events = executor.reconcile(&world.view()).events;
     assert_eq!(world.lock().mps.get(&gpu).copied(), server);
-    assert!(
-        events.contains(&Event::MpsServerRestarted { gpu: gpu.clone() }),
-        "{events:?}"
-    );
+    assert!(events.contains(&restarted(&gpu, &["a", "b"])), "{events:?}");
     // By the next claim, too.
     world.lock().mps.clear();
     world.prepare(&executor, &share("c")).unwrap();
