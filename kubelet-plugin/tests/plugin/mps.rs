@@ -69,7 +69,7 @@ fn edits(node: &Node) -> Vec<String> {
 async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
     let mut node = Node::new("h100x1");
     node.fixture.mps = true;
-    node.host = node.fixture.build(&node.dir.path().join("by-mps")).unwrap();
+    node.host = node.fixture.build(&node.dir.path().join("host")).unwrap();
     let dir = node.dir.path().join("mps").display().to_string();
     let mut config = node.config(&["--mps-dir", &dir]);
     config.timing.mps = Duration::from_millis(50);

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Parser;
 use divvy_executor::MpsServers;
-use divvy_executor::MpsServers;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, mk_result, reserved};
 use divvy_fake_cluster::{ClaimRef, FakeApi, FakeKubelet, KubeletConfig};
 use divvy_gpu_sim::SimNode;
