@@ -94,3 +94,35 @@ fn claim_of_admin() -> Claim {
         ..claim("a", vec![admin(result("main", "gpu-0"))])
     }
 }
+
+/// The file of a GPU can name another server: a claim's record was lost, or a crash came before the note.
+#[test]
+fn a_claim_keeps_its_own_server_whatever_the_gpus_file_says() {
+    let world = able();
+    let slots = MpsServer::equal(4, Some(1 << 14)).unwrap();
+    let own = MpsServer::of_claim(Some(50), None);
+    for (kept, noted, expected) in [
+        (own, slots, own),
+        (own, MpsServer::of_claim(None, None), own),
+        (slots, own, slots),
+        // Slots are those of the server that runs.
+        (
+            slots,
+            MpsServer::equal(2, None).unwrap(),
+            MpsServer::equal(2, None).unwrap(),
+        ),
+    ] {
+        let claim = served(json!({}));
+        let mut devices = plan(world.decide(&claim)).devices;
+        devices[0].mps = devices[0].mps.map(|place| crate::MpsSlot {
+            server: kept,
+            ..place
+        });
+        let record = Record::new(&claim, &world.boot, devices, Phase::Prepared);
+        let records = [(claim.uid.clone(), Arc::new(Stored::Fine(record)))].into();
+        let mut state = GpuState::default().in_boot(&world.boot);
+        state.note_server(noted, true);
+        let holds = crate::Holds::of(&gpu(0), crate::Own::None, &records, (&state, &world.boot));
+        assert_eq!(holds.server, Some(expected), "{kept:?} {noted:?}");
+    }
+}
