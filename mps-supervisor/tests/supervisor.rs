@@ -356,7 +356,7 @@ fn limits() -> Limits {
         memory_mib,
     } = server(4);
     Limits {
-        slots,
+        slots: slots.unwrap(),
         cores,
         memory_mib: memory_mib.unwrap(),
     }
@@ -373,16 +373,30 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         limits: Some(limits()),
     };
     asks.start(start.clone()).await.unwrap();
+    // That of a claim with the GPU alone has no slots.
+    let own = Limits {
+        slots: 0,
+        cores: 50,
+        memory_mib: 0,
+    };
+    let start_own = StartRequest {
+        gpu_uuid: gpu(2).to_string(),
+        limits: Some(own),
+    };
+    asks.start(start_own).await.unwrap();
     let before = asks.state(StateRequest {}).await.unwrap().into_inner();
-    assert_eq!(before.daemons.len(), 1);
+    assert_eq!(before.daemons.len(), 2);
     assert_eq!(before.daemons[0].limits, Some(limits()));
+    assert_eq!(before.daemons[1].limits, Some(own));
     drop(program);
-    assert_eq!(node.processes().len(), 2, "daemon and server live on");
+    assert_eq!(node.processes().len(), 4, "daemons and servers live on");
     let _program = Program::start(&node);
     let mut asks = client(&node).await;
     let after = asks.state(StateRequest {}).await.unwrap().into_inner();
     assert_eq!(after, before);
     asks.start(start).await.unwrap();
+    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    let gpu_uuid = gpu(2).to_string();
     asks.stop(StopRequest { gpu_uuid }).await.unwrap();
     node.has_no_process();
     let refused = asks

@@ -10,7 +10,7 @@ use divvy_executor::{MpsServers, RunningServer};
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_model::{ComputeMode, GpuDriver, GpuUuid, MpsServer};
 use k8s_openapi::api::events::v1::Event;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::node::{DRIVER, Node, POOL, wait, with_config};
 
@@ -46,23 +46,20 @@ impl MpsServers for Servers {
 
 /// Returns what the CDI files of a node say of MPS: variables, and mounts with their paths in containers.
 fn edits(node: &Node) -> Vec<String> {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let files = node.cdi_files().into_values();
-    let devices = files.flat_map(|file| file["devices"].as_array().cloned().unwrap());
+    let specs = node
+        .cdi_files()
+        .into_values()
+        .map(serde_json::from_value::<divvy_cdi::Spec>);
+    let devices = specs.flat_map(|spec| spec.unwrap().devices);
     let found = devices.flat_map(|device| {
-        let edits = &device["containerEdits"];
-        let env = edits["env"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(text);
-        let mounts = edits["mounts"].as_array().into_iter().flatten();
-        let paths = mounts.filter_map(|mount| text(&mount["containerPath"]));
-        env.chain(paths).collect::<Vec<_>>()
+        let edits = device.container_edits;
+        let env = edits.env.into_iter().filter(|line| line.contains("MPS"));
+        let mounts = edits.mounts.into_iter();
+        let mounts = mounts.filter(|mount| !mount.container_path.contains("kubernetes"));
+        env.chain(mounts.map(|mount| mount.container_path))
+            .collect::<Vec<_>>()
     });
-    let is_of_mps =
-        |line: &String| line.contains("MPS") || !line.contains('=') && !line.contains("kubernetes");
-    found.filter(is_of_mps).collect()
+    found.collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -99,7 +96,7 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
     assert!(node.published().iter().all(|(name, _)| name != "gpu-0-mps"));
 
     servers.0.lock().unwrap().clear();
-    let note = wait("an Event on the claim", || {
+    let text = wait("an Event on the claim", || {
         let mut events = node.api.list::<Event>().into_iter();
         let about = |event: &Event| event.regarding.as_ref()?.name.clone();
         let found = events.find(|event| {
@@ -109,7 +106,7 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
         found?.note
     })
     .await;
-    assert!(note.contains("had ended and was started again"), "{note}");
+    assert!(text.contains("had ended and was started again"), "{text}");
     assert_eq!(servers.all(), [server]);
     node.unprepare(&claim).await.unwrap();
     assert_eq!(servers.all(), []);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{ConfigEntry, ConfigSource};
 
-fn served(config: Value) -> Claim {
+fn served(config: &Value) -> Claim {
     let entry = ConfigEntry {
         source: ConfigSource::Claim,
         requests: Vec::new(),
@@ -37,7 +37,7 @@ fn the_limits_of_a_config_are_those_of_the_server_and_no_grant() {
         // Whole MiB, and never more than was asked for.
         (json!({"limits": {"memory": "1100Ki"}}), 100, Some(1)),
     ] {
-        let claim = served(config.clone());
+        let claim = served(&config);
         let device = plan(able().decide(&claim)).devices.remove(0);
         let server = MpsServer {
             slots: None,
@@ -69,7 +69,7 @@ fn the_limits_of_a_config_are_those_of_the_server_and_no_grant() {
 
 #[test]
 fn a_server_that_cannot_be_had_is_refused_before_anything_is_done() {
-    let claim = served(json!({}));
+    let claim = served(&json!({}));
     let refused = |world: World, words: &str| {
         let (category, text) = world.refusal(&claim);
         assert_eq!(category, "mps-unavailable", "{text}");
@@ -90,7 +90,7 @@ fn a_server_that_cannot_be_had_is_refused_before_anything_is_done() {
 /// A claim with admin access whose class has a config with `mps`.
 fn claim_of_admin() -> Claim {
     Claim {
-        configs: served(json!({})).configs,
+        configs: served(&json!({})).configs,
         ..claim("a", vec![admin(result("main", "gpu-0"))])
     }
 }
@@ -112,7 +112,7 @@ fn a_claim_keeps_its_own_server_whatever_the_gpus_file_says() {
             MpsServer::equal(2, None).unwrap(),
         ),
     ] {
-        let claim = served(json!({}));
+        let claim = served(&json!({}));
         let mut devices = plan(world.decide(&claim)).devices;
         devices[0].mps = devices[0].mps.map(|place| crate::MpsSlot {
             server: kept,
