@@ -84,6 +84,12 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         &[],
     ),
     (
+        "stand-in",
+        "{driverName: gpu.nvidia.com, migClasses: [1g.10gb], extraDeviceClasses: [{name: s, mode: share}],
+          claimTemplates: {namespaces: [ml], templates: {tenth: {memory: 8Gi, cores: 10}}}}",
+        &[],
+    ),
+    (
         "claim-templates",
         "claimTemplates: {namespaces: [ml, web], templates: {tenth: {memory: 8Gi, cores: 10}, half: {percent: 50}, one: {slots: 1}}}",
         &[],
