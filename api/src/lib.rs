@@ -19,6 +19,7 @@ mod fields;
 mod limits;
 mod mps;
 pub mod names;
+mod naming;
 pub mod node;
 pub mod policy;
 

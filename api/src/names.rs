@@ -1,8 +1,14 @@
 //! Every name of ours in the Kubernetes API and on the node. They are in one place, so that a
 //! rename is one change and the documentation can be checked against it.
 
+pub use crate::naming::Naming;
+
 /// Driver name (`ResourceSlice.spec.driver`) unless `--driver-name` says otherwise.
 pub const DRIVER: &str = "gpu.divvy.dev";
+/// Name of NVIDIA's driver. Under it, divvy stands in for that driver.
+pub const NVIDIA_DRIVER: &str = "gpu.nvidia.com";
+/// `apiVersion` of the configs of NVIDIA's driver.
+pub const NVIDIA_API_VERSION: &str = "resource.nvidia.com/v1beta1";
 
 /// API group of what users write.
 pub const GROUP: &str = "divvy.dev";
