@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{self, attributes, capacity};
+use divvy_api::names::{self, Naming};
 use divvy_model::Alternative;
 
 use crate::lookup;
 
 /// Name of NVIDIA's driver, and of its class of whole GPUs.
-pub(crate) const NVIDIA: &str = "gpu.nvidia.com";
+pub(crate) const NVIDIA: &str = names::NVIDIA_DRIVER;
 /// Its class of partitions.
 pub(crate) const NVIDIA_MIG: &str = "mig.nvidia.com";
 /// Its class for passthrough to virtual machines, which divvy does not have.
@@ -45,16 +45,14 @@ pub(crate) fn profile_of(class: &str) -> Option<&str> {
     class.strip_suffix(names::CLASS_MIG)?.strip_suffix('.')
 }
 
-/// Returns a name of ours with its domain, as a driver of this name publishes it.
-pub(crate) fn published(driver: &str, name: &str) -> String {
-    let theirs = [
-        attributes::TYPE,
-        attributes::PROFILE,
-        attributes::PARENT_UUID,
-        capacity::MEMORY,
-    ];
-    let ours = driver == NVIDIA && !theirs.contains(&name);
-    lookup::full(if ours { names::DRIVER } else { driver }, name)
+/// Returns an attribute of ours with its domain, as a driver of this name publishes it.
+pub(crate) fn attribute(driver: &str, name: &str) -> String {
+    lookup::full(driver, &Naming::of(driver).attribute(name))
+}
+
+/// Returns a capacity of ours with its domain, as a driver of this name publishes it.
+pub(crate) fn capacity(driver: &str, name: &str) -> String {
+    lookup::full(driver, &Naming::of(driver).capacity(name))
 }
 
 /// Returns what a map of a device has under a name of ours: plain in the driver's domain, or with
@@ -66,8 +64,8 @@ pub(crate) fn own<'m, V>(map: &'m BTreeMap<String, V>, name: &str) -> Option<&'m
 
 /// Returns a name of ours without divvy's domain.
 pub(crate) fn plain(name: &str) -> &str {
-    let bare = name.strip_prefix(names::DRIVER);
-    bare.and_then(|rest| rest.strip_prefix('/')).unwrap_or(name)
+    // Of other drivers no name has that domain.
+    Naming::of(NVIDIA).ours(name)
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ impl OfType {
     fn of_shares(driver: &str) -> Self {
         let names = [capacity::MEMORY, capacity::CORES, capacity::SLOTS];
         Self {
-            capacities: names.map(|name| driver::published(driver, name)).into(),
+            capacities: names.map(|name| driver::capacity(driver, name)).into(),
             ..Self::default()
         }
     }
@@ -110,7 +110,7 @@ impl Known {
             },
             None if kind == Alternative::TIME_SLICED => OfType::of_shares(self.driver),
             None if kind == Alternative::MPS => OfType {
-                capacities: [driver::published(self.driver, capacity::SLOTS)].into(),
+                capacities: [driver::capacity(self.driver, capacity::SLOTS)].into(),
                 ..OfType::default()
             },
             None => OfType::default(),
@@ -131,7 +131,7 @@ impl Known {
         // A form that is not offered has them, and that it is not offered is said of the claim.
         known
             .attributes
-            .extend(OF_SOME.map(|name| driver::published(driver, name)));
+            .extend(OF_SOME.map(|name| driver::attribute(driver, name)));
         for slice in slices {
             let full = |name: &String| lookup::full(&slice.spec.driver, name);
             for device in slice.spec.devices.iter().flatten() {

@@ -6,6 +6,7 @@ mod asks;
 mod cases;
 mod limits;
 mod mps;
+mod stand_in;
 
 /// The demo's arguments, as they are written.
 #[derive(Debug, Parser)]

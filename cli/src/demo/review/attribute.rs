@@ -73,7 +73,7 @@ impl Findings {
         }
         // Those of shares depend on the policy: what waits says which one is wanted, and an
         // alternative (`firstAvailable`) may be for other GPUs.
-        let own = driver::published(driver, name) == format!("{domain}/{name}");
+        let own = driver::capacity(driver, name) == format!("{domain}/{name}");
         if own && OF_SHARES.contains(&name) {
             return Some(name);
         }
