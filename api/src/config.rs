@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::fields::{Fields, near};
 use crate::limits::{self, MemoryBound};
 use crate::names::API_VERSION;
-use crate::{ConfigError, MpsOptions};
+use crate::{ConfigError, MpsLimits, MpsOptions};
 
 const KINDS: [&str; 4] = [
     ConfigKind::Gpu.name(),
@@ -49,6 +49,10 @@ pub struct DeviceConfig {
     /// the GPU together runs in turn. When the claim is gone, the GPU gets back what it had before.
     /// Shares have the time slice of their GPU's policy.
     pub time_slice: Option<TimeSlice>,
+    /// The MPS server of whole GPUs (`mps: {}`): the programs of a claim whose containers or pods
+    /// have the GPU together run at once, and each is kept to these limits. The GPU stays the
+    /// claim's alone, and one such GPU is for one claim. Not together with `timeSlicing`.
+    pub mps_server: Option<MpsLimits>,
     /// The limit of a share's memory (`limits: {memory: 16Gi}`): the driver keeps the pod within it.
     /// It is at least what the share requests, the limit of shares without one. A claim that sets it
     /// is served only where the memory of shares is capped (attribute `memoryEnforcement`), and up
@@ -69,6 +73,7 @@ impl DeviceConfig {
         Self {
             kind,
             time_slice: None,
+            mps_server: None,
             memory_limit: None,
             extra_nodes: Vec::new(),
             mps: MpsOptions::default(),
@@ -86,6 +91,9 @@ impl DeviceConfig {
                 "timeSlicing".to_owned(),
                 json!({ "interval": slice.name() }),
             );
+        }
+        if let Some(limits) = self.mps_server {
+            fields.insert("mps".to_owned(), limits.to_server());
         }
         if let Some(bound) = self.memory_limit {
             fields.insert("limits".to_owned(), limits::to_value(bound));
@@ -137,6 +145,22 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
             None
         }
     };
+    let mps_server = match kind {
+        ConfigKind::Gpu => MpsLimits::take_server(&mut fields)?,
+        // That it is unknown would not say why.
+        ConfigKind::Mig | ConfigKind::Share if fields.contains("mps") => {
+            return Err(ConfigError::OfWholeGpus {
+                path: fields.path("mps"),
+            });
+        }
+        ConfigKind::Mig | ConfigKind::Share | ConfigKind::Mps => None,
+    };
+    if mps_server.is_some() && time_slice.is_some() {
+        return Err(ConfigError::NotTogether {
+            path: fields.path("mps"),
+            other: fields.path("timeSlicing"),
+        });
+    }
     let memory_limit = match kind {
         ConfigKind::Share => limits::read(&mut fields)?,
         ConfigKind::Gpu | ConfigKind::Mig | ConfigKind::Mps => None,
@@ -150,6 +174,7 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     Ok(DeviceConfig {
         kind,
         time_slice,
+        mps_server,
         memory_limit,
         extra_nodes,
         mps,

@@ -76,6 +76,28 @@ pub enum ConfigError {
         /// Path of the field.
         path: String,
     },
+    /// A setting that only whole GPUs have.
+    #[error(
+        "{} is for whole GPUs (GpuConfig) alone: divvy runs no MPS server for a partition or a time-sliced share; a class for MPS \
+         shares of a GPU is mps.divvy.dev",
+        field(path)
+    )]
+    OfWholeGpus {
+        /// Path of the field.
+        path: String,
+    },
+    /// Two fields that exclude each other.
+    #[error(
+        "{} and {} exclude each other (leave out the one that is not meant)",
+        field(path),
+        field(other)
+    )]
+    NotTogether {
+        /// Path of the field.
+        path: String,
+        /// Path of the other field.
+        other: String,
+    },
 }
 
 impl ConfigError {
@@ -89,6 +111,8 @@ impl ConfigError {
             Self::UnknownField { .. } => "unknown-field",
             Self::Value { .. } => "value",
             Self::OfThePolicy { .. } => "of-the-policy",
+            Self::OfWholeGpus { .. } => "of-whole-gpus",
+            Self::NotTogether { .. } => "not-together",
         }
     }
 }

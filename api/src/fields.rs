@@ -101,6 +101,11 @@ impl Fields {
             .transpose()
     }
 
+    /// Returns whether there is a field, which counts as not known all the same.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
     /// Takes a list of strings; none if the field is absent.
     pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ConfigError> {
         self.known.push(name);

@@ -26,4 +26,4 @@ pub mod policy;
 pub use config::{ConfigKind, DEVICE_NODE, DeviceConfig, decode, is_device_node};
 pub use error::ConfigError;
 pub use limits::MemoryBound;
-pub use mps::MpsOptions;
+pub use mps::{MpsLimits, MpsOptions};

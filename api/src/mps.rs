@@ -1,4 +1,5 @@
-//! `MpsConfig`: the options of an MPS share, as users write them.
+//! MPS as users write it: the options of an MPS share (`MpsConfig`), and the limits of a claim that has
+//! a whole GPU with an MPS server (`mps` of a `GpuConfig`).
 
 use divvy_model::{MpsPriority, Quantity};
 use serde_json::{Map, Value, json};
@@ -11,29 +12,75 @@ const CORES: &str = "a whole number from 1 to 100 (percent)";
 /// Form of `limits.memory`, for messages.
 const MEMORY: &str = "an amount of 1Mi or more with its unit, as \"10Gi\"";
 
-/// Options of a claim's MPS share. The default leaves everything to the server of the GPU.
+/// Limits that an MPS server sets for each of its clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MpsOptions {
+pub struct MpsLimits {
     /// Limit of compute in percent of the GPU's threads.
     pub cores: Option<u32>,
     /// Limit of memory in bytes.
     pub memory: Option<u64>,
+}
+
+/// Options of a claim's MPS share. The default leaves everything to the server of the GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MpsOptions {
+    /// Limits, which are those of a slot.
+    pub limits: MpsLimits,
     /// Priority of its programs beside those of other claims.
     pub priority: Option<MpsPriority>,
+}
+
+impl MpsLimits {
+    /// Takes `limits`, which may be absent.
+    fn take(fields: &mut Fields) -> Result<Self, ConfigError> {
+        let Some(mut limits) = fields.object("limits")? else {
+            return Ok(Self::default());
+        };
+        let cores = limits.whole_number("cores", 1..=100, CORES)?;
+        let memory = limits.optional_string("memory")?;
+        let memory = memory
+            .map(|text| bytes(limits.path("memory"), text))
+            .transpose()?;
+        limits.finish("limits")?;
+        Ok(Self { cores, memory })
+    }
+
+    /// Takes `mps` of a whole GPU. An empty object asks for the server without limits.
+    pub(crate) fn take_server(fields: &mut Fields) -> Result<Option<Self>, ConfigError> {
+        let Some(mut server) = fields.object("mps")? else {
+            return Ok(None);
+        };
+        let limits = Self::take(&mut server)?;
+        server.finish("mps")?;
+        Ok(Some(limits))
+    }
+
+    /// Returns `mps` as a user would write it.
+    pub(crate) fn to_server(self) -> Value {
+        let mut server = Map::new();
+        self.put(&mut server);
+        server.into()
+    }
+
+    /// Adds `limits`, if there are any.
+    fn put(self, fields: &mut Map<String, Value>) {
+        let mut limits = Map::new();
+        if let Some(cores) = self.cores {
+            limits.insert("cores".to_owned(), json!(cores));
+        }
+        if let Some(memory) = self.memory {
+            limits.insert("memory".to_owned(), json!(in_units(memory)));
+        }
+        if !limits.is_empty() {
+            fields.insert("limits".to_owned(), limits.into());
+        }
+    }
 }
 
 impl MpsOptions {
     /// Takes `limits` and `priority`.
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, ConfigError> {
-        let (mut cores, mut memory) = (None, None);
-        if let Some(mut limits) = fields.object("limits")? {
-            cores = limits.whole_number("cores", 1..=100, CORES)?;
-            memory = limits
-                .optional_string("memory")?
-                .map(|text| bytes(limits.path("memory"), text))
-                .transpose()?;
-            limits.finish("limits")?;
-        }
+        let limits = MpsLimits::take(fields)?;
         let known = MpsPriority::ALL.map(MpsPriority::name);
         let priority = match fields.optional_string("priority")? {
             None => None,
@@ -46,25 +93,12 @@ impl MpsOptions {
                 })?,
             ),
         };
-        Ok(Self {
-            cores,
-            memory,
-            priority,
-        })
+        Ok(Self { limits, priority })
     }
 
     /// Adds the fields as a user would write them.
     pub(crate) fn put(self, fields: &mut Map<String, Value>) {
-        let mut limits = Map::new();
-        if let Some(cores) = self.cores {
-            limits.insert("cores".to_owned(), json!(cores));
-        }
-        if let Some(memory) = self.memory {
-            limits.insert("memory".to_owned(), json!(in_units(memory)));
-        }
-        if !limits.is_empty() {
-            fields.insert("limits".to_owned(), limits.into());
-        }
+        self.limits.put(fields);
         if let Some(priority) = self.priority {
             fields.insert("priority".to_owned(), json!(priority.name()));
         }

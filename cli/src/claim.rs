@@ -15,6 +15,9 @@ pub(crate) mod template;
 /// Image of the pod, the same as that of the examples.
 const IMAGE: &str = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04";
 
+/// Conditions under which a limit above the request is kept.
+const LIMIT_NEEDS: &str = "note: a limit above the request needs nodes that cap memory, and shares: {burst: {memory: …}} in their GpuPolicy (docs/sharing.md)";
+
 /// Arguments of `divvy claim`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -58,7 +61,28 @@ enum Wanted {
         /// Percent of any GPU that a GpuPolicy shares by percent, such as 50 for half of it
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100), conflicts_with_all = ["memory", "cores"])]
         percent: Option<u8>,
+        /// Memory that it may use where the driver caps it, such as 16Gi or 50% of the GPU; by default
+        /// what it requests
+        #[arg(long, value_name = "AMOUNT", value_parser = limit)]
+        limit: Option<String>,
     },
+}
+
+impl Wanted {
+    /// Returns the limit of a share's memory, and what is requested of the memory.
+    fn limited(&self) -> Option<(&str, Option<String>)> {
+        let Self::Share {
+            memory,
+            percent,
+            limit: Some(limit),
+            ..
+        } = self
+        else {
+            return None;
+        };
+        let part = percent.map(|percent| format!("{percent}%"));
+        Some((limit, part.or_else(|| memory.clone())))
+    }
 }
 
 /// Number of devices, and what they have in common.
@@ -128,6 +152,19 @@ fn memory(text: &str) -> Result<String, String> {
     }
 }
 
+/// Reads the limit of a share's memory, as a `ShareConfig` does.
+fn limit(text: &str) -> Result<String, String> {
+    let config = serde_json::json!({
+        "apiVersion": divvy_api::names::API_VERSION,
+        "kind": divvy_api::ConfigKind::Share.name(),
+        "limits": {"memory": text},
+    });
+    match divvy_api::decode(&config) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err("no limit of memory: write 16Gi, or 50% for half of the GPU".to_owned()),
+    }
+}
+
 /// Prints the manifests.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Wanted::Gpu { several, .. } | Wanted::Mig { several, .. } = &args.what
@@ -136,11 +173,42 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     {
         return Err(crate::Usage("--same needs --count 2 or more".to_owned()).into());
     }
+    if let Some((limit, Some(request))) = args.what.limited()
+        && in_percent(limit, &request).is_some_and(|percent| percent < 100)
+    {
+        let what = format!("--limit {limit} is less than the request of {request}");
+        return Err(crate::Usage(what).into());
+    }
     format::print(args.manifests()?.trim_end())?;
-    for note in crate::convert::policies(&args.claim().requests) {
+    let claim = args.claim();
+    for note in crate::convert::policies(&claim.requests) {
         format::talk(&note.to_string());
     }
+    if claim.limit.is_some() {
+        format::talk(LIMIT_NEEDS);
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a limit in percent of a request, rounded up, where both are amounts or both are percent of
+/// the GPU.
+fn in_percent(limit: &str, request: &str) -> Option<i128> {
+    let number = |text: &str| text.parse::<Quantity>().ok().map(|q| q.rounded_up());
+    let both = match (limit.strip_suffix('%'), request.strip_suffix('%')) {
+        (Some(limit), Some(request)) => number(limit).zip(number(request)),
+        (None, None) => number(limit).zip(number(request)),
+        _ => None,
+    };
+    let (limit, request) = both.filter(|(_, request)| *request > 0)?;
+    let hundred = limit.checked_mul(100)?;
+    Some(hundred.div_euclid(request) + i128::from(hundred.rem_euclid(request) > 0))
+}
+
+/// Returns the least `memoryLimitMaxPercent` of a share that allows the limit, as far as it is known:
+/// any share that is kept within a limit has 100.
+fn factor(limit: &str, request: Option<&str>) -> i128 {
+    let known = request.and_then(|request| in_percent(limit, request));
+    known.unwrap_or(100).max(100)
 }
 
 impl Args {
@@ -195,9 +263,16 @@ spec:
                 (Request::shares(1, memory.as_deref(), cores), None)
             }
         };
+        let mut request = request;
+        let limited = self.what.limited();
+        if let Some((limit, requested)) = &limited {
+            let most = template::attribute(attributes::MEMORY_LIMIT_MAX_PERCENT);
+            request.select(format!("{most} >= {}", factor(limit, requested.as_deref())));
+        }
         Claim {
             requests: vec![request],
             same: same.map(Same::attribute).into_iter().collect(),
+            limit: limited.map(|(limit, _)| limit.to_owned()),
         }
     }
 }
@@ -240,9 +315,21 @@ pub(crate) mod tests {
             ("share --memory 10Gi --cores 10", "share"),
             ("share", "share-by-default"),
             ("share --percent 50", "share-by-percent"),
+            ("share --memory 10Gi --limit 16Gi", "share-with-limit"),
+            ("share --limit 50%", "share-with-limit-in-percent"),
         ] {
             crate::golden::same(&format!("claim/{file}.yaml"), manifests(words).trim_end());
         }
+    }
+
+    #[test]
+    fn a_limit_in_percent_of_its_request_is_rounded_up() {
+        assert_eq!(in_percent("9Gi", "10Gi"), Some(90));
+        assert_eq!(in_percent("16Gi", "10Gi"), Some(160));
+        assert_eq!(in_percent("10Gi", "9Gi"), Some(112));
+        assert_eq!(in_percent("75%", "50%"), Some(150));
+        assert_eq!(in_percent("5%", "10Gi"), None);
+        assert_eq!(factor("5%", Some("10Gi")), 100);
     }
 
     #[test]
@@ -250,6 +337,8 @@ pub(crate) mod tests {
         for (words, says) in [
             ("share --memory 10", "less than 1Mi: write 10Gi or 10Mi"),
             ("share --memory 10GB", "not an amount"),
+            ("share --limit 16", "write 16Gi, or 50% for half of the GPU"),
+            ("share --limit 101%", "no limit of memory"),
             ("share --cores 101", "101 is not in 1..=100"),
             ("share --percent 0", "0 is not in 1..=100"),
             ("share --percent 50 --memory 1Gi", "cannot be used with"),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_api::names::Naming;
 use divvy_offer::{Allowed, Amount, AttributeValue, Capacity, Feature, Pool, RequestPolicy, Slice};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device,
@@ -10,7 +11,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The specs of a pool's slices, at least one, with generation 0.
+/// The specs of a pool's slices, at least one, with generation 0. Names of attributes and capacities
+/// are those that the driver of this name publishes.
 pub fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
     // An empty pool keeps one slice. Without any, its generation would be forgotten, and a later
     // pool begin at 1 again.
@@ -20,6 +22,7 @@ pub fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
     } else {
         &pool.slices
     };
+    let naming = Naming::of(driver);
     let count = i64::try_from(slices.len()).unwrap_or(i64::MAX);
     slices
         .iter()
@@ -31,7 +34,7 @@ pub fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
                 generation: 0,
                 resource_slice_count: count,
             },
-            devices: full(slice.devices.iter().map(device).collect()),
+            devices: full(slice.devices.iter().map(|it| device(it, naming)).collect()),
             shared_counters: full(
                 slice
                     .counter_sets
@@ -73,7 +76,7 @@ fn counters(amounts: &BTreeMap<String, Amount>) -> BTreeMap<String, Counter> {
         .collect()
 }
 
-fn device(device: &divvy_offer::Device) -> Device {
+fn device(device: &divvy_offer::Device, naming: Naming) -> Device {
     let taint = |taint: &divvy_offer::Taint| DeviceTaint {
         key: taint.key.clone(),
         value: taint.value.clone(),
@@ -91,14 +94,14 @@ fn device(device: &divvy_offer::Device) -> Device {
             device
                 .attributes
                 .iter()
-                .map(|(k, v)| (k.to_string(), attribute(v)))
+                .map(|(name, value)| (naming.attribute(name).into_owned(), attribute(value)))
                 .collect(),
         ),
         capacity: full_map(
             device
                 .capacity
                 .iter()
-                .map(|(k, v)| (k.to_string(), capacity(v)))
+                .map(|(name, value)| (naming.capacity(name).into_owned(), capacity(value)))
                 .collect(),
         ),
         taints: full(device.taints.iter().map(taint).collect()),

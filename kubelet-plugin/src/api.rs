@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_api::names::attributes;
+use divvy_api::names::{Naming, attributes};
 use divvy_claims::{Claim, ClaimRef};
 use divvy_executor::{ClaimsApi, Clock, Lookup, SystemClock};
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid};
@@ -59,12 +59,16 @@ impl ClaimsApi for KubeClaims {
         let slices = Api::<ResourceSlice>::all(self.client.clone());
         let selected = ListParams::default().fields(&ours);
         let slices = self.ask(async { Ok(slices.list(&selected).await?.items) })?;
+        // NVIDIA's driver has a pool of the same driver here, where we stand in for it.
         let devices = slices
             .into_iter()
+            .filter(|slice| slice.spec.pool.name == self.pool)
             .filter_map(|slice| slice.spec.devices)
             .flatten();
+        let naming = Naming::of(&self.driver);
         let number = |device: Device| {
-            let gpu = device.attributes?.remove(attributes::GPU_UUID)?.string?;
+            let name = naming.attribute(attributes::GPU_UUID);
+            let gpu = device.attributes?.remove(&*name)?.string?;
             Some((number(&device.name)?, gpu.parse().ok()?))
         };
         Ok(devices.filter_map(number).collect())

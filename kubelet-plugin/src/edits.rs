@@ -12,35 +12,12 @@ use divvy_cdi::{CommonEdits, ContainerEdits, Hook};
 use divvy_claims::{Attributes, RecordedDevice};
 use divvy_executor::{DeviceEdits, EditsError};
 use divvy_host::{
-    ControlNodes, DeviceNodes, Driver, DriverRoot, GpuNodes, HostRoot, LibraryDelivery,
+    ControlNodes, DeviceNodes, Driver, DriverAt, DriverRoot, GpuNodes, HostRoot, LibraryDelivery,
 };
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{ClaimUid, Gpu, Inventory, PciAddress, Place, Target};
 
 use crate::mps;
-
-/// Where the driver's files are looked for.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct DriverAt {
-    /// The folder as this process sees it.
-    pub(crate) seen: Option<PathBuf>,
-    /// The folder as the host names it.
-    pub(crate) host: Option<PathBuf>,
-}
-
-impl DriverAt {
-    /// Finds the driver; one folder given stands for both views, none for the folders known to hold
-    /// drivers.
-    pub(crate) fn find(&self, host: &HostRoot) -> Result<Driver, divvy_host::DriverRootError> {
-        match (&self.seen, &self.host) {
-            (Some(seen), named) => {
-                let named = named.as_ref().unwrap_or(seen);
-                divvy_host::find_driver_at(host, DriverRoot::new(seen, named))
-            }
-            (None, named) => divvy_host::find_driver(host, named.as_deref()),
-        }
-    }
-}
 
 /// Edits from the host's files.
 pub(crate) struct HostEdits {
@@ -110,18 +87,14 @@ impl HostEdits {
         Self { mps, ..self }
     }
 
-    /// Returns whether the driver has its programs for MPS, where the supervisor can run them: on the
-    /// node itself, or in a root that was named.
+    /// Returns whether the driver has its programs for MPS, which the supervisor runs.
     pub(crate) fn has_mps_programs(&self) -> bool {
         let known = self
             .lock()
             .as_ref()
             .map(|common| common.driver.root.clone());
         let root = known.or_else(|| Some(self.at.find(&self.host).ok()?.root));
-        root.is_some_and(|root| {
-            let is_reached = self.at.seen.is_some() || root.host() == Path::new("/");
-            is_reached && mps::has_programs(&root)
-        })
+        root.is_some_and(|root| mps::has_programs(&root))
     }
 
     /// Looks whether the driver is still the one known, and lists its files again if not

@@ -143,7 +143,7 @@ impl MpsServers for SupervisedMps {
                 memory_mib,
             } = daemon.limits?;
             let server = MpsServer {
-                slots,
+                slots: Some(slots).filter(|slots| *slots > 0),
                 cores,
                 memory_mib: Some(memory_mib).filter(|mib| *mib > 0),
             };
@@ -162,7 +162,7 @@ impl MpsServers for SupervisedMps {
         let asked = StartRequest {
             gpu_uuid: gpu.to_string(),
             limits: Some(Limits {
-                slots: server.slots,
+                slots: server.slots.unwrap_or(0),
                 cores: server.cores,
                 memory_mib: server.memory_mib.unwrap_or(0),
             }),

@@ -11,13 +11,13 @@ use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
     InventorySource, MpsServers, NoMps, Parts, SystemClock,
 };
-use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
+use divvy_host::{DeviceNodes, DriverAt, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
 use tokio::sync::{Notify, watch};
 
 use crate::api::KubeClaims;
 use crate::config::{Config, Delivery};
-use crate::edits::{DriverAt, HostEdits};
+use crate::edits::HostEdits;
 use crate::mps::SupervisedMps;
 use crate::node::facts::GpusSeen;
 use crate::time_slices::SmiSlices;

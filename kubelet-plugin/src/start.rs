@@ -15,8 +15,8 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::edits::DriverAt;
 use crate::{Args, Config, Deps, run};
+use divvy_host::DriverAt;
 
 /// The executor's threads are not among these: it has one for each claim at work.
 const WORKER_THREADS: usize = 2;

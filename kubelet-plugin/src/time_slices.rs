@@ -8,7 +8,7 @@ use divvy_executor::{Clock, InventorySource, TimeSliceError, TimeSlices};
 use divvy_host::{Driver, HostRoot, Smi, SmiError};
 use divvy_model::{GpuUuid, TimeSlice};
 
-use crate::edits::DriverAt;
+use divvy_host::DriverAt;
 
 /// The program takes a tenth of a second, or as long as the driver needs to wake a GPU up.
 const LONGEST: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use divvy_host::{DriverRoot, Smi};
+use divvy_host::{Driver, Smi};
 
 /// Pause between two looks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(10);
@@ -37,9 +37,9 @@ pub enum ControlError {
 /// The program, for the daemon of one GPU.
 #[derive(Debug)]
 pub struct Control<'a> {
-    /// Root of the driver.
-    pub root: &'a DriverRoot,
-    /// Path inside that root.
+    /// The driver.
+    pub driver: &'a Driver,
+    /// Path inside the driver's root.
     pub program: &'a Path,
     /// Folder of sockets.
     pub pipe: &'a Path,
@@ -111,14 +111,12 @@ impl Control<'_> {
             input.to_owned()
         };
         let failed = |source| ControlError::Run {
-            program: self.root.see(self.program),
+            program: self.driver.root.see(self.program),
             source,
         };
-        let mut command = Smi::new().program(self.root, self.program);
         // Nothing of our own environment: CUDA_MPS_PROTOCOL_VERSION would choose another protocol.
+        let mut command = Smi::new().program(self.driver, self.program);
         let mut child = command
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
             .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe)
             .env("CUDA_MPS_LOG_DIRECTORY", self.log)
             .env("CUDA_VISIBLE_DEVICES", self.gpu)
@@ -187,14 +185,19 @@ fn said(child: &mut Child) -> String {
 
 #[cfg(test)]
 mod tests {
+    use divvy_host::fixture::Fixture;
+    use divvy_host::{DriverAt, HostRoot};
+
     use super::*;
 
     #[test]
     fn a_program_that_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let root = DriverRoot::new(dir.path(), dir.path());
+        Fixture::new(Vec::new()).build(dir.path()).unwrap();
+        let host = HostRoot::under(dir.path());
+        let driver = DriverAt::default().find(&host).unwrap();
         let control = Control {
-            root: &root,
+            driver: &driver,
             program: Path::new("usr/bin/nvidia-cuda-mps-control"),
             pipe: dir.path(),
             log: dir.path(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
-use divvy_host::{DriverRoot, become_other};
+use divvy_host::{DriverAt, HostRoot, become_other};
 use divvy_mps_supervisor::{Settings, Supervisor, serve};
 use divvy_telemetry::{Chain, LogFormat, init_logs, stop_on_signals};
 
@@ -19,9 +19,16 @@ struct Args {
     /// Folder of the daemons and of the socket, on which the node plugin asks.
     #[arg(long, env = "MPS_DIR", value_name = "DIR")]
     mps_dir: PathBuf,
-    /// Root of the NVIDIA driver, as this process sees it.
-    #[arg(long, env = "DRIVER_ROOT", value_name = "DIR", default_value = "/")]
-    driver_root: PathBuf,
+    /// The node's root, as this process sees it.
+    #[arg(long, env = "HOST_ROOT", value_name = "DIR", default_value = "/")]
+    host_root: PathBuf,
+    /// Root of the NVIDIA driver, as this process sees it. Without it the places known to hold drivers
+    /// are searched.
+    #[arg(long, env = "DRIVER_ROOT", value_name = "DIR")]
+    driver_root: Option<PathBuf>,
+    /// The same folder, as the node names it.
+    #[arg(long, env = "HOST_DRIVER_ROOT", value_name = "DIR")]
+    host_driver_root: Option<PathBuf>,
     /// Control group for daemons, as a folder that this process may write: they then outlive its
     /// container.
     #[arg(long, env = "MPS_CGROUP", value_name = "DIR")]
@@ -66,7 +73,11 @@ fn run(args: Args) -> anyhow::Result<()> {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
         .with_context(|| format!("another supervisor has the folder {}", dir.display()))?;
     let supervisor = Supervisor::new(Settings {
-        root: DriverRoot::new(&args.driver_root, &args.driver_root),
+        host: HostRoot::under(args.host_root),
+        driver: DriverAt {
+            seen: args.driver_root,
+            host: args.host_driver_root,
+        },
         cgroup: args.mps_cgroup,
         dir: dir.clone(),
     });

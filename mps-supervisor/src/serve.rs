@@ -66,7 +66,7 @@ impl Service for Answers {
         let daemon = |(gpu, running): (GpuUuid, crate::supervisor::Running)| Daemon {
             gpu_uuid: gpu.to_string(),
             limits: Some(Limits {
-                slots: running.server.slots,
+                slots: running.server.slots.unwrap_or(0),
                 cores: running.server.cores,
                 memory_mib: running.server.memory_mib.unwrap_or(0),
             }),
@@ -80,13 +80,11 @@ impl Service for Answers {
         let StartRequest { gpu_uuid, limits } = asked.into_inner();
         let gpu = gpu(&gpu_uuid)?;
         let limits = limits.ok_or_else(|| Status::invalid_argument("limits is missing"))?;
-        if !(1..=100).contains(&limits.cores) || limits.slots == 0 {
-            return Err(Status::invalid_argument(
-                "limits.cores must be 1 to 100, and limits.slots 1 or more",
-            ));
+        if !(1..=100).contains(&limits.cores) {
+            return Err(Status::invalid_argument("limits.cores must be 1 to 100"));
         }
         let server = MpsServer {
-            slots: limits.slots,
+            slots: Some(limits.slots).filter(|slots| *slots > 0),
             cores: limits.cores,
             memory_mib: Some(limits.memory_mib).filter(|mib| *mib > 0),
         };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_host::DriverRoot;
+use divvy_host::{Driver, DriverAt, DriverRootError, HostRoot};
 use divvy_model::{GpuUuid, MpsServer};
 
 use crate::control::{Control, ControlError};
@@ -40,8 +40,10 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Settings {
     /// Folder with one folder for each daemon, and the socket.
     pub dir: PathBuf,
-    /// Root of the driver.
-    pub root: DriverRoot,
+    /// The node, as this process sees it.
+    pub host: HostRoot,
+    /// Where the driver is looked for, at each start anew: it may come later, or be replaced.
+    pub driver: DriverAt,
     /// Control group for the daemons, so that they outlive the container of the supervisor. `None`:
     /// they stay in its own.
     pub cgroup: Option<PathBuf>,
@@ -50,6 +52,8 @@ pub struct Settings {
 /// Why a daemon could not be started or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
+    #[error("the NVIDIA driver cannot be found")]
+    NoDriver(#[from] DriverRootError),
     #[error("the driver root {} has no {CONTROL} or no {SERVER} (install the driver's compute utilities)", .0.display())]
     NoProgram(PathBuf),
     #[error(
@@ -213,16 +217,16 @@ impl Supervisor {
     }
 
     fn servers(&self, files: &Files, daemon: Option<u32>) -> Vec<Process> {
-        let server = self.program(SERVER).ok();
-        let server = server.map(|inside| self.settings.root.see(&inside));
+        let driver = self.driver().ok();
+        let server = driver.and_then(|driver| {
+            let inside = program(&driver, SERVER).ok()?;
+            Some(driver.root.see(&inside))
+        });
         process::servers(daemon, &server.unwrap_or_default(), &files.pipe)
     }
 
-    fn program(&self, name: &str) -> Result<PathBuf, SupervisorError> {
-        let root = &self.settings.root;
-        let found = root.find_program(name);
-        let found = found.map_err(|source| file(root.host(), "searched", source))?;
-        found.ok_or_else(|| SupervisorError::NoProgram(root.host().to_owned()))
+    fn driver(&self) -> Result<Driver, DriverRootError> {
+        self.settings.driver.find(&self.settings.host)
     }
 
     fn step(&self, gpu: &GpuUuid, files: &Files, step: Step) -> Result<(), SupervisorError> {
@@ -240,9 +244,14 @@ impl Supervisor {
             }
             Step::Quit | Step::Launch | Step::SetLimits(_) | Step::StartServer | Step::Ready => {}
         }
-        let program = self.program(CONTROL)?;
+        let driver = match self.driver() {
+            // The daemon outlives its driver's files. It is killed by the next step.
+            Err(_) if step == Step::Quit => return Ok(()),
+            driver => driver?,
+        };
+        let program = program(&driver, CONTROL)?;
         let control = Control {
-            root: &self.settings.root,
+            driver: &driver,
             program: &program,
             pipe: &files.pipe,
             log: &files.log,
@@ -267,7 +276,7 @@ impl Supervisor {
     /// Starts the daemon, waits until it answers, and notes which process it is.
     fn launch(&self, control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
         // Without the server's program the daemon starts, and every client fails.
-        self.program(SERVER)?;
+        program(control.driver, SERVER)?;
         control.launch(READY_WITHIN)?;
         let answers = || control.ask("get_default_active_thread_percentage", COMMAND_WITHIN);
         wait_for(|| pid_in(files).is_some() && answers().is_ok()).ok_or_else(|| {
@@ -287,11 +296,7 @@ impl Supervisor {
         }
         let note = Note {
             // Until limits are set, it has none.
-            server: MpsServer {
-                slots: 1,
-                cores: 100,
-                memory_mib: None,
-            },
+            server: MpsServer::of_claim(None, None),
             daemon: Daemon {
                 pid: process.pid,
                 start_ticks: process.start_ticks,
@@ -345,7 +350,8 @@ impl Supervisor {
         // its file of the number is the daemon's own.
         let unnoted = || {
             let found = pid_in(files).and_then(process::read)?;
-            let control = self.program(CONTROL).ok()?;
+            let driver = self.driver().ok()?;
+            let control = program(&driver, CONTROL).ok()?;
             let name = control.file_name()?.to_string_lossy().into_owned();
             (found.program == name).then_some(found)
         };
@@ -373,6 +379,14 @@ impl Supervisor {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the path of a program inside the driver's root.
+fn program(driver: &Driver, name: &str) -> Result<PathBuf, SupervisorError> {
+    let root = &driver.root;
+    let found = root.find_program(name);
+    let found = found.map_err(|source| file(root.host(), "searched", source))?;
+    found.ok_or_else(|| SupervisorError::NoProgram(root.host().to_owned()))
 }
 
 /// Makes the folders, and removes what an earlier daemon has left in the folder of sockets. The

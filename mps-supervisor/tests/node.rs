@@ -142,7 +142,7 @@ impl Node {
         let child = Command::new(env!("CARGO_BIN_EXE_divvy-mps-supervisor"))
             .arg("--mps-dir")
             .arg(self.folder())
-            .arg("--driver-root")
+            .arg("--host-root")
             .arg(self.dir.path().join("h"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -12,7 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use divvy_host::DriverRoot;
+use divvy_host::fixture::Fixture;
+use divvy_host::{DriverAt, HostRoot};
 use divvy_model::{GpuUuid, MpsServer};
 use divvy_mps_supervisor::{Settings, Supervisor, process};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
@@ -21,40 +22,56 @@ use divvy_proto::mps::v1::{Limits, StartRequest, StateRequest, StopRequest};
 /// A node with a driver root and a folder for daemons.
 struct Node {
     dir: tempfile::TempDir,
+    /// The folder of NVIDIA's programs.
+    bin: PathBuf,
 }
 
 impl Node {
     fn new() -> Self {
+        Self::with_driver_at("/")
+    }
+
+    /// A node with the driver in this folder of it.
+    fn with_driver_at(driver: &str) -> Self {
         // Short: a daemon's sockets are below it.
         let dir = tempfile::Builder::new()
             .prefix("m")
             .tempdir_in("/tmp")
             .unwrap();
-        let bin = dir.path().join("root/usr/bin");
-        fs_err::create_dir_all(&bin).unwrap();
         fs_err::create_dir_all(dir.path().join("m")).unwrap();
+        let fixture = Fixture {
+            driver_root: driver.into(),
+            ..Fixture::new(Vec::new())
+        };
+        let root = dir.path().join("root");
+        fixture.build(&root).unwrap();
+        let bin = HostRoot::under(root).see(driver.as_ref()).join("usr/bin");
         for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
             // Copies: each has a file of its own, as NVIDIA's have.
             fs_err::copy(env!("CARGO_BIN_EXE_divvy-mps-stand-in"), bin.join(name)).unwrap();
         }
-        Self { dir }
+        Self { dir, bin }
     }
 
     fn supervisor(&self) -> Supervisor {
-        let root = self.dir.path().join("root");
-        Supervisor::new(Settings {
+        Supervisor::new(self.settings())
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
             dir: self.folder(),
-            root: DriverRoot::new(&root, &root),
+            host: HostRoot::under(self.dir.path().join("root")),
+            driver: DriverAt::default(),
             cgroup: None,
-        })
+        }
     }
 
     fn folder(&self) -> PathBuf {
         self.dir.path().join("m")
     }
 
-    fn bin(&self) -> PathBuf {
-        self.dir.path().join("root/usr/bin")
+    fn bin(&self) -> &Path {
+        &self.bin
     }
 
     fn fault(&self, fault: &str) {
@@ -227,17 +244,51 @@ fn a_missing_program_and_a_long_path_are_refused_in_words() {
         "{error}"
     );
     node.has_no_process();
-    let root = node.dir.path().join("root");
     let long = Supervisor::new(Settings {
         dir: node.folder().join("a".repeat(60)),
-        root: DriverRoot::new(&root, &root),
-        cgroup: None,
+        ..node.settings()
     });
     let error = long.start(&gpu(1), server(4)).unwrap_err();
     assert!(
         error.to_string().contains("choose a shorter driver name"),
         "{error}"
     );
+}
+
+/// The driver of a driver container has a root of its own, which lacks the folder of sockets.
+#[test]
+fn a_driver_with_a_root_of_its_own_is_run_with_its_own_libraries() {
+    let driver = "/run/nvidia/driver";
+    let node = Node::with_driver_at(driver);
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    let root = node.dir.path().join("root/run/nvidia/driver");
+    for pid in node.processes() {
+        let environ = fs_err::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+        let has = |name: &str, folder: &str| {
+            let value = environ.split('\0').find_map(|one| one.strip_prefix(name));
+            let first = value.and_then(|value| value.split(':').next());
+            assert_eq!(first.map(Path::new), Some(&*root.join(folder)), "{environ}");
+        };
+        has("PATH=", "usr/bin");
+        has("LD_LIBRARY_PATH=", "usr/lib/x86_64-linux-gnu");
+    }
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
+
+/// The daemon outlives the driver's files: a driver container that ends takes them along.
+#[test]
+fn a_daemon_ends_although_the_driver_is_gone() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), server(4)).unwrap();
+    fs_err::remove_dir_all(node.dir.path().join("root")).unwrap();
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+    assert!(supervisor.state().unwrap().is_empty());
+    let error = supervisor.start(&gpu(1), server(4)).unwrap_err();
+    assert_eq!(error.to_string(), "the NVIDIA driver cannot be found");
 }
 
 /// The supervisor as a process of its own.
@@ -248,7 +299,7 @@ impl Program {
         let child = Command::new(env!("CARGO_BIN_EXE_divvy-mps-supervisor"))
             .arg("--mps-dir")
             .arg(node.folder())
-            .arg("--driver-root")
+            .arg("--host-root")
             .arg(node.dir.path().join("root"))
             .stderr(Stdio::null())
             .stdout(Stdio::null())

@@ -75,7 +75,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("divvy-fake-cluster", &["divvy-model", "divvy-proto"]),
-    ("divvy-controller", &["divvy-model", "divvy-offer"]),
+    (
+        "divvy-controller",
+        &["divvy-api", "divvy-model", "divvy-offer"],
+    ),
     (
         "divvy-cluster-controller",
         &["divvy-api", "divvy-controller", "divvy-telemetry"],

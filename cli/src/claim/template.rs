@@ -14,6 +14,8 @@ pub(crate) struct Claim {
     pub(crate) requests: Vec<Request>,
     /// Attributes that all devices of the claim have in common.
     pub(crate) same: Vec<String>,
+    /// Limit of the memory of each share, where the driver caps it.
+    pub(crate) limit: Option<String>,
 }
 
 /// Devices of one kind.
@@ -141,6 +143,13 @@ impl Claim {
             let all: Vec<Node> = self.same.iter().map(constraint).collect();
             devices.set("constraints", all);
         }
+        if let Some(limit) = &self.limit {
+            let opaque = Map::from([
+                ("driver", names::DRIVER.into()),
+                ("parameters", share_config(limit).into()),
+            ]);
+            devices.set("config", vec![Node::from([("opaque", opaque.into())])]);
+        }
         devices
     }
 
@@ -158,6 +167,15 @@ impl Claim {
             ("spec", [("spec", spec.into())].into()),
         ])
     }
+}
+
+/// Returns the `ShareConfig` with a limit of memory.
+fn share_config(limit: &str) -> Map {
+    Map::from([
+        ("apiVersion", names::API_VERSION.into()),
+        ("kind", divvy_api::ConfigKind::Share.name().into()),
+        ("limits", Map::from([("memory", limit.into())]).into()),
+    ])
 }
 
 /// Returns an attribute of divvy's as CEL reads it.

@@ -75,10 +75,10 @@ impl Change {
                 format!("remove the partition of {} on {gpu}", place.in_words())
             }
             Self::StopMps => format!("stop the MPS server of {gpu}"),
-            Self::StartMps(server) => format!(
-                "start an MPS server with {} equal slots on {gpu}",
-                server.slots
-            ),
+            Self::StartMps(server) => match server.slots {
+                Some(slots) => format!("start an MPS server with {slots} equal slots on {gpu}"),
+                None => format!("start the MPS server of a claim on {gpu}"),
+            },
             Self::SetMigMode(on) => {
                 format!("turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
             }

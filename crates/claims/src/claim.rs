@@ -22,7 +22,7 @@ pub struct AllocatedDevice {
     /// True for admin access: the device may be in use by others, who must not notice.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
-    /// Capacity this share was granted, quantities as text.
+    /// Capacity this share was granted, by its name as divvy has it; quantities as text.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub consumed_capacity: BTreeMap<String, String>,
 }

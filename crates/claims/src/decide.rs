@@ -328,9 +328,11 @@ fn resolve_device(
     };
     let mps = match (target, sharing) {
         (Target::Gpu, Sharing::Mps) => Some(mps::slot(&claim.uid, uuid, config.mps, seen)?),
+        (Target::Gpu, Sharing::Exclusive) => config.mps_server.map(mps::of_claim),
         _ => None,
     };
-    let slot_memory = mps.and_then(|slot| Some(slot.server.memory_mib? << 20));
+    let slot = mps.filter(|_| sharing.is_shared());
+    let slot_memory = slot.and_then(|slot| Some(slot.server.memory_mib? << 20));
     let extra_nodes = offered(&config.extra_nodes, seen.extra_nodes)?;
     let device = RecordedDevice {
         allocated: result.clone(),

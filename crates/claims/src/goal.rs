@@ -110,10 +110,13 @@ fn mig(holds: &Holds, grant: Granted, may_set: bool) -> Want<bool> {
 }
 
 /// Works out the MPS server. Like the time slice it is looked at for what is kept too: a server that
-/// has died is started again for those who hold its slots. Nothing else may run beside it.
+/// has died is started again for those who hold a place at it. Nothing else may run beside it.
 fn mps(holds: &Holds) -> Want<MpsServer> {
-    let needs = |hold: &Hold| (hold.target, hold.sharing) == (Target::Gpu, Sharing::Mps);
-    let is_used = holds.make.iter().chain(&holds.keep).any(needs);
+    let is_used = holds
+        .make
+        .iter()
+        .chain(&holds.keep)
+        .any(|hold| hold.mps.is_some());
     match holds.server {
         Some(server) if is_used => Want::To(server),
         // Users of an earlier boot get theirs by their own calls, those that are undone stop it so, and a record that cannot be read may
@@ -129,8 +132,8 @@ fn compute_of(holds: &[Hold]) -> Option<ComputeMode> {
     holds
         .iter()
         .find_map(|hold| match (hold.target, hold.sharing) {
+            _ if hold.mps.is_some() => Some(ComputeMode::ExclusiveProcess),
             (Target::Gpu, Sharing::TimeSliced) => Some(ComputeMode::Default),
-            (Target::Gpu, Sharing::Mps) => Some(ComputeMode::ExclusiveProcess),
             _ => None,
         })
 }

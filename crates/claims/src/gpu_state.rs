@@ -391,22 +391,21 @@ impl GpuState {
             Setting::Compute { now, to } => self.compute = next(self.compute, (now, to), at),
             // Unlike the other two it cannot be read back: the note stays, also of a slice that is
             // the one that was found, so that it is known to be set.
-            // A slice that is `Unknown` is set again at the next call: setting it twice does no
-            // harm.
+            // A slice that is not known to be set, since the call was cut short or failed, is set
+            // again: setting it twice does no harm.
             Setting::Slice { now, to } => {
                 let found = self.slice.map_or(now, |slice| slice.found);
                 self.slice = Some(Changed {
                     found,
                     ours: to,
-                    sure: at != Moment::Unknown,
+                    sure: at == Moment::Done,
                 });
             }
             Setting::SliceBack => match at {
-                // Nothing is noted in advance: if the call is cut short, the note still names ours,
-                // and the next round gives it back again.
-                Moment::Before => {}
+                // If the call is cut short, the note still names ours, and the next round gives it
+                // back again, or sets it again for a claim whose release was cut short with it.
+                Moment::Before | Moment::Unknown => self.doubt_slice(),
                 Moment::Done => self.slice = None,
-                Moment::Unknown => self.doubt_slice(),
             },
         }
     }

@@ -63,7 +63,9 @@ impl RecordedDevice {
     /// the memory what they came to when the share was prepared; an MPS share has its slot.
     pub fn amounts(&self) -> ShareAmounts {
         let of = |name: &str| self.allocated.granted(name);
-        let of_slot = || Some(u64::from(self.mps?.server.cores));
+        // Limits of a claim that has the GPU alone are for each process, and no grant.
+        let slot = self.mps.filter(|_| self.sharing.is_shared());
+        let of_slot = || Some(u64::from(slot?.server.cores));
         ShareAmounts {
             // By amounts, by percent or by slots: a share has one of them.
             memory: of(capacity::MEMORY).or(self.share_memory),

@@ -37,8 +37,8 @@ pub struct Holds {
     pub strays: BTreeSet<Place>,
     /// Places that the claim lets go and that several claims can share.
     pub leaves_shared: BTreeSet<Place>,
-    /// The MPS server that users of MPS shares of the GPU need: the one that others have already, or
-    /// that of the claim that is the first. `None` also while all users are of an earlier boot,
+    /// The MPS server that users of the GPU need: the one that others have already, or
+    /// that of the claim that is the first, or has the GPU alone. `None` also while all users are of an earlier boot,
     /// or are being undone.
     pub server: Option<MpsServer>,
     /// True if a record that cannot be read may hold the GPU too.
@@ -63,10 +63,12 @@ impl Holds {
         };
         let mut holds = Self::default();
         let server = |devices: &[RecordedDevice]| {
-            let mut here = devices.iter().filter(|d| d.gpu == *gpu && d.is_mps_share());
+            let mut here = devices.iter().filter(|d| d.gpu == *gpu);
             here.find_map(|device| Some(device.mps?.server))
         };
-        let noted_server = state.mps.map(|noted| noted.server);
+        // Slots are those of the server that runs; a server of one claim is as its record has it.
+        let noted_slots = state.mps.map(|noted| noted.server);
+        let noted_slots = noted_slots.filter(|server| server.slots.is_some());
         let on_gpu = |devices: &[RecordedDevice], of: &ClaimUid| {
             let here = devices.iter().filter(|d| d.gpu == *gpu);
             let held = here.map(|d| d.hold(of)).filter(|h| h.sharing.holds());
@@ -97,7 +99,8 @@ impl Holds {
                         && !undoing
                         && let Some(kept) = server(&record.devices)
                     {
-                        holds.server = noted_server.or(Some(kept));
+                        let running = noted_slots.filter(|_| kept.slots.is_some());
+                        holds.server = running.or(Some(kept));
                     }
                     holds.keep.extend(held);
                 }

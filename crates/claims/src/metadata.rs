@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{attributes, metadata as only_here};
+use divvy_api::names::{Naming, attributes, metadata as only_here};
 use divvy_model::{AttributeValue, ClaimUid, DeviceName};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 /// Folder in which containers find the files.
 const IN_CONTAINER: &str = "/var/run/kubernetes.io/dra-device-attributes";
 
-/// Attributes of a device by name; a name without a domain is in the driver's.
+/// Attributes of a device by name, as divvy has it; the files have the published names.
 pub type Attributes = BTreeMap<String, AttributeValue>;
 
 /// Content of the files beyond the record's other fields, kept as it was when the claim was
@@ -126,7 +126,7 @@ fn content(
     let described: Vec<Device<'_>> = devices
         .iter()
         .map(|device| Device {
-            attributes: attributes_of(device, metadata),
+            attributes: published(attributes_of(device, metadata), Naming::of(driver)),
             driver,
             name: &device.allocated.device,
             pool: &device.allocated.pool,
@@ -158,6 +158,14 @@ fn content(
         bytes.push(b'\n');
     }
     bytes
+}
+
+/// Returns the attributes under the names under which they are published.
+fn published(attributes: Attributes, naming: Naming) -> Attributes {
+    attributes
+        .into_iter()
+        .map(|(name, value)| (naming.attribute(&name).into_owned(), value))
+        .collect()
 }
 
 /// Returns the attributes that are published of the device, and those that are known only once a

@@ -51,7 +51,8 @@ pub struct RecordedDevice {
     /// cleared for each of its containers before it starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub clears_caps: bool,
-    /// Slot of the MPS server of its GPU, of an MPS share.
+    /// Place at the MPS server of its GPU: of an MPS share, or of a whole GPU whose config asks for a
+    /// server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsSlot>,
     /// Device nodes of the host that its config asks for, as written there.
@@ -63,11 +64,11 @@ pub struct RecordedDevice {
     pub given: Option<Made>,
 }
 
-/// A slot of the MPS server of a GPU.
+/// A place at the MPS server of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MpsSlot {
-    /// The server, as it was when the slot was given.
+    /// The server, as it was when the place was given.
     pub server: MpsServer,
     /// Priority that the claim's config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,6 +107,7 @@ impl RecordedDevice {
             sharing: self.sharing,
             theirs: self.theirs,
             time_slice: self.time_slice,
+            mps: self.mps.map(|place| place.server),
         }
     }
 }

@@ -190,9 +190,12 @@ pub enum Why {
     /// The node, or the rules of the GPU, lack what an MPS share needs.
     #[error("it is an MPS share, which cannot be served: {0}")]
     MpsUnavailable(&'static str),
+    /// The node, or the GPU, lacks what the MPS server of a claim's config needs.
+    #[error("its config asks for an MPS server, which cannot be had here: {0}")]
+    MpsServerUnavailable(&'static str),
     /// The config of an MPS share asks for other limits than a slot has.
     #[error(
-        "its config limits it to {asked}, and the MPS server of its GPU has one limit for all its clients: each of {} equal slots has {}", .slot.slots, slot_in_words(.slot)
+        "its config limits it to {asked}, and the MPS server of its GPU has one limit for all its clients: each of {} equal slots has {}", .slot.places(), slot_in_words(.slot)
     )]
     MpsUnequal {
         /// The limit, as the config has it.
@@ -206,9 +209,9 @@ pub enum Why {
         /// The number of slots.
         slots: u32,
     },
-    /// A claim has MPS shares of two GPUs.
+    /// A claim has MPS of two GPUs.
     #[error(
-        "it is an MPS share of another GPU than device {other} of the same claim, and a program can use the MPS server of one GPU only"
+        "its claim has MPS on device {other} already, which is of another GPU, and a program can use the MPS server of one GPU only"
     )]
     MpsTargets {
         /// The device that came first.
@@ -400,7 +403,7 @@ impl Why {
             Self::LimitNotKept(_) => ("limit-not-kept", Later),
             Self::LimitBelowRequest { .. } | Self::LimitAboveGpu { .. } => ("bad-limit", Never),
             Self::LimitAbovePolicy { .. } => ("limit-above-policy", Later),
-            Self::MpsUnavailable(_) => ("mps-unavailable", Later),
+            Self::MpsUnavailable(_) | Self::MpsServerUnavailable(_) => ("mps-unavailable", Later),
             Self::MpsUnequal { .. } => ("mps-unequal", Never),
             Self::MpsFull { .. } => ("mps-full", Later),
             Self::MpsTargets { .. } => ("mps-targets", Never),
@@ -469,13 +472,16 @@ impl Why {
                 format!("lower limits.memory, select memoryLimitMaxPercent >= {percent}, or raise shares.burst.memory in the GpuPolicy. {NEW_CLAIM}").into()
             }
             Self::CapLost(_) | Self::MpsUnavailable(_) => format!("restore that on the node, or {RESCHEDULE}").into(),
+            Self::MpsServerUnavailable(_) => format!(
+                "restore that on the node, select nodes that have it, or remove mps from the GpuConfig of the claim or class. {NEW_CLAIM}"
+            ).into(),
             Self::MpsUnequal { .. } => {
                 "remove limits from the MpsConfig of the claim or class, or change shares.slots in the GpuPolicy".into()
             }
             Self::MpsFull { .. } => {
                 "shares.slots of its GpuPolicy is smaller than when the claims were allocated: delete the pod and the claim, or one of the others".into()
             }
-            Self::MpsTargets { .. } => "request MPS shares of several GPUs by a claim each, in a container each".into(),
+            Self::MpsTargets { .. } => "request MPS of several GPUs by a claim each, in a container each; a config with mps can name one of the requests".into(),
             Self::PartitionGone => {
                 "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()
             }

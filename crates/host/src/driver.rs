@@ -210,6 +210,29 @@ impl DriverRoot {
     }
 }
 
+/// Where to look for the driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DriverAt {
+    /// The folder as this process sees it.
+    pub seen: Option<PathBuf>,
+    /// The folder as the host names it.
+    pub host: Option<PathBuf>,
+}
+
+impl DriverAt {
+    /// Finds the driver; one folder given stands for both views, none for the folders known to hold
+    /// drivers.
+    pub fn find(&self, host: &HostRoot) -> Result<Driver, DriverRootError> {
+        match (&self.seen, &self.host) {
+            (Some(seen), named) => {
+                let named = named.as_ref().unwrap_or(seen);
+                find_driver_at(host, DriverRoot::new(seen, named))
+            }
+            (None, named) => find_driver(host, named.as_deref()),
+        }
+    }
+}
+
 /// A driver that can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {

@@ -28,7 +28,7 @@ mod smi;
 mod topology;
 
 pub use driver::{
-    DEFAULT_DRIVER_ROOTS, Driver, DriverRoot, DriverRootError, RootReason, find_driver,
+    DEFAULT_DRIVER_ROOTS, Driver, DriverAt, DriverRoot, DriverRootError, RootReason, find_driver,
     find_driver_at,
 };
 pub use edits::{LibraryDelivery, cap, driver_edits, gpu_edits, partition_edits};

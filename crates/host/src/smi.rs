@@ -251,21 +251,36 @@ impl Smi {
 }
 
 impl Smi {
-    /// Returns the command of another program of a driver, by its path inside the driver's root: run
-    /// inside that root if it is a whole root file system, else here.
-    pub fn program(&self, root: &DriverRoot, inside: &Path) -> Command {
-        let top = root.see(Path::new("/"));
-        if is_whole(root) {
-            return self.inside(&top, inside);
+    /// Returns the command of another program of a driver, by its path inside the driver's root, with
+    /// no variables but those by which it finds the driver's programs and libraries. It runs inside
+    /// the root of the node where the driver is there, and here where the driver has a root of its own:
+    /// the node's files are not in that.
+    pub fn program(&self, driver: &Driver, inside: &Path) -> Command {
+        let root = &driver.root;
+        if root.host() == Path::new("/") && is_whole(root) {
+            let mut command = self.inside(&root.see(Path::new("/")), inside);
+            command.env_clear().env("PATH", "/usr/bin:/bin");
+            return command;
         }
-        match &self.helper {
+        let program = root.see(inside);
+        let libraries = driver.library_dirs.iter().map(|dir| root.see(dir));
+        let libraries = std::env::join_paths(libraries).unwrap_or_default();
+        let programs = program.parent().into_iter().map(Path::to_owned);
+        let programs = programs.chain([PathBuf::from("/usr/bin"), PathBuf::from("/bin")]);
+        let programs = std::env::join_paths(programs).unwrap_or_default();
+        let mut command = match &self.helper {
             Some(helper) => {
                 let mut command = Command::new(helper);
-                command.arg(AS_OTHER).arg("/").arg(root.see(inside));
+                command.arg(AS_OTHER).arg("/").arg(program);
                 command
             }
-            None => Command::new(root.see(inside)),
-        }
+            None => Command::new(program),
+        };
+        command
+            .env_clear()
+            .env("PATH", programs)
+            .env("LD_LIBRARY_PATH", libraries);
+        command
     }
 
     /// Another program of this root, run inside it where this program can.

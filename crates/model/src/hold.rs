@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Alternative, ClaimUid, DeviceName, GpuUuid, Sharing, Target, TimeSlice};
+use crate::{Alternative, ClaimUid, DeviceName, GpuUuid, MpsServer, Sharing, Target, TimeSlice};
 
 /// A claim's use of a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -25,6 +25,10 @@ pub struct Hold {
     /// `None` is content with any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
+    /// The MPS server of the whole GPU that its users need: of an MPS share, or of a claim that has the GPU
+    /// alone and whose users share it by MPS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsServer>,
 }
 
 impl Hold {
@@ -81,6 +85,7 @@ mod tests {
             sharing,
             theirs: false,
             time_slice: None,
+            mps: None,
         })
     }
 

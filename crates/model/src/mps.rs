@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Architecture;
+
 /// Ability of a node to share GPUs by MPS, which is protocol v2 with equal slots (ADR 18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -43,6 +45,17 @@ impl MpsAbility {
         }
     }
 
+    /// Returns what a GPU of this architecture or its node lacks for an MPS server; `None` if they lack
+    /// nothing.
+    pub fn lack_for(self, architecture: Architecture) -> Option<&'static str> {
+        match architecture {
+            Architecture::Kepler | Architecture::Maxwell | Architecture::Pascal => {
+                Some("it is older than Volta, so that an MPS server sets no limits")
+            }
+            _ => self.lack(),
+        }
+    }
+
     /// Returns what the node lacks, for people; `None` if it lacks nothing.
     pub fn lack(self) -> Option<&'static str> {
         match self {
@@ -59,17 +72,18 @@ impl MpsAbility {
     }
 }
 
-/// The MPS server of a GPU: limits that it sets for every client. Slots are equal, since a server of
-/// protocol v2 has one limit for all.
+/// The MPS server of a GPU: limits that it sets for every client, the same for all, since a server of
+/// protocol v2 has one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MpsServer {
-    /// Number of slots.
-    pub slots: u32,
-    /// Part of the GPU's threads that a client of one slot can use, in percent.
+    /// Number of equal slots, for as many claims. `None`: the server of a claim that has the GPU alone,
+    /// with the limits of its config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u32>,
+    /// Part of the GPU's threads that a client can use, in percent.
     pub cores: u32,
-    /// Memory in MiB that a client of one slot can allocate. `None`: the board has no memory of its
-    /// own.
+    /// Memory in MiB that a client can allocate. `None`: all of it, or the board has none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
 }
@@ -88,10 +102,25 @@ impl MpsServer {
             None => None,
         };
         Some(Self {
-            slots,
+            slots: Some(slots),
             cores: 100 / slots,
             memory_mib,
         })
+    }
+
+    /// Returns the server of a claim that has the GPU alone: without a limit of threads its clients can
+    /// use all, and so with memory, here in bytes.
+    pub fn of_claim(cores: Option<u32>, memory: Option<u64>) -> Self {
+        Self {
+            slots: None,
+            cores: cores.unwrap_or(100),
+            memory_mib: memory.map(|bytes| bytes >> 20),
+        }
+    }
+
+    /// Returns the number of claims that it is for.
+    pub fn places(self) -> u32 {
+        self.slots.unwrap_or(1)
     }
 }
 
@@ -159,10 +188,10 @@ mod tests {
     fn equal_slots_are_never_more_than_the_gpu_together() {
         for slots in [0, 1, 3, 7, 16, 48, 49, 1024] {
             let server = MpsServer::equal(slots, Some(81_559)).unwrap();
-            assert!((1..=MpsServer::MOST_SLOTS).contains(&server.slots));
-            assert!(server.slots * server.cores <= 100, "{server:?}");
+            assert!((1..=MpsServer::MOST_SLOTS).contains(&server.places()));
+            assert!(server.places() * server.cores <= 100, "{server:?}");
             assert!(server.cores > 0, "{server:?}");
-            let together = u64::from(server.slots) * server.memory_mib.unwrap();
+            let together = u64::from(server.places()) * server.memory_mib.unwrap();
             assert!(together <= 81_559, "{server:?}");
         }
         assert_eq!(MpsServer::equal(4, Some(3)), None);

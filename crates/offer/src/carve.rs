@@ -50,7 +50,7 @@ pub struct Input<'a> {
     /// another unit now gives no new shares until these are gone: amounts in two units cannot be
     /// added up.
     pub share_units: &'a BTreeMap<GpuUuid, ShareUnit>,
-    /// The MPS servers that run, by GPU: while one does, shares are published as it was started.
+    /// The MPS servers that run, by GPU: while one with slots does, shares are published as it was started.
     pub mps_servers: &'a BTreeMap<GpuUuid, MpsServer>,
     /// The pool that was carved last: devices of GPUs that no longer answer are taken from it.
     pub previous: Option<&'a Pool>,

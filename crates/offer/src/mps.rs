@@ -3,7 +3,7 @@
 //! `slots`, and a share takes one. The part of the GPU that a slot is, is in attributes.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{Architecture, GpuFacts, MemoryCaps, MpsAbility, MpsServer, Sharing};
+use divvy_model::{GpuFacts, MemoryCaps, MpsAbility, MpsServer, Sharing};
 
 use crate::share::bare;
 use crate::{Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy};
@@ -17,15 +17,7 @@ pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules) -> Option<MpsServer> {
 
 /// Returns what a GPU or its node lacks for MPS; `None` if it lacks nothing.
 pub(crate) fn lack(facts: &GpuFacts, node: MpsAbility) -> Option<&'static str> {
-    let old = [
-        Architecture::Kepler,
-        Architecture::Maxwell,
-        Architecture::Pascal,
-    ];
-    if old.contains(&facts.architecture) {
-        return Some("it is older than Volta, so that an MPS server sets no limits");
-    }
-    node.lack()
+    node.lack_for(facts.architecture)
 }
 
 /// The shares of a GPU that is `whole` as a whole, with this server.
@@ -45,7 +37,7 @@ pub(crate) fn device(ordinal: u32, whole: &Device, server: MpsServer) -> Device 
     }
     let one = Amount::Count(1);
     let slots = Capacity {
-        value: Amount::Count(server.slots.into()),
+        value: Amount::Count(server.places().into()),
         // A claim that asks for two slots would get a client with the limits of one.
         policy: Some(RequestPolicy {
             default: one,

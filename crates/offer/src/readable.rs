@@ -70,7 +70,9 @@ impl Carving<'_> {
             rules,
             (unit, system.memory_caps),
         );
+        // That of a claim which has the GPU alone says nothing about slots.
         let server = self.input.mps_servers.get(uuid).copied();
+        let server = server.filter(|server| server.slots.is_some());
         let server = server.or_else(|| mps::server(&gpu.facts, rules));
         let mps = server.map(|server| mps::device(ordinal, &whole, server));
         let is_all_reserved = share.is_none() || server.is_none();

@@ -5,7 +5,7 @@ use std::fmt;
 
 use std::collections::BTreeSet;
 
-use divvy_api::names::attributes;
+use divvy_api::names::{Naming, attributes};
 use divvy_claims::{
     AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
     is_label,
@@ -115,7 +115,10 @@ pub(crate) fn from_api(
         .flatten()
         .filter(|result| result.driver == driver)
         .cloned();
-    let results = results.map(allocated).collect::<Result<_, _>>();
+    let naming = Naming::of(driver);
+    let results = results
+        .map(|result| allocated(result, naming))
+        .collect::<Result<_, _>>();
     let results = results.map_err(|error| {
         let error = crate::chain(&error);
         let message =
@@ -216,7 +219,10 @@ pub(crate) fn current(object: ResourceClaim, driver: &str) -> Option<Claim> {
     .ok()
 }
 
-fn allocated(result: DeviceRequestAllocationResult) -> Result<AllocatedDevice, IdError> {
+fn allocated(
+    result: DeviceRequestAllocationResult,
+    naming: Naming,
+) -> Result<AllocatedDevice, IdError> {
     let device: DeviceName = result.device.parse()?;
     Ok(AllocatedDevice {
         request: result.request,
@@ -228,7 +234,7 @@ fn allocated(result: DeviceRequestAllocationResult) -> Result<AllocatedDevice, I
             .consumed_capacity
             .unwrap_or_default()
             .into_iter()
-            .map(|(name, quantity)| (name, quantity.0))
+            .map(|(name, quantity)| (naming.ours(&name).to_owned(), quantity.0))
             .collect(),
     })
 }
@@ -395,6 +401,23 @@ mod tests {
                 }],
             }
         );
+    }
+
+    /// The server names what a share consumes as its slice does, and records as divvy does.
+    #[test]
+    fn consumed_capacity_has_the_names_of_divvy() {
+        let consumed = |driver: &str, capacity: serde_json::Value| {
+            let result = json!({ "request": "gpu", "driver": driver, "pool": "n1/divvy",
+                "device": "gpu-0-ts", "consumedCapacity": capacity });
+            let status = json!({ "allocation": { "devices": { "results": [result] } } });
+            let claim = from_api(&asked(), object("uid-1", status), driver).unwrap();
+            let [device] = claim.allocation.results.try_into().unwrap();
+            device.consumed_capacity.into_keys().collect::<Vec<_>>()
+        };
+        let names = json!({ "memory": "4Gi", "gpu.divvy.dev/cores": "5" });
+        assert_eq!(consumed("gpu.nvidia.com", names), ["cores", "memory"]);
+        let names = json!({ "memory": "4Gi", "cores": "5" });
+        assert_eq!(consumed("gpu.divvy.dev", names), ["cores", "memory"]);
     }
 
     #[test]

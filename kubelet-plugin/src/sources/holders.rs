@@ -74,7 +74,10 @@ impl HoldersSource {
             .await?
             .items
             .into_iter();
-        let devices = slices.filter_map(|slice| slice.spec.devices).flatten();
+        let devices = slices
+            .filter(|slice| slice.spec.pool.name == self.claims.pool)
+            .filter_map(|slice| slice.spec.devices)
+            .flatten();
         let names = devices.filter_map(|device| device.name.parse().ok());
         Ok(names.filter(|name| !is_for_admins(name)).collect())
     }

@@ -139,7 +139,7 @@ async fn an_unknown_field_in_a_config_fails_its_claim_with_its_place() {
     assert_eq!(
         answers.remove(&bad.uid).unwrap().unwrap_err(),
         format!(
-            "device gpu-0 ({}) of claim default/bad (UID {}): config entry 0 of the claim for this driver is invalid (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so create a new claim): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\", \"extraNodes\")",
+            "device gpu-0 ({}) of claim default/bad (UID {}): config entry 0 of the claim for this driver is invalid (correct spec.devices.config of the claim or its template; a claim's spec is immutable, so create a new claim): unknown field \"shareing\" (GpuConfig has \"apiVersion\", \"kind\", \"timeSlicing\", \"mps\", \"extraNodes\")",
             node.sim.uuids()[0],
             bad.uid
         )

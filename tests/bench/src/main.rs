@@ -176,14 +176,19 @@ fn on_a_cluster(args: &Args, programs: Programs, dir: &Path, report: &mut Report
     let Programs { plugin, mock } = programs;
     let built = match args.hook.clone() {
         Some(hook) => {
-            let [cli, controller, supervisor] =
-                ["divvy", "divvy-cluster-controller", "divvy-mps-supervisor"]
-                    .map(|name| plugin.with_file_name(name));
+            let [cli, controller, supervisor, mps] = [
+                "divvy",
+                "divvy-cluster-controller",
+                "divvy-mps-supervisor",
+                "divvy-mps-stand-in",
+            ]
+            .map(|name| plugin.with_file_name(name));
             divvy_e2e::programs::Programs {
                 plugin,
                 hook,
                 controller,
                 supervisor,
+                mps,
                 mock,
                 cli,
             }

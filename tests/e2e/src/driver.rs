@@ -366,6 +366,47 @@ impl<'a> Driver<'a> {
         })
     }
 
+    /// Adds the driver's programs for MPS to the node.
+    pub fn install_mps(&self) -> Result<()> {
+        self.gpus.install_mps(&self.programs.mps)
+    }
+
+    /// The pods of the supervisor of MPS daemons.
+    pub fn mps_pods(&self) -> Result<Vec<Value>> {
+        let pods = format!(
+            "/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=mps-supervisor"
+        );
+        self.cluster.api().list(&pods)
+    }
+
+    /// Deletes the supervisor's pod and waits until another one is ready.
+    pub fn replace_mps_pod(&self) -> Result<()> {
+        let name = |pod: &Value| {
+            at(pod, "metadata.name")
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let before: Vec<String> = self.mps_pods()?.iter().map(name).collect();
+        for pod in &before {
+            let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}");
+            self.cluster.api().delete(&path, &json!({}))?;
+        }
+        poll("another pod of the MPS supervisor", PATIENCE, || {
+            let pods = self.mps_pods()?;
+            let is_new = |pod: &Value| !before.contains(&name(pod)) && has_condition(pod, "Ready");
+            Ok(pods.len() == 1 && pods.iter().all(is_new))
+        })
+    }
+
+    /// The MPS daemons that run on the node.
+    pub fn mps_daemons(&self) -> Result<Vec<u32>> {
+        self.cluster.processes(|args| {
+            let is_daemon = |program: &String| program.ends_with(crate::gpus::mps::DAEMON);
+            args.first().is_some_and(is_daemon)
+        })
+    }
+
     /// The plugin's pods.
     pub fn pods(&self) -> Result<Vec<Value>> {
         let pods = format!(

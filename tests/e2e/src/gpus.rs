@@ -2,6 +2,7 @@
 //! the driver looks for NVIDIA's driver, sysfs, `/proc` and device nodes, and the state file of the
 //! mock NVML library in it.
 
+pub mod mps;
 mod smi;
 
 use std::collections::BTreeMap;
@@ -160,6 +161,16 @@ impl Gpus {
     /// The time slice of a GPU, as the driver's `nvidia-smi` has set it.
     pub fn time_slice(&self, uuid: &str) -> Result<TimeSlice> {
         smi::time_slice(&self.driver_files(), uuid)
+    }
+
+    /// Adds the driver's programs for MPS: copies of this stand-in.
+    pub fn install_mps(&self, stand_in: &Path) -> Result<()> {
+        mps::install(&self.driver_files(), stand_in)
+    }
+
+    /// Takes the driver's programs for MPS away again.
+    pub fn remove_mps(&self) -> Result<()> {
+        mps::remove(&self.driver_files())
     }
 
     /// How the driver's `nvidia-smi` was called for a GPU, one line a call.

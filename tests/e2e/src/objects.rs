@@ -9,7 +9,7 @@ use crate::images::BUSYBOX;
 pub const SAID: &str = "that is all";
 
 /// The command of test containers: prints the visible GPUs and partitions, then runs until SIGTERM.
-const SAY_AND_STAY: &str = "trap 'exit 0' TERM; ls -d /dev/nvidia[0-9]* 2>&1; \
+pub const SAY_AND_STAY: &str = "trap 'exit 0' TERM; ls -d /dev/nvidia[0-9]* 2>&1; \
                             ls -d /dev/nvidia-caps/* 2>/dev/null; env | grep ^DIVVY_; \
                             echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; echo that is all; \
                             while :; do sleep 1000 & wait $!; done";

@@ -23,6 +23,8 @@ pub struct Programs {
     pub controller: PathBuf,
     /// The supervisor of MPS daemons.
     pub supervisor: PathBuf,
+    /// The stand-in for NVIDIA's programs for MPS; may be missing in a folder of ready programs.
+    pub mps: PathBuf,
     /// NVML over simulated GPUs.
     pub mock: PathBuf,
     /// `divvy`, for the image and for the cases that ask it; may be missing in a folder of ready
@@ -81,6 +83,7 @@ impl Programs {
             hook,
             controller,
             supervisor,
+            mps: folder.join("divvy-mps-stand-in"),
             mock,
             cli,
         })

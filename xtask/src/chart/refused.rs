@@ -3,10 +3,6 @@
 /// Values as YAML, and a part of the message.
 pub(super) const CASES: &[(&str, &str)] = &[
     (
-        "{mps: {enabled: true}, driverRoot: /run/nvidia/driver}",
-        "mps.enabled needs the driver on the node itself",
-    ),
-    (
         "{mps: {enabled: true}, driverName: a-name-that-is-too-long.example.com}",
         "an MPS daemon starts with 83 at most",
     ),

@@ -1,7 +1,7 @@
 //! The opaque configs: an example of each kind with every field, as the types write it.
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::{ConfigKind, DeviceConfig, MemoryBound, MpsOptions, decode};
+use divvy_api::{ConfigKind, DeviceConfig, MemoryBound, MpsLimits, MpsOptions, decode};
 use divvy_model::{MpsPriority, TimeSlice};
 use serde_json::Value;
 
@@ -17,6 +17,19 @@ const FIELDS: &[(&str, &str)] = &[
         "timeSlicing.interval",
         "How long each program on the GPU runs in turn. When the claim is released, the GPU gets back what it had. For shares, a \
          GpuPolicy sets it ([time slices](../sharing.md#the-time-slice)).",
+    ),
+    (
+        "mps",
+        "An MPS server for the claim: the programs of all its containers and pods run at once on the GPU, which stays the claim's alone. `{}` \
+         is a server without limits. Not with `timeSlicing`, and for one GPU of a claim ([MPS in a claim](../sharing.md#mps-in-a-claim)).",
+    ),
+    (
+        "mps.limits.cores",
+        "Percent of the GPU's threads that each program can use at most.",
+    ),
+    (
+        "mps.limits.memory",
+        "Memory that each program can allocate at most, its context included. A program that wants to can make the server drop it.",
     ),
     (
         "limits.memory",
@@ -43,94 +56,112 @@ const FIELDS: &[(&str, &str)] = &[
 pub(super) fn page() -> Result<String> {
     let limit = MemoryBound::Amount("16Gi".parse()?);
     let nodes = vec!["/dev/gdrdrv".to_owned()];
-    let nothing = MpsOptions::default();
-    let of_mps = MpsOptions {
+    let limits = MpsLimits {
         cores: Some(25),
         memory: Some(16 << 30),
-        priority: Some(MpsPriority::BelowNormal),
     };
+    let of = |kind| DeviceConfig {
+        extra_nodes: nodes.clone(),
+        ..DeviceConfig::empty(kind)
+    };
+    // Fields that exclude each other are in examples of their own.
     let all = [
         (
             "whole GPUs",
-            ConfigKind::Gpu,
-            Some(TimeSlice::Long),
-            nothing,
+            vec![
+                DeviceConfig {
+                    time_slice: Some(TimeSlice::Long),
+                    ..of(ConfigKind::Gpu)
+                },
+                DeviceConfig {
+                    mps_server: Some(limits),
+                    ..DeviceConfig::empty(ConfigKind::Gpu)
+                },
+            ],
         ),
-        ("MIG partitions", ConfigKind::Mig, None, nothing),
-        ("time-sliced shares", ConfigKind::Share, None, nothing),
-        ("MPS shares", ConfigKind::Mps, None, of_mps),
-    ]
-    .map(|(what, kind, time_slice, mps)| {
+        ("MIG partitions", vec![of(ConfigKind::Mig)]),
         (
-            what,
-            DeviceConfig {
-                kind,
-                time_slice,
-                memory_limit: (kind == ConfigKind::Share).then_some(limit),
-                extra_nodes: nodes.clone(),
-                mps,
-            },
-        )
-    });
+            "time-sliced shares",
+            vec![DeviceConfig {
+                memory_limit: Some(limit),
+                ..of(ConfigKind::Share)
+            }],
+        ),
+        (
+            "MPS shares",
+            vec![DeviceConfig {
+                mps: MpsOptions {
+                    limits,
+                    priority: Some(MpsPriority::BelowNormal),
+                },
+                ..of(ConfigKind::Mps)
+            }],
+        ),
+    ];
     let intervals = [
         TimeSlice::Default,
         TimeSlice::Short,
         TimeSlice::Medium,
         TimeSlice::Long,
     ];
+    let intervals = intervals.map(|interval| format!("`{}`", interval.name()));
     let mut text = INTRO.to_owned();
-    let mut described = 0;
-    for (what, config) in &all {
-        let value = config.to_value();
-        ensure!(
-            decode(&value).ok().as_ref() == Some(config),
-            "{} is not read as it is written",
-            config.kind.name()
-        );
-        let yaml = serde_saphyr::to_string(&value).context("a config as YAML")?;
-        text += &format!(
-            "\n## {}\n\nFor {what}.\n\n```yaml\n{}\n```\n\n",
-            config.kind.name(),
-            yaml.trim_end()
-        );
-        text += "| field | values | meaning |\n|---|---|---|\n";
-        for (field, meaning) in FIELDS {
-            let Some(found) = value.pointer(&format!("/{}", field.replace('.', "/"))) else {
-                continue;
-            };
-            let values = match *field {
-                _ if found.is_array() => "paths below `/dev`".to_owned(),
-                "limits.memory" => {
-                    "an amount with a unit (`16Gi`), or for shares `1%` to `100%` of the GPU"
-                        .to_owned()
-                }
-                "limits.cores" => "1 to 100".to_owned(),
-                "priority" => MpsPriority::ALL
-                    .map(|priority| format!("`{}`", priority.name()))
-                    .join(", "),
-                _ => intervals
-                    .map(|interval| format!("`{}`", interval.name()))
-                    .join(", "),
-            };
-            text += &format!("| `{field}` | {values} | {meaning} |\n");
-            described += 1;
-        }
-    }
-    // Fields of an object count by themselves, and apiVersion and kind are in each.
-    let count = |value: &Value| match value.as_object() {
-        Some(inside) => inside.len(),
-        None => 1,
-    };
-    let fields = all
-        .iter()
-        .filter_map(|(_, config)| {
+    for (what, examples) in &all {
+        let kind = examples.first().context("a kind without an example")?.kind;
+        text += &format!("\n## {}\n\nFor {what}.\n\n", kind.name());
+        let mut rows: Vec<String> = Vec::new();
+        for config in examples {
             let value = config.to_value();
-            Some(value.as_object()?.values().map(count).sum::<usize>() - 2)
-        })
-        .sum::<usize>();
+            ensure!(
+                decode(&value).ok().as_ref() == Some(config),
+                "{} is not read as it is written",
+                kind.name()
+            );
+            let yaml = serde_saphyr::to_string(&value).context("a config as YAML")?;
+            text += &format!("```yaml\n{}\n```\n\n", yaml.trim_end());
+            rows.extend(fields(&value, &intervals.join(", "))?);
+        }
+        text += "| field | values | meaning |\n|---|---|---|\n";
+        text += &rows.concat();
+    }
+    Ok(text)
+}
+
+/// Returns a row for each field of an example. `intervals` are the values of a time slice.
+fn fields(example: &Value, intervals: &str) -> Result<Vec<String>> {
+    let mut rows = Vec::new();
+    for (field, meaning) in FIELDS {
+        let Some(found) = example.pointer(&format!("/{}", field.replace('.', "/"))) else {
+            continue;
+        };
+        let values = match *field {
+            _ if found.is_array() => "paths below `/dev`".to_owned(),
+            "limits.memory" => {
+                "an amount with a unit (`16Gi`), or for shares `1%` to `100%` of the GPU".to_owned()
+            }
+            "mps.limits.memory" => "an amount with a unit (`16Gi`)".to_owned(),
+            "limits.cores" | "mps.limits.cores" => "1 to 100".to_owned(),
+            "mps" => "`{}`, or with `limits`".to_owned(),
+            "priority" => MpsPriority::ALL
+                .map(|priority| format!("`{}`", priority.name()))
+                .join(", "),
+            _ => intervals.to_owned(),
+        };
+        rows.push(format!("| `{field}` | {values} | {meaning} |\n"));
+    }
     ensure!(
-        fields == described,
+        rows.len() == objects_and_values(example) - 2,
         "a config has a field that is not described in xtask/src/reference/configs.rs"
     );
-    Ok(text)
+    Ok(rows)
+}
+
+/// Counts the fields that are described: those with a value, apiVersion and kind among them, and `mps`, which
+/// means something without any.
+fn objects_and_values(value: &Value) -> usize {
+    let Some(fields) = value.as_object() else {
+        return 1;
+    };
+    let inside: usize = fields.values().map(objects_and_values).sum();
+    inside + usize::from(fields.contains_key("mps"))
 }

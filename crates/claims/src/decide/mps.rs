@@ -1,8 +1,9 @@
-//! MPS shares: the slot that a claim gets, and what is in its way. Slots are equal, since a server of
-//! protocol v2 has one limit for all of its clients (ADR 18).
+//! MPS servers: the slot that an MPS share gets, the server of a claim that has its GPU alone, and what
+//! is in their way. Slots are equal, since a server of protocol v2 has one limit for all of its clients
+//! (ADR 18).
 
-use divvy_api::MpsOptions;
-use divvy_model::{ClaimUid, GpuUuid};
+use divvy_api::{MpsLimits, MpsOptions};
+use divvy_model::{ClaimUid, Gpu, GpuUuid, MpsServer};
 
 use super::Snapshot;
 use crate::{Claim, MpsSlot, Record, RecordedDevice, Why};
@@ -18,7 +19,10 @@ pub(super) fn slot(
     seen: &Snapshot<'_>,
 ) -> Result<MpsSlot, Why> {
     let state = seen.state(gpu);
-    let running = || state?.mps.map(|noted| noted.server);
+    let running = || {
+        let noted = state?.mps?.server;
+        Some(noted).filter(|server| server.slots.is_some())
+    };
     let kept = others(claim, gpu, seen).find_map(|device| Some(device.mps?.server));
     let in_use = kept.map(|kept| running().unwrap_or(kept));
     let server = in_use
@@ -28,10 +32,10 @@ pub(super) fn slot(
         asked,
         slot: server,
     };
-    if let Some(cores) = options.cores.filter(|cores| *cores != server.cores) {
+    if let Some(cores) = options.limits.cores.filter(|cores| *cores != server.cores) {
         return Err(unequal(format!("cores {cores}")));
     }
-    let memory = options.memory;
+    let memory = options.limits.memory;
     if let Some(bytes) = memory.filter(|bytes| Some(*bytes) != server.memory_mib.map(|m| m << 20)) {
         return Err(unequal(format!("memory {}Mi", bytes >> 20)));
     }
@@ -41,11 +45,19 @@ pub(super) fn slot(
     })
 }
 
-/// Refuses a share beside that of another GPU: both would set the one variable that names the folder
-/// of sockets.
+/// Returns the place of a claim that has its GPU alone, with a server of its own.
+pub(super) fn of_claim(limits: MpsLimits) -> MpsSlot {
+    MpsSlot {
+        server: MpsServer::of_claim(limits.cores, limits.memory),
+        priority: None,
+    }
+}
+
+/// Refuses a device with MPS beside that of another GPU: both would set the one variable that names the
+/// folder of sockets.
 pub(super) fn one_target(devices: &[RecordedDevice], new: &RecordedDevice) -> Result<(), Why> {
-    let mut others = devices.iter().filter(|device| device.is_mps_share());
-    match others.find(|other| new.is_mps_share() && other.gpu != new.gpu) {
+    let mut others = devices.iter().filter(|device| device.mps.is_some());
+    match others.find(|other| new.mps.is_some() && other.gpu != new.gpu) {
         Some(other) => Err(Why::MpsTargets {
             other: other.allocated.device.clone(),
         }),
@@ -53,21 +65,30 @@ pub(super) fn one_target(devices: &[RecordedDevice], new: &RecordedDevice) -> Re
     }
 }
 
-/// Refuses a share on a node that lacks what it needs, and one more share than there are slots.
+/// Refuses MPS on a node or GPU that lacks what it needs, and one more share than there are slots.
 pub(super) fn servable(
     claim: &Claim,
     device: &RecordedDevice,
+    gpu: &Gpu,
     seen: &Snapshot<'_>,
 ) -> Result<(), Why> {
     let Some(slot) = device.mps else {
         return Ok(());
     };
-    let inventory = seen.inventory.as_ref();
-    if let Some(lack) = inventory.and_then(|inventory| inventory.system.mps.lack()) {
-        return Err(Why::MpsUnavailable(lack));
+    let node = seen
+        .inventory
+        .as_ref()
+        .map(|inventory| inventory.system.mps);
+    if let Some(lack) = node.and_then(|node| node.lack_for(gpu.facts.architecture)) {
+        return Err(match slot.server.slots {
+            Some(_) => Why::MpsUnavailable(lack),
+            None => Why::MpsServerUnavailable(lack),
+        });
     }
+    let Some(slots) = slot.server.slots else {
+        return Ok(());
+    };
     // Whatever the scheduler has counted: a change of the policy may have made the slots fewer since.
-    let slots = slot.server.slots;
     let taken = others(&claim.uid, &device.gpu, seen).count();
     let own = claim.allocation.results.iter();
     let own = own.filter(|result| result.device == device.allocated.device);

@@ -35,7 +35,7 @@ fn can_be_served(
     }
     mig_mode(device, gpu, seen, again)?;
     caps_if_promised(device, seen)?;
-    mps::servable(claim, device, seen)?;
+    mps::servable(claim, device, gpu, seen)?;
     lives_if_theirs(device, seen)?;
     // An administrator sets this mode so that nothing computes there.
     if gpu.facts.compute_mode == Some(ComputeMode::Prohibited) {

@@ -257,6 +257,28 @@ fn only_labels_become_parts_of_paths() {
     assert_eq!(metadata_files(DRIVER, &record(None, vec![outside])), []);
 }
 
+/// Programs find the attributes under the names by which selectors chose the device.
+#[test]
+fn files_have_the_published_names() {
+    let share = device("gpu", "gpu-0-ts", Sharing::TimeSliced);
+    let files = metadata_files("gpu.nvidia.com", &record(None, vec![share]));
+    let object = read(&files[0].bytes, &["metadata.resource.k8s.io/v1beta1"]).unwrap();
+    let attributes = object["requests"][0]["devices"][0]["attributes"]
+        .as_object()
+        .unwrap();
+    assert_eq!(
+        attributes.keys().collect::<Vec<_>>(),
+        [
+            "driverVersion",
+            "gpu.divvy.dev/c2cEnabled",
+            "gpu.divvy.dev/gpuUUID",
+            "gpu.divvy.dev/memoryGranted",
+            "resource.kubernetes.io/numaNode",
+            "resource.kubernetes.io/pciBusID",
+        ]
+    );
+}
+
 #[test]
 fn a_share_by_percent_says_what_it_came_to() {
     let mut share = device("gpu", "gpu-0-ts", Sharing::TimeSliced);

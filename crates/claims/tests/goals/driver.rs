@@ -229,7 +229,7 @@ impl Story {
                     assert!(again || !kept.contains(place), "{change:?} of others");
                 }
                 Change::StopMps => {
-                    let used = holds.keep.iter().any(|hold| hold.sharing == Sharing::Mps);
+                    let used = holds.keep.iter().any(|hold| hold.mps.is_some());
                     let again = matches!(wanted.mps, Want::To(_));
                     assert!(again || !used, "the MPS server of others is stopped");
                 }

@@ -158,7 +158,8 @@ impl Story {
 
     // ---- what claims want
 
-    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU.
+    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU, perhaps with
+    /// an MPS server of its own.
     fn device(&mut self, uid: &ClaimUid) -> RecordedDevice {
         let half = Target::Partition(place(if self.chance.one_in(2) { 0 } else { 4 }));
         let slice = [None, Some(TimeSlice::Medium)];
@@ -180,7 +181,19 @@ impl Story {
         let noted = self.open().mps.map(|noted| noted.server);
         let server = kept.map(|kept| noted.unwrap_or(kept.server));
         let server = server.or(self.granted.mps).unwrap();
-        let (is_mps, priority) = (sharing == Sharing::Mps, None);
+        // Among them the limits that slots have.
+        let own = [(None, None), (Some(25), None), (Some(50), Some(1 << 30))];
+        let (cores, memory) = own[usize::try_from(self.chance.below(3)).unwrap()];
+        let is_own = (target, sharing) == (Target::Gpu, Sharing::Exclusive);
+        let is_own = is_own && time_slice.is_none() && self.chance.one_in(2);
+        let server = match sharing {
+            Sharing::Mps => Some(server),
+            _ => is_own.then(|| MpsServer::of_claim(cores, memory)),
+        };
+        let of = |server| MpsSlot {
+            server,
+            priority: None,
+        };
         RecordedDevice {
             allocated: AllocatedDevice {
                 request: "main".to_owned(),
@@ -198,7 +211,7 @@ impl Story {
             share_memory: None,
             memory_cap: None,
             clears_caps: false,
-            mps: is_mps.then_some(MpsSlot { server, priority }),
+            mps: server.map(of),
             extra_nodes: Vec::new(),
             given: None,
         }
@@ -225,8 +238,8 @@ impl Story {
         busy |= !self.torn.is_empty() || !self.hardware.late.is_empty();
         if !busy {
             self.say(format!(
-                "prepare {uid} {:?} {:?}",
-                device.target, device.sharing
+                "prepare {uid} {:?} {:?} {:?}",
+                device.target, device.sharing, device.mps
             ));
             self.hold(uid, device, None);
         }
@@ -262,6 +275,9 @@ impl Story {
                 runs || !self.uses_mps(),
                 "no MPS server for those who hold slots"
             );
+            if let Some(server) = self.own_server() {
+                assert_eq!(self.hardware.mps, Some(server), "another server");
+            }
             assert!(
                 !runs || self.may_use_mps() || !self.torn.is_empty(),
                 "an orphan"
@@ -274,6 +290,18 @@ impl Story {
         self.records
             .values()
             .any(|record| record.devices[0].mps.is_some())
+    }
+
+    /// Returns the server of the claim that has the GPU alone, and was prepared in this boot.
+    fn own_server(&self) -> Option<MpsServer> {
+        let boot = self.boot();
+        let mut records = self.records.values();
+        let own = |record: &Record| {
+            let is_now = record.boot == boot && needs_mps(record);
+            let server = record.devices[0].mps?.server;
+            Some(server).filter(|server| is_now && server.slots.is_none())
+        };
+        records.find_map(own).filter(|_| self.torn.is_empty())
     }
 
     /// Returns whether a claim holds a slot, and was prepared in this boot.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use divvy_claims::{AllocatedDevice, Claim, ConfigEntry, ConfigSource, Phase, Record, Stored};
 use divvy_executor::{Event, Folder, LockName, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
-use divvy_model::{BootId, ComputeMode, GpuDriver, GpuUuid, Grant, MpsServer, Sharing, TimeSlice};
-use serde_json::json;
+use divvy_model::{BootId, ComputeMode, GpuDriver, GpuUuid, Grant, MpsServer, TimeSlice};
+use serde_json::{Value, json};
 
 use crate::mig_world::{claim_of, living, mig_world, sim};
 use crate::story::{Cast, alone, sequences, uid, with_log};
@@ -35,6 +35,12 @@ const PARTITIONS: [&str; 6] = [
 /// A claim of devices by their names; shares get ids of their own. `slice` goes into the config of
 /// whole GPUs.
 fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at: &str) -> Claim {
+    let config = slice.map(|slice| json!({ "timeSlicing": { "interval": slice.name() } }));
+    configured(name, devices, config, allocated_at)
+}
+
+/// The same, with these fields in the config of whole GPUs.
+fn configured(name: &str, devices: &[String], config: Option<Value>, allocated_at: &str) -> Claim {
     let names: Vec<_> = devices.iter().map(String::as_str).collect();
     let mut claim = claim_of(name, &names, allocated_at);
     for (n, result) in claim.allocation.results.iter_mut().enumerate() {
@@ -47,13 +53,15 @@ fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at:
             ..result.clone()
         };
     }
-    claim.configs.extend(slice.map(|slice| ConfigEntry {
-        source: ConfigSource::Claim,
-        requests: Vec::new(),
-        driver: DRIVER.to_owned(),
-        parameters: json!({
-            "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig", "timeSlicing": { "interval": slice.name() }
-        }),
+    claim.configs.extend(config.map(|mut config| {
+        config["apiVersion"] = json!("divvy.dev/v1beta1");
+        config["kind"] = json!("GpuConfig");
+        ConfigEntry {
+            source: ConfigSource::Claim,
+            requests: Vec::new(),
+            driver: DRIVER.to_owned(),
+            parameters: config,
+        }
     }));
     claim
 }
@@ -172,11 +180,20 @@ impl Story {
         let devices: Vec<_> = (0..=self.chance.below(2))
             .map(|_| self.any_device())
             .collect();
-        let slice =
-            [None, None, Some(TimeSlice::Long), Some(TimeSlice::Short)][self.chance.below(4)];
+        let configs = [
+            None,
+            None,
+            Some(json!({ "timeSlicing": { "interval": "Long" } })),
+            Some(json!({ "timeSlicing": { "interval": "Short" } })),
+            Some(json!({ "mps": {} })),
+            Some(json!({ "mps": { "limits": { "cores": 25 } } })),
+            Some(json!({ "mps": { "limits": { "cores": 50, "memory": "1Gi" } } })),
+        ];
+        let config = configs[self.chance.below(configs.len())].clone();
         self.allocations += 1;
-        let new = claim(name, &devices, slice, &format!("t{}", self.allocations));
-        self.say(format!("allocate {name} {devices:?} {slice:?}"));
+        let at = format!("t{}", self.allocations);
+        self.say(format!("allocate {name} {devices:?} {config:?}"));
+        let new = configured(name, &devices, config, &at);
         self.world.lock().api.insert(new.uid.clone(), new);
     }
 
@@ -297,7 +314,7 @@ impl Story {
             }
             let holds = |record: &&Record| {
                 let mut holds = record.holds();
-                holds.any(|hold| hold.gpu == gpu && hold.sharing == Sharing::Mps)
+                holds.any(|hold| hold.gpu == gpu && hold.mps.is_some())
             };
             // A claim of an earlier boot gets its server when it is carried out again.
             let used = records.iter().filter(holds);

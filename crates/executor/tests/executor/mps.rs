@@ -195,14 +195,18 @@ fn other_slots_begin_with_the_next_server() {
     world.prepare(&executor, &share("a")).unwrap();
     slots(&executor, &gpu, 2);
     world.prepare(&executor, &share("b")).unwrap();
-    assert_eq!(world.lock().mps[&gpu].slots, 4, "that of its neighbour");
+    assert_eq!(
+        world.lock().mps[&gpu].slots,
+        Some(4),
+        "that of its neighbour"
+    );
     for name in ["a", "b"] {
         world.unprepare(&executor, &uid(name)).unwrap();
     }
     for name in ["c", "d"] {
         world.prepare(&executor, &share(name)).unwrap();
     }
-    assert_eq!(world.lock().mps[&gpu].slots, 2);
+    assert_eq!(world.lock().mps[&gpu].slots, Some(2));
     let error = world.prepare(&executor, &share("e")).unwrap_err();
     assert_eq!(error.category(), "mps-full");
 }

@@ -241,6 +241,7 @@ impl Cluster {
                     sharing: DeviceKind::parse(&claim.device).unwrap().sharing,
                     theirs: false,
                     time_slice: None,
+                    mps: None,
                 },
                 lingering: false,
             });

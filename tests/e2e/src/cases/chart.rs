@@ -2,6 +2,7 @@
 //! xtask chart`.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;
@@ -209,7 +210,37 @@ pub(super) fn uninstalled(env: &Env) -> Result<()> {
         helm(env.cluster, &again).map(drop),
         "invalid ownership metadata",
     )?;
-    helm(env.cluster, &[&again[..], &["--take-ownership"]].concat()).map(drop)
+    helm(env.cluster, &[&again[..], &["--take-ownership"]].concat())?;
+    serves_anew(env, &slices, &folder)
+}
+
+/// Installed once more over a node without the folder, the release serves pods: nothing that it has
+/// left elsewhere (sockets, slices, GpuNodes, policies) stands in the way.
+fn serves_anew(env: &Env, slices: &str, folder: &Path) -> Result<()> {
+    fs_err::remove_dir_all(folder)?;
+    env.driver.install_second(RELEASE, DRIVER)?;
+    let serves = || {
+        poll("devices of the release that came again", PATIENCE, || {
+            Ok(!env.api().list(slices)?.is_empty())
+        })?;
+        let spec = json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}});
+        let uid = Env::uid(&env.create(&claim_for("again", &spec))?)?;
+        env.create(&Pod::new("again").claim("again").build())?;
+        env.wait_until_running("again")?;
+        let record = folder.join(format!("claims/{uid}.json"));
+        ensure!(record.exists(), "there is no {}", record.display());
+        env.delete("Pod", "again")?;
+        env.wait_until_gone("Pod", "again")?;
+        poll("end of the record", PATIENCE, || Ok(!record.exists()))?;
+        env.delete("ResourceClaim", "again")?;
+        env.wait_until_gone("ResourceClaim", "again")
+    };
+    let served = serves();
+    helm(
+        env.cluster,
+        &["uninstall", RELEASE, "--namespace", RELEASE, "--wait"],
+    )?;
+    served
 }
 
 /// The value of docs/migrate/device-plugin.md for shares; whole GPUs and MIG profiles have their

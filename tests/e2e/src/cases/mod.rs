@@ -342,6 +342,10 @@ const MODES: &[Case] = &[
         shares::intervals,
     ),
     modes(
+        "mps_shares_run_by_a_daemon_that_outlives_its_supervisor",
+        shares::mps,
+    ),
+    modes(
         "metrics_show_who_uses_what_and_only_what_is_over_its_grant_is_reported",
         shares::usage,
     ),

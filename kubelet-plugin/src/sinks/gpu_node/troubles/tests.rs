@@ -109,6 +109,7 @@ impl World {
             sharing: Sharing::Exclusive,
             theirs: false,
             time_slice: None,
+            mps: None,
         };
         self.recorded.held.push(HeldDevice {
             claim,

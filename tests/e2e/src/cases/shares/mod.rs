@@ -5,6 +5,7 @@
 mod flips;
 mod intervals;
 mod lock;
+mod mps;
 mod older;
 mod policies;
 mod prometheus;
@@ -23,6 +24,7 @@ use serde_json::{Value, json};
 pub(super) use flips::flips;
 pub(super) use intervals::intervals;
 pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_shares};
+pub(super) use mps::mps;
 pub(super) use older::{not_twice, one_mode};
 pub(super) use policies::{bad, hot, per_gpu, per_node, two};
 pub(super) use prometheus::prometheus;
@@ -107,6 +109,7 @@ fn types(modes: &[&str]) -> BTreeSet<String> {
     let of = |mode: &&str| match *mode {
         "Whole" => "gpu",
         "Mig" => "mig",
+        "Mps" => "gpu-mps",
         _ => "gpu-share",
     };
     modes.iter().map(|mode| of(mode).to_owned()).collect()
