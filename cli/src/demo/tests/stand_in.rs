@@ -61,6 +61,24 @@ const FORMS: &[(&str, &str, bool, End)] = &[
         Says(0, "no capacity \"shares\""),
     ),
     ("share-of-divvy", "h100x1", true, Runs(2)),
+    ("time-slicing", "h100x1", false, Runs(1)),
+    ("time-slicing-default", "h100x2", false, Runs(1)),
+    ("time-slicing-of-a-partition", "h100x1", true, Runs(1)),
+    ("mps", "h100x1", false, Runs(1)),
+    ("two-strategies", "h100x2", false, Runs(1)),
+    ("unknown-field", "h100x1", false, Says(0, "unexpected")),
+    (
+        "strategy-and-other-config",
+        "h100x1",
+        false,
+        Says(0, "mpsConfig"),
+    ),
+    (
+        "passthrough-config",
+        "h100x1",
+        false,
+        Says(0, "VfioDeviceConfig"),
+    ),
 ];
 
 fn fixture(name: &str) -> String {
@@ -68,12 +86,13 @@ fn fixture(name: &str) -> String {
     fs_err::read_to_string(format!("{folder}/{name}.yaml")).unwrap()
 }
 
-/// Returns the report of a manifest, whose names alone make divvy stand in.
+/// Returns the report of a manifest. Its names alone make divvy stand in, unless it has none.
 async fn of_fixture(name: &str, line: &str, in_all_modes: bool) -> Report {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("m.yaml");
     fs_err::write(&file, fixture(name)).unwrap();
-    let mut stay = examples::of_files(&[file], None).unwrap();
+    let said = ["extended-resource", "class-of-a-profile", "share-of-divvy"].contains(&name);
+    let mut stay = examples::of_files(&[file], said.then_some(NVIDIA)).unwrap();
     assert_eq!(stay.driver, NVIDIA, "{name}");
     if in_all_modes {
         stay.policies = examples::all_modes().unwrap();
