@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use crate::fields::{Fields, near};
 use crate::limits::{self, MemoryBound};
-use crate::names::API_VERSION;
+use crate::names::{API_VERSION, NVIDIA_API_VERSION, Naming};
+use crate::nvidia;
 use crate::{ConfigError, MpsLimits, MpsOptions};
 
 const KINDS: [&str; 4] = [
@@ -106,6 +107,24 @@ impl DeviceConfig {
     }
 }
 
+/// Decodes the parameters of one config entry for a driver of this name, strictly. In the place of
+/// NVIDIA's driver its kinds are read beside ours.
+pub fn decode_for(driver: &str, parameters: &Value) -> Result<DeviceConfig, ConfigError> {
+    if !Naming::of(driver).stands_in() {
+        return decode(parameters);
+    }
+    if nvidia::is_theirs(parameters) {
+        return nvidia::decode(parameters);
+    }
+    decode(parameters).map_err(|error| match error {
+        ConfigError::ApiVersion { found, .. } => ConfigError::ApiVersion {
+            found,
+            known: &[API_VERSION, NVIDIA_API_VERSION],
+        },
+        other => other,
+    })
+}
+
 /// Decodes the parameters of one config entry, strictly: an unknown field, a wrong type or another
 /// version is an error.
 pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
@@ -114,7 +133,10 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
     let mut fields = Fields::open("", parameters.clone())?;
     let version = fields.string("apiVersion", &format!("\"apiVersion\": {API_VERSION:?}"))?;
     if version != API_VERSION {
-        return Err(ConfigError::ApiVersion { found: version });
+        return Err(ConfigError::ApiVersion {
+            found: version,
+            known: &[API_VERSION],
+        });
     }
     let kind = fields.string("kind", "\"kind\": \"GpuConfig\"")?;
     let kinds = [
@@ -195,17 +217,20 @@ fn time_slice(fields: &mut Fields) -> Result<Option<TimeSlice>, ConfigError> {
             known.map(|k| format!("{k:?}")).join(" or ")
         ),
     )?;
-    let Some(interval) = TimeSlice::parse(&found) else {
-        let near = near(&found, &known);
-        return Err(ConfigError::Value {
-            path: inside.path("interval"),
-            found,
-            known: known.to_vec(),
-            near,
-        });
-    };
+    let interval = read_time_slice(inside.path("interval"), found)?;
     inside.finish("timeSlicing")?;
     Ok(Some(interval))
+}
+
+/// Reads the name of a time slice.
+pub(crate) fn read_time_slice(path: String, found: String) -> Result<TimeSlice, ConfigError> {
+    let known = TimeSlice::ALL.map(TimeSlice::name);
+    TimeSlice::parse(&found).ok_or_else(|| ConfigError::Value {
+        path,
+        near: near(&found, &known),
+        found,
+        known: known.to_vec(),
+    })
 }
 
 /// `extraNodes: [/dev/gdrdrv]`.

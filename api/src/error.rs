@@ -24,13 +24,15 @@ pub enum ConfigError {
     },
     /// An `apiVersion` that is not ours.
     #[error(
-        "apiVersion {found:?} is not one this driver reads (expected {:?}){}",
-        crate::names::API_VERSION,
-        version_hint(found)
+        "apiVersion {found:?} is not one this driver reads (expected {}){}",
+        known.iter().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(" or "),
+        version_hint(found, known)
     )]
     ApiVersion {
         /// The text as written.
         found: String,
+        /// The versions that are read.
+        known: &'static [&'static str],
     },
     /// A `kind` that we don't have.
     #[error("kind {found:?} is not one this driver reads (expected {}){}", known.join(" or "), nearest(near.as_deref()))]
@@ -65,6 +67,22 @@ pub enum ConfigError {
         known: Vec<&'static str>,
         /// A name that is nearly the same.
         near: Option<String>,
+    },
+    /// A kind of NVIDIA's drivers that divvy does not serve in their place.
+    #[error("kind {kind:?} is not served: {why}")]
+    NotServed {
+        /// The kind.
+        kind: &'static str,
+        /// The reason, and the remedy.
+        why: &'static str,
+    },
+    /// A field of a config of NVIDIA's driver that cannot be kept in its place.
+    #[error("{} cannot be kept: {why}", field(path))]
+    NotKept {
+        /// Path of the field.
+        path: String,
+        /// The reason, and the remedy.
+        why: &'static str,
     },
     /// A setting of a GPU that its shares have in common.
     #[error(
@@ -110,6 +128,8 @@ impl ConfigError {
             Self::Kind { .. } => "kind",
             Self::UnknownField { .. } => "unknown-field",
             Self::Value { .. } => "value",
+            Self::NotServed { .. } => "not-served",
+            Self::NotKept { .. } => "not-kept",
             Self::OfThePolicy { .. } => "of-the-policy",
             Self::OfWholeGpus { .. } => "of-whole-gpus",
             Self::NotTogether { .. } => "not-together",
@@ -138,9 +158,11 @@ fn nearest(near: Option<&str>) -> String {
         .unwrap_or_default()
 }
 
-fn version_hint(found: &str) -> &'static str {
-    if found.starts_with("resource.nvidia.com/") || found.starts_with("gpu.nvidia.com/") {
-        "; this is a config of NVIDIA's driver, with other fields"
+fn version_hint(found: &str, known: &[&str]) -> &'static str {
+    let is_theirs =
+        found.starts_with("resource.nvidia.com/") || found.starts_with("gpu.nvidia.com/");
+    if is_theirs && !known.contains(&crate::names::NVIDIA_API_VERSION) {
+        "; this is a config of NVIDIA's driver, with other fields (`divvy convert` rewrites it)"
     } else {
         ""
     }

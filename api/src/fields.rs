@@ -65,6 +65,35 @@ impl Fields {
         }
     }
 
+    /// Takes a field that may be absent and is a boolean.
+    pub(crate) fn boolean(&mut self, name: &'static str) -> Result<Option<bool>, ConfigError> {
+        self.known.push(name);
+        match self.entries.remove(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong(self.path(name), "a boolean", &other)),
+        }
+    }
+
+    /// Takes a field that may be absent and is a string or a number, as text.
+    pub(crate) fn text_or_number(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<String>, ConfigError> {
+        self.known.push(name);
+        match self.entries.remove(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(Value::Number(number)) => Ok(Some(number.to_string())),
+            Some(other) => Err(wrong(self.path(name), "a string or a number", &other)),
+        }
+    }
+
+    /// Returns whether nothing is left to take.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Takes a field that may be absent and is a whole number in a range; `form` describes it.
     pub(crate) fn whole_number(
         &mut self,

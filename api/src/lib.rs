@@ -21,9 +21,10 @@ mod mps;
 pub mod names;
 mod naming;
 pub mod node;
+mod nvidia;
 pub mod policy;
 
-pub use config::{ConfigKind, DEVICE_NODE, DeviceConfig, decode, is_device_node};
+pub use config::{ConfigKind, DEVICE_NODE, DeviceConfig, decode, decode_for, is_device_node};
 pub use error::ConfigError;
 pub use limits::MemoryBound;
 pub use mps::{MpsLimits, MpsOptions};

@@ -8,7 +8,7 @@ use crate::ConfigError;
 use crate::fields::{Fields, near};
 
 /// Form of `limits.cores`, for messages.
-const CORES: &str = "a whole number from 1 to 100 (percent)";
+pub(crate) const CORES: &str = "a whole number from 1 to 100 (percent)";
 /// Form of `limits.memory`, for messages.
 const MEMORY: &str = "an amount of 1Mi or more with its unit, as \"10Gi\"";
 

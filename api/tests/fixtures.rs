@@ -9,7 +9,8 @@
 
 use std::path::{Path, PathBuf};
 
-use divvy_api::{ConfigError, DeviceConfig, decode};
+use divvy_api::names::{DRIVER, NVIDIA_DRIVER};
+use divvy_api::{ConfigError, DeviceConfig, decode, decode_for};
 
 fn fixtures(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -25,10 +26,13 @@ fn fixtures(folder: &str) -> Vec<PathBuf> {
     files
 }
 
-fn decode_file(path: &Path) -> Result<DeviceConfig, ConfigError> {
-    let text = fs_err::read(path).unwrap();
+fn read(path: &Path) -> serde_json::Value {
     // JSON is YAML, too.
-    decode(&serde_saphyr::from_slice(&text).unwrap())
+    serde_saphyr::from_slice(&fs_err::read(path).unwrap()).unwrap()
+}
+
+fn decode_file(path: &Path) -> Result<DeviceConfig, ConfigError> {
+    decode(&read(path))
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
@@ -73,5 +77,48 @@ fn bad_configs_are_refused_with_the_error_beside_them() {
             "{}",
             path.display()
         );
+    }
+}
+
+/// Each is read in the place of NVIDIA's driver; beside it is our config, or why it is refused.
+#[test]
+fn configs_of_nvidia_become_ours_or_are_refused_by_name() {
+    for path in fixtures("nvidia") {
+        let found = match decode_for(NVIDIA_DRIVER, &read(&path)) {
+            Ok(config) => config.to_value().to_string(),
+            Err(error) => format!("{}: {}", error.category(), chain(&error)),
+        };
+        let beside = path.with_extension("expected");
+        if std::env::var_os("DIVVY_BLESS").is_some() {
+            fs_err::write(&beside, format!("{found}\n")).unwrap();
+        }
+        let want = fs_err::read_to_string(beside).unwrap();
+        assert_eq!(found, want.trim_end(), "{}", path.display());
+    }
+}
+
+#[test]
+fn under_another_name_no_config_of_nvidia_is_read() {
+    for path in fixtures("nvidia") {
+        let parameters = read(&path);
+        let theirs = parameters["apiVersion"] != "divvy.dev/v1beta1";
+        let found = decode_for(DRIVER, &parameters);
+        let refused = matches!(found, Err(ConfigError::ApiVersion { .. }));
+        assert_eq!(refused, theirs, "{}", path.display());
+    }
+}
+
+#[test]
+fn our_configs_are_read_in_the_place_of_nvidia_too() {
+    for path in fixtures("good").into_iter().chain(fixtures("bad")) {
+        let parameters = read(&path);
+        let [plain, standing_in] = [DRIVER, NVIDIA_DRIVER].map(|driver| {
+            let decoded = decode_for(driver, &parameters);
+            decoded.map_err(|error| error.category())
+        });
+        let theirs = parameters.get("apiVersion") == Some(&"resource.nvidia.com/v1beta1".into());
+        if !theirs {
+            assert_eq!(plain, standing_in, "{}", path.display());
+        }
     }
 }

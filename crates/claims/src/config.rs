@@ -78,7 +78,7 @@ pub fn resolve_entry(
         .filter(|(_, entry)| entry.driver == driver)
     {
         if let Some(how) = applies(entry, request) {
-            let config = divvy_api::decode(&entry.parameters)
+            let config = divvy_api::decode_for(driver, &entry.parameters)
                 .map_err(|source| Why::BadConfig { at, source })?;
             candidates.push((at, how, config));
         }
@@ -257,6 +257,29 @@ mod tests {
         let cause = std::error::Error::source(&refusal).unwrap().to_string();
         assert!(cause.starts_with("unknown field \"sharing\""), "{cause}");
     }
+    /// In the place of NVIDIA's driver, entries of both APIs stand beside each other.
+    #[test]
+    fn entries_of_both_apis_count_in_the_place_of_nvidia() {
+        let slicing = |kind: &str| {
+            let sharing = json!({"strategy": "TimeSlicing"});
+            json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing})
+        };
+        let mut long = gpu_config();
+        long["timeSlicing"] = json!({"interval": "Long"});
+        let of = |driver: &str, entries: [serde_json::Value; 2]| {
+            let entries = entries.map(|of| entry(ConfigSource::Claim, &[], driver, of));
+            resolve(&claim(entries.into()), driver, "main", &GPU_0).map(|found| found.time_slice)
+        };
+        let theirs_last = of("gpu.nvidia.com", [long.clone(), slicing("GpuConfig")]);
+        assert_eq!(theirs_last.unwrap(), Some(TimeSlice::Default));
+        let ours_last = of("gpu.nvidia.com", [slicing("GpuConfig"), long.clone()]);
+        assert_eq!(ours_last.unwrap(), Some(TimeSlice::Long));
+        let of_partitions = of("gpu.nvidia.com", [long.clone(), slicing("MigDeviceConfig")]);
+        assert_eq!(of_partitions.unwrap(), Some(TimeSlice::Long));
+        let elsewhere = of("gpu.divvy.dev", [long, slicing("GpuConfig")]).unwrap_err();
+        assert_eq!(elsewhere.kind().0, "bad-config");
+    }
+
     /// A partition takes a MIG config and an entry of another kind that names it is refused.
     #[test]
     fn a_partition_takes_a_mig_config_and_no_entry_of_another_kind() {
