@@ -10,7 +10,7 @@ use divvy_api::policy::{self, GpuPolicy};
 use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate,
+    DeviceClaim, DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -106,16 +106,31 @@ impl Manifests {
         (is(driver::NVIDIA) || is(driver::NVIDIA_MIG)) && !is(names::GROUP)
     }
 
-    /// Returns the names of drivers and of classes that claims and classes use.
-    fn names_of_drivers(&self) -> Vec<&str> {
+    /// Says whether a config for the driver asks for an MPS server of the claim's GPU.
+    pub(crate) fn ask_for_mps(&self, driver: &str) -> bool {
+        let configs = self.devices().flat_map(|devices| devices.config.iter());
+        let mut opaque = configs
+            .flatten()
+            .filter_map(|config| config.opaque.as_ref());
+        opaque.any(|opaque| {
+            let config = divvy_api::decode_for(driver, &opaque.parameters.0);
+            opaque.driver == driver && config.is_ok_and(|config| config.mps_server.is_some())
+        })
+    }
+
+    /// Returns the requests and configs of all claims and templates.
+    fn devices(&self) -> impl Iterator<Item = &DeviceClaim> {
         let claims = self.claims.iter().filter_map(|claim| claim.spec.as_ref());
         let templates = self.templates.iter();
         let templates = templates.filter_map(|template| template.spec.as_ref()?.spec.as_ref());
-        let devices = claims
-            .chain(templates)
-            .filter_map(|spec| spec.devices.as_ref());
+        let all = claims.chain(templates);
+        all.filter_map(|spec| spec.devices.as_ref())
+    }
+
+    /// Returns the names of drivers and of classes that claims and classes use.
+    fn names_of_drivers(&self) -> Vec<&str> {
         let mut all = Vec::new();
-        for devices in devices {
+        for devices in self.devices() {
             for request in devices.requests.iter().flatten() {
                 let exactly = request.exactly.iter().map(|of| &of.device_class_name);
                 let alternatives = request.first_available.iter().flatten();

@@ -389,7 +389,7 @@ impl Findings {
             return None;
         }
         let at = &format!("{at}.parameters");
-        let config = match divvy_api::decode(&of.parameters.0) {
+        let config = match divvy_api::decode_for(driver, &of.parameters.0) {
             Ok(config) => config,
             Err(error) => {
                 self.refuse(at, &error.to_string());

@@ -33,6 +33,15 @@ const LABELS: [(&str, &str); 2] = [(names::NODE_LABEL, "true"), ("divvy.dev/try"
 /// Longest time of a step of the demo; one that takes longer counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Values of the chart that the node is installed with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Install {
+    /// `driverName`.
+    pub(crate) driver: &'static str,
+    /// `mps.enabled`.
+    pub(crate) mps: bool,
+}
+
 /// A running node.
 pub(crate) struct World {
     pub(crate) api: FakeApi,
@@ -57,7 +66,7 @@ impl World {
         sim: &SimNode,
         troubled: &[usize],
         policies: &[GpuPolicy],
-        driver: &'static str,
+        Install { driver, mps }: Install,
     ) -> Result<Self> {
         let labels = LABELS
             .into_iter()
@@ -77,7 +86,7 @@ impl World {
             .prefix("divvy-demo-")
             .tempdir()
             .context("a temporary folder")?;
-        let by_mps = names_mps(policies);
+        let by_mps = mps || names_mps(policies);
         let mut fixture = host_of(sim);
         fixture.mps = by_mps;
         let host = fixture

@@ -18,6 +18,11 @@ enum End {
 }
 use End::{Runs, Says};
 
+const INSTALL: world::Install = world::Install {
+    driver: NVIDIA,
+    mps: false,
+};
+
 /// Manifest, GPUs, whether every mode is offered, and its end.
 const FORMS: &[(&str, &str, bool, End)] = &[
     ("one-gpu", "h100x2", false, Runs(2)),
@@ -182,9 +187,9 @@ enum Theirs {
     /// An amount in bytes or pieces.
     Amount(u64),
     /// The same, where divvy's differs, with the reason.
-    Differs(&'static str),
+    Differs(#[expect(dead_code, reason = "for readers")] &'static str),
     /// Not published by divvy, with the reason.
-    Lacks(&'static str),
+    Lacks(#[expect(dead_code, reason = "for readers")] &'static str),
 }
 use Theirs::{Amount, Begins, Differs, Is, Lacks};
 
@@ -340,7 +345,7 @@ async fn published(line: &str, in_all_modes: bool) -> Vec<Device> {
     } else {
         Vec::new()
     };
-    let world = world::World::start(&sim, &[], &policies, NVIDIA)
+    let world = world::World::start(&sim, &[], &policies, INSTALL)
         .await
         .unwrap();
     let slices = world.api.list::<ResourceSlice>();
@@ -452,7 +457,7 @@ fn as_dcgm_exporter(
 async fn dcgm_exporter_finds_gpus_and_partitions() {
     let (sim, _) = gpus("h100x1").start().unwrap();
     let policies = examples::all_modes().unwrap();
-    let world = world::World::start(&sim, &[], &policies, NVIDIA)
+    let world = world::World::start(&sim, &[], &policies, INSTALL)
         .await
         .unwrap();
     let slices = world.api.list::<ResourceSlice>();

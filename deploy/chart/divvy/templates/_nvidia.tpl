@@ -49,9 +49,9 @@
       && variables.theirs.all(c, c.opaque.parameters.?kind.orValue('') != 'VfioDeviceConfig')
     message: "class vfio.gpu.nvidia.com and VfioDeviceConfig are passthrough to virtual machines, which divvy does not have: only nodes of NVIDIA's driver can run this"
   - expression: variables.theirs.all(c, c.opaque.parameters.?kind.orValue('') != 'MigDeviceConfig' || c.opaque.parameters.?sharing.?strategy.orValue('') != 'MPS')
-    message: "config[].opaque.parameters.sharing.strategy MPS of a MigDeviceConfig is refused on divvy's nodes: programs share a partition without MPS, or a whole GPU with it (GpuConfig)"
-  - expression: variables.sharings.all(s, !s.?mpsConfig.?multiUser.orValue(false))
-    message: "config[].opaque.parameters.sharing.mpsConfig.multiUser is refused on divvy's nodes: leave it out, and run the programs of a claim under one user"
+    message: "config[].opaque.parameters.sharing.strategy MPS of a MigDeviceConfig is refused on divvy's nodes: MPS is for whole GPUs (a GpuConfig for class gpu.nvidia.com), or leave out sharing"
+  - expression: variables.sharings.all(s, s.?mpsConfig.?defaultActiveThreadPercentage.orValue(1) != 0)
+    message: "config[].opaque.parameters.sharing.mpsConfig.defaultActiveThreadPercentage is refused on divvy's nodes if it is 0: leave it out"
   - expression: variables.sharings.all(s, size(s.?mpsConfig.?defaultPerDevicePinnedMemoryLimit.orValue({})) == 0)
-    message: "config[].opaque.parameters.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit is refused on divvy's nodes: give each GPU a request and a config of its own, with defaultPinnedDeviceMemoryLimit"
+    message: "config[].opaque.parameters.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit is refused on divvy's nodes: write defaultPinnedDeviceMemoryLimit, in a config entry for each request"
 {{- end }}
