@@ -14,6 +14,9 @@ pub(crate) const NVIDIA: &str = names::NVIDIA_DRIVER;
 pub(crate) const NVIDIA_MIG: &str = "mig.nvidia.com";
 /// Its class for passthrough to virtual machines, which divvy does not have.
 pub(crate) const NVIDIA_VFIO: &str = "vfio.gpu.nvidia.com";
+/// Answer to a claim of that class.
+pub(crate) const NO_PASSTHROUGH: &str = "class vfio.gpu.nvidia.com is passthrough to virtual machines, which divvy does not have: leave a node to \
+     NVIDIA's driver for it";
 
 /// The drivers for which the chart has classes.
 pub(crate) const KNOWN: [&str; 2] = [names::DRIVER, NVIDIA];

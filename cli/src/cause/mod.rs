@@ -13,7 +13,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 
 pub(crate) use self::find::of;
 pub(crate) use self::scene::{Mig, Scene, mig};
-use crate::driver::plain;
+use crate::driver::{NO_PASSTHROUGH, NVIDIA_VFIO, plain};
 use crate::format::bytes;
 use crate::lookup;
 use crate::strict::{did_you_mean, nearest};
@@ -116,6 +116,9 @@ pub(crate) fn of_error(
 
 /// Says that a class does not exist, with the one that was probably meant.
 fn no_class(class: &str, classes: &[DeviceClass], reader: Reader) -> String {
+    if class == NVIDIA_VFIO {
+        return NO_PASSTHROUGH.to_owned();
+    }
     let there: Vec<&str> = classes
         .iter()
         .filter_map(|class| class.metadata.name.as_deref())

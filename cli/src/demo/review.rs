@@ -479,11 +479,7 @@ impl Findings {
             let what = format!("Invalid value: {class:?}: {}", naming::SUBDOMAIN);
             self.refuse(&format!("{at}.deviceClassName"), &what);
         } else if !known.classes.contains(class) && class == driver::NVIDIA_VFIO {
-            self.doubt(
-                &format!("{at}.deviceClassName"),
-                "class vfio.gpu.nvidia.com is passthrough to virtual machines, which divvy does not have: leave a node to NVIDIA's \
-                 driver for it",
-            );
+            self.doubt(&format!("{at}.deviceClassName"), driver::NO_PASSTHROUGH);
         } else if !known.classes.contains(class) {
             let there: Vec<&str> = known.classes.iter().map(String::as_str).collect();
             let hint = did_you_mean(class, there.iter().copied());

@@ -4,8 +4,8 @@
 //!
 //! It runs in this process, as the [`device plugin`](crate::device_plugin) does. A server made of
 //! tonic can be registered only at a socket with an `@` in its name, so there are two registration
-//! sockets: the one that the kubelet registers, and NVIDIA's fixed one, at which somebody listens and
-//! says nothing. divvy looks for the second.
+//! sockets: the one that the kubelet registers, and NVIDIA's fixed one, which accepts
+//! connections and answers nothing. divvy looks for the second.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
 //! Shares of a GPU by MPS, with a stand-in for NVIDIA's programs: the chart's second DaemonSet, and what
-//! becomes of its daemon whoever dies.
+//! becomes of its daemon when a program dies.
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
