@@ -21,6 +21,12 @@ pub(crate) const NO_PASSTHROUGH: &str = "class vfio.gpu.nvidia.com is passthroug
 /// The drivers for which the chart has classes.
 pub(crate) const KNOWN: [&str; 2] = [names::DRIVER, NVIDIA];
 
+/// Returns which of the known names this is; any other is for divvy's own.
+pub(crate) fn known(name: &str) -> &'static str {
+    let found = KNOWN.into_iter().find(|known| *known == name);
+    found.unwrap_or(names::DRIVER)
+}
+
 /// Returns the class of devices of a form; none of forms that have no class of their own.
 pub(crate) fn class(driver: &str, form: Alternative) -> Option<&'static str> {
     let stands_in = driver == NVIDIA;
