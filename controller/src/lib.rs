@@ -22,6 +22,7 @@ mod error;
 mod names;
 mod plan;
 mod publisher;
+mod removal;
 mod status;
 mod watch;
 
@@ -32,5 +33,6 @@ pub use error::PublishError;
 pub use names::slice_name;
 pub use plan::{Accepted, Sync, Target, Write, plan_sync};
 pub use publisher::{Publisher, PublisherConfig, spawn};
+pub use removal::remove_slices;
 pub use status::{PublishStatus, Writes};
 pub use watch::{Event as Watched, Watch};

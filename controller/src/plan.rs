@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_api::names::Naming;
 use divvy_offer::{Feature, Pool};
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -142,7 +143,8 @@ enum Change {
     Hard,
 }
 
-/// Decides the writes. `existing` are the slices of this driver and node; others are left alone.
+/// Decides the writes. `existing` are the slices of this driver and node; others are left alone, and
+/// in the place of NVIDIA's driver those of other pools too.
 ///
 /// Slices are matched by name, which contains the index. A slice more or less, or two slices with
 /// different devices, is a new generation on all of them: so that no reader sees half of the
@@ -155,10 +157,15 @@ pub fn plan_sync(existing: &[ResourceSlice], target: &Target<'_>) -> Sync {
         .map(|(index, spec)| (slice_name(index, target.driver, target.node), spec))
         .collect();
     let names: BTreeSet<&str> = wanted.iter().map(|(name, _)| name.as_str()).collect();
-    let ours = existing.iter().filter(|slice| {
-        slice.spec.driver == target.driver && slice.spec.node_name.as_deref() == Some(target.node)
-    });
     let of_pool = |slice: &&ResourceSlice| slice.spec.pool.name == target.pool.name;
+    // In the place of NVIDIA's driver, another pool is that driver's, and not one that was ours under
+    // an earlier name.
+    let stands_in = Naming::of(target.driver).stands_in();
+    let ours = existing.iter().filter(|slice| {
+        slice.spec.driver == target.driver
+            && slice.spec.node_name.as_deref() == Some(target.node)
+            && (!stands_in || of_pool(slice))
+    });
     // Driver, node and pool name cannot be changed: a slice of another pool cannot become one of
     // this.
     let (kept, obsolete): (Vec<_>, Vec<_>) =

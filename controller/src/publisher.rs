@@ -41,6 +41,16 @@ pub struct PublisherConfig {
     pub node_name: String,
 }
 
+impl PublisherConfig {
+    /// Returns the field selector of the driver's slices of the node.
+    pub(crate) fn selector(&self) -> String {
+        format!(
+            "spec.driver={},spec.nodeName={}",
+            self.driver, self.node_name
+        )
+    }
+}
+
 /// A running publisher.
 #[derive(Debug)]
 pub struct Publisher {
@@ -77,10 +87,7 @@ pub fn spawn(
     let worker = Worker {
         slices: Api::all(client.clone()),
         nodes: Api::all(client),
-        selector: format!(
-            "spec.driver={},spec.nodeName={}",
-            config.driver, config.node_name
-        ),
+        selector: config.selector(),
         config,
         desired,
         status,

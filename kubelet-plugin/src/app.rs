@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::ready::Ready;
 use crate::servers::{Grpc, http_servers};
 use crate::sockets::remove_stale;
+use crate::sources::nvidia_plugin::NvidiaPlugin;
 use crate::supervise::{Tasks, ended_unexpectedly};
 use crate::wiring::{Deps, Senders, Shared};
 
@@ -54,13 +55,16 @@ async fn run_ready(
     let senders = Senders::default();
     let (channels, facts) = senders.follow();
     let registered = senders.registered.clone();
+    // Before all tasks: what they do first depends on it.
+    let mut nvidia = NvidiaPlugin::new(&config);
+    senders.nvidia_serves.send_replace(nvidia.look().await);
     let shared = Shared::new(config, deps, channels)?;
 
     // Parts stop when this does: on request, or when one of them ends by itself. The servers and
     // the claims being worked on are given time to finish before it.
     let mut tasks = Tasks::new();
     let _stop_tasks = tasks.stop.clone().drop_guard();
-    let mut keeper = shared.add_tasks(&mut tasks, senders, facts, &ready);
+    let mut keeper = shared.add_tasks(&mut tasks, senders, facts, nvidia, &ready);
     for (server, listener) in http_servers(&shared.config, http, shared.debug()).await? {
         let until = tasks.stop.clone();
         tasks.add(

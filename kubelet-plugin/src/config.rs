@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use divvy_api::names::Naming;
 use divvy_model::health::HealthRules;
 use divvy_offer::{GpuRules, Modes};
 
@@ -83,6 +84,27 @@ impl Config {
             || self.plugin_dir.clone(),
             |run| run.join(&self.driver_name),
         )
+    }
+
+    /// Returns the pool of this node.
+    pub fn pool(&self) -> String {
+        divvy_offer::pool_name(&self.node_name)
+    }
+
+    /// Returns the names of attributes and capacities under the driver's name.
+    pub fn naming(&self) -> Naming {
+        Naming::of(&self.driver_name)
+    }
+
+    /// Returns whether a device on this node is ours, by its driver and pool. In the place of
+    /// NVIDIA's driver, only the pool distinguishes its devices from ours.
+    pub(crate) fn owns(&self, driver: &str, pool: &str) -> bool {
+        driver == self.driver_name && (!self.naming().stands_in() || pool == self.pool())
+    }
+
+    /// Returns whether a device is one of NVIDIA's driver on this node, in whose place we stand.
+    pub(crate) fn is_nvidias(&self, driver: &str, pool: &str) -> bool {
+        self.naming().stands_in() && driver == self.driver_name && pool == self.node_name
     }
 
     /// Returns the socket on which the hook program asks for caps of memory.

@@ -63,6 +63,7 @@ impl Grpc {
             registrar: Registrar::new(driver, names.dra.display().to_string(), registered),
             seen: shared.channels.seen.clone(),
             in_charge: shared.channels.in_charge.clone(),
+            nvidia_serves: shared.channels.nvidia_serves.clone(),
             ready,
         };
         let mut running = JoinSet::new();

@@ -8,7 +8,7 @@ use divvy_controller::{PublishStatus, PublisherConfig, with_deadline};
 use divvy_executor::{Executor, MpsServers};
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
-use divvy_offer::{Pool, Settings, World, pool_name};
+use divvy_offer::{Pool, Settings, World};
 use divvy_telemetry::{MetricsRegistry, Readiness};
 use kube::Client;
 use tokio::sync::{Notify, mpsc, watch};
@@ -39,6 +39,7 @@ use crate::sources::holders::HoldersSource;
 use crate::sources::inventory::InventoryOwner;
 use crate::sources::neighbours::Neighbours;
 use crate::sources::node_labels;
+use crate::sources::nvidia_plugin::NvidiaPlugin;
 use crate::sources::policies::{PolicyWatch, PolicyWiring};
 use crate::sources::records::RecordsSource;
 use crate::sources::usage::UsageSource;
@@ -78,6 +79,7 @@ pub(crate) struct Senders {
     node: watch::Sender<Option<Arc<NodeFacts>>>,
     pub(crate) registered: watch::Sender<Registered>,
     in_charge: watch::Sender<bool>,
+    pub(crate) nvidia_serves: watch::Sender<bool>,
     pool: watch::Sender<Option<Pool>>,
     status: watch::Sender<PublishStatus>,
     used: watch::Sender<Arc<Used>>,
@@ -95,6 +97,8 @@ pub(crate) struct Channels {
     registered: watch::Receiver<Registered>,
     /// True while this instance publishes and reconciles.
     pub(crate) in_charge: watch::Receiver<bool>,
+    /// True while NVIDIA's plugin serves the node, in whose place divvy stands.
+    pub(crate) nvidia_serves: watch::Receiver<bool>,
     /// The pool for the publisher.
     pool: watch::Receiver<Option<Pool>>,
     /// The result of publishing it.
@@ -126,6 +130,7 @@ impl Senders {
             node: self.node.subscribe(),
             registered: self.registered.subscribe(),
             in_charge: self.in_charge.subscribe(),
+            nvidia_serves: self.nvidia_serves.subscribe(),
             pool: self.pool.subscribe(),
             status: self.status.subscribe(),
             followed: self.outlets.follow(),
@@ -185,7 +190,7 @@ impl Shared {
             client: client.clone(),
             driver: config.driver_name.clone(),
             node: config.node_name.clone(),
-            pool: pool_name(&config.node_name),
+            pool: config.pool(),
             runtime: tokio::runtime::Handle::current(),
             numbers_lost: metrics.numbers_lost.clone(),
         });
@@ -212,6 +217,7 @@ impl Shared {
         let service = Arc::new(ClaimService::new(ClaimWork {
             driver: config.driver_name.clone(),
             pool: claims.pool.clone(),
+            nvidia_serves: channels.nvidia_serves.clone(),
             executor: executor.clone(),
             fetcher,
             notifier: notifier.clone(),
@@ -246,6 +252,7 @@ impl Shared {
         tasks: &mut Tasks,
         senders: Senders,
         facts: mpsc::UnboundedReceiver<Fact>,
+        nvidia: NvidiaPlugin,
         ready: &Ready,
     ) -> Keeper {
         let Senders {
@@ -253,6 +260,7 @@ impl Shared {
             node,
             registered: _,
             in_charge,
+            nvidia_serves,
             pool,
             status,
             used,
@@ -269,6 +277,14 @@ impl Shared {
             self.add_usage(tasks, used, of_claims, idle_after);
         }
         tasks.add("the caps of memory", self.limits().run(tasks.stop.clone()));
+        let every = self.config.timing.nvidia_plugin;
+        let nvidia = nvidia.run(
+            nvidia_serves,
+            self.channels.facts.clone(),
+            every,
+            tasks.stop.clone(),
+        );
+        tasks.add("the watch for NVIDIA's plugin", nvidia);
         let lock = PublisherLock::new(&self.config.plugin_dir);
         let poll = self.config.timing.publisher_poll;
         let registered = self.channels.registered.clone();
@@ -426,6 +442,7 @@ impl Shared {
             node: self.config.node_name.clone(),
             rules: self.config.gpu_rules(),
             mode_lock: self.config.mode_lock,
+            neighbours_first: self.config.naming().stands_in(),
             leave: timing.leave,
             ask_again: timing.withdrawn,
             retry: timing.driver_retry,
@@ -480,6 +497,7 @@ impl Shared {
             desired: self.channels.pool.clone(),
             publishes: in_charge.clone(),
             registered,
+            nvidia_serves: self.channels.nvidia_serves.clone(),
             facts,
             status,
             ready,

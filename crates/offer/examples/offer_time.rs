@@ -114,6 +114,7 @@ fn step_time(inventory: &Inventory, ordinals: &Ordinals, rare: bool) -> Duration
             ..GpuRules::default()
         },
         mode_lock: ModeLock::Auto,
+        neighbours_first: false,
         leave: Duration::from_mins(1),
         ask_again: Duration::from_secs(30),
         retry: Duration::from_secs(5),

@@ -40,6 +40,11 @@ pub enum Finding {
         /// Number of claims that hold devices of the node all the same.
         claims: usize,
     },
+    /// NVIDIA's plugin serves the node under the driver's name that divvy has too.
+    #[error(
+        "NVIDIA's plugin serves this node under the same driver name: divvy neither publishes nor prepares anything here meanwhile"
+    )]
+    NvidiaServes,
     /// The pool breaks a limit of the API.
     #[error("the pool exceeds a limit of the API and is not published (a bug in divvy): {error}")]
     OverLimit { error: String },

@@ -174,7 +174,10 @@ impl World {
         };
         // The offer depends on the server's version, and on the policies: a pool made without them
         // would withdraw partitions for the seconds until they are known.
-        if known.policies.is_none() || known.features.lowest().is_none() {
+        if known.policies.is_none()
+            || known.features.lowest().is_none()
+            || known.neighbours.is_none()
+        {
             return;
         }
         let look = self.look(inventory, records, &health, now);
@@ -475,7 +478,7 @@ impl World {
         let last = &memory.last;
         let mut findings = last.resolved.findings();
         findings.extend(last.findings.iter().cloned());
-        for (gpu, uses) in &self.inputs.neighbours {
+        for (gpu, uses) in self.inputs.neighbours.iter().flatten() {
             findings.extend(uses.iter().map(|used| Finding::Neighbour {
                 gpu: gpu.clone(),
                 used: used.clone(),

@@ -36,7 +36,7 @@ impl Hazards {
         all.of_records(records, resolved);
         // A GPU that others were given weighs more than one on which they were seen, and comes first
         // in the order of uses.
-        for (gpu, uses) in &world.inputs.neighbours {
+        for (gpu, uses) in world.inputs.neighbours.iter().flatten() {
             if let Some(first) = uses.first() {
                 all.gpu(
                     gpu,

@@ -25,6 +25,9 @@ pub struct Settings {
     pub rules: GpuRules,
     /// The permission to publish a GPU in several modes, where no policy says it.
     pub mode_lock: ModeLock,
+    /// True if nothing is offered before it is known which GPUs others use: where divvy takes the
+    /// place of NVIDIA's driver, pods of that driver may still run.
+    pub neighbours_first: bool,
     /// For how long after a device is tainted the scheduler may still write an allocation of it.
     pub leave: Duration,
     /// The interval at which the API is asked who holds devices that stay published only for their
@@ -200,7 +203,7 @@ pub(crate) struct Inputs {
     pub(crate) driver_down: bool,
     pub(crate) health: Option<Arc<HealthView>>,
     pub(crate) policies: Option<(Vec<GpuPolicy>, BTreeMap<String, String>)>,
-    pub(crate) neighbours: Uses,
+    pub(crate) neighbours: Option<Uses>,
     pub(crate) records: Option<Arc<Records>>,
     pub(crate) features: ServerFeatures,
 }
@@ -252,9 +255,13 @@ pub(crate) struct Last {
 impl World {
     /// A node about which nothing is known yet.
     pub fn new(settings: Settings) -> Self {
+        let inputs = Inputs {
+            neighbours: (!settings.neighbours_first).then(Uses::default),
+            ..Inputs::default()
+        };
         Self {
             settings,
-            inputs: Inputs::default(),
+            inputs,
             memory: Memory::default(),
         }
     }
@@ -272,7 +279,7 @@ impl World {
             Fact::Policies { policies, labels } => {
                 replace(&mut known.policies, Some((policies, labels)))
             }
-            Fact::Neighbours(uses) => replace(&mut known.neighbours, uses),
+            Fact::Neighbours(uses) => replace(&mut known.neighbours, Some(uses)),
             Fact::Records(records) => replace(&mut known.records, Some(Arc::new(records))),
             // Version and dry run in one step: in between, a device could be published without the
             // fields that limit its use.

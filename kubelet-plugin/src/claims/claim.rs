@@ -179,8 +179,20 @@ fn rfc3339(time: &Time) -> String {
 }
 
 /// The claim with those of its devices that are in this node's pool. A claim that has only devices
-/// elsewhere is refused: an empty answer would start its pod without a device.
-pub(crate) fn in_pool(mut claim: Claim, pool: &str) -> Result<Claim, ClaimError> {
+/// elsewhere is refused: an empty answer would start its pod without a device. In the place of
+/// NVIDIA's driver, a claim with any device of that driver is refused.
+pub(crate) fn in_pool(mut claim: Claim, pool: &str, naming: Naming) -> Result<Claim, ClaimError> {
+    let mut results = claim.allocation.results.iter();
+    let theirs = results.find(|result| naming.stands_in() && result.pool != pool);
+    if let Some(theirs) = theirs {
+        let message = format!(
+            "claim {} has {} of pool {}, allocated while NVIDIA's plugin served it: this node's pool is {pool} (delete the pods of the claim, so that it is allocated anew)",
+            claim.reference(),
+            theirs.device,
+            theirs.pool
+        );
+        return Err(ClaimError::new("nvidias-pool", message));
+    }
     let found = claim
         .allocation
         .results
@@ -463,6 +475,7 @@ mod tests {
             in_pool(
                 from_api(&asked(), object("uid-1", status), "d").unwrap(),
                 "n1/divvy",
+                Naming::default(),
             )
         };
         let pools = |claim: Claim| {
@@ -482,6 +495,29 @@ mod tests {
             claim(&["n2/divvy"]).unwrap_err().message,
             "claim ns/c (UID uid-1) has devices of pool n2/divvy, but none of this node's pool n1/divvy (delete the pod: it was bound to a node that its claim was not allocated for)"
         );
+    }
+
+    /// Pools of one driver's name are of two drivers there: a part of the devices would start the
+    /// pod without the others.
+    #[test]
+    fn a_claim_with_devices_of_nvidias_pool_is_refused() {
+        let driver = "gpu.nvidia.com";
+        let claim = |pools: &[&str]| {
+            let result = |pool: &&str| json!({ "request": "gpu", "driver": driver, "pool": pool, "device": "gpu-0" });
+            let results: Vec<_> = pools.iter().map(result).collect();
+            let status = json!({ "allocation": { "devices": { "results": results } } });
+            let claim = from_api(&asked(), object("uid-1", status), driver).unwrap();
+            in_pool(claim, "n1/divvy", Naming::of(driver))
+        };
+        assert_eq!(claim(&["n1/divvy"]).unwrap().allocation.results.len(), 1);
+        for pools in [&["n1"][..], &["n1/divvy", "n1"]] {
+            let error = claim(pools).unwrap_err();
+            assert_eq!(error.category, "nvidias-pool");
+            assert_eq!(
+                error.message,
+                "claim ns/c (UID uid-1) has gpu-0 of pool n1, allocated while NVIDIA's plugin served it: this node's pool is n1/divvy (delete the pods of the claim, so that it is allocated anew)"
+            );
+        }
     }
 
     #[test]

@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_api::names::Naming;
 use divvy_claims::{Claim, ClaimRef, Clash, PreparedDevice, Refusal, Retry, Why};
 use divvy_executor::{Call, Clock, Executor, PrepareCause, PrepareError, SystemClock, Unprepared};
 use divvy_model::{ClaimUid, DeviceKind};
 use divvy_offer::{Claimant, Fact, ModeConflict};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -43,6 +44,8 @@ pub(crate) struct ClaimWork {
     pub(crate) driver: String,
     /// The pool of this node: a device of another node's is not ours to hand out.
     pub(crate) pool: String,
+    /// True while NVIDIA's plugin serves the node.
+    pub(crate) nvidia_serves: watch::Receiver<bool>,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
     pub(crate) notifier: Arc<Notifier>,
@@ -333,7 +336,26 @@ impl ClaimWork {
         // Kept for after the answer: a condition that is there already is not written again.
         let condition = condition_of(&object, &self.driver);
         let claim = from_api(asked, object, &self.driver)?;
-        Ok((in_pool(claim, &self.pool)?, condition))
+        let claim = in_pool(claim, &self.pool, Naming::of(&self.driver))?;
+        self.may_begin(&claim)?;
+        Ok((claim, condition))
+    }
+
+    /// Refuses a claim that has no record while NVIDIA's plugin serves the node: its GPU may be in
+    /// use by a claim of that plugin.
+    fn may_begin(&self, claim: &Claim) -> Result<(), ClaimError> {
+        if !*self.nvidia_serves.borrow() {
+            return Ok(());
+        }
+        let held = self.executor.held().unwrap_or_default();
+        if held.iter().any(|held| held.claim.uid == claim.uid) {
+            return Ok(());
+        }
+        let message = format!(
+            "claim {} is not prepared: NVIDIA's plugin serves this node under the same driver name (keep one of the two off this node; the kubelet retries)",
+            claim.reference()
+        );
+        Err(ClaimError::new("nvidia-serves", message))
     }
 
     /// Updates the condition of a claim that was refused before, and of one with partitions, whose

@@ -58,6 +58,8 @@ pub struct Timing {
     pub cdi_check: Duration,
     /// Interval at which another instance's wish to publish is looked for.
     pub publisher_poll: Duration,
+    /// Interval at which NVIDIA's plugin is looked for, in whose place divvy stands.
+    pub nvidia_plugin: Duration,
     /// Interval at which MPS servers are looked for that have died under their claims.
     pub mps: Duration,
     /// Time limits of the executor.
@@ -99,6 +101,7 @@ impl Default for Timing {
             cdi_settle: Duration::from_secs(1),
             cdi_check: Duration::from_mins(5),
             publisher_poll: Duration::from_secs(2),
+            nvidia_plugin: Duration::from_secs(2),
             mps: Duration::from_secs(10),
             executor: divvy_executor::Timing::default(),
             gpu_node: Duration::from_secs(5),

@@ -9,6 +9,7 @@ use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesList
 use divvy_proto::podresources::v1::{DynamicResource, ListPodResourcesRequest, PodResources};
 use tonic::transport::Endpoint;
 
+use crate::config::Config;
 use crate::node::facts::PodsOfClaims;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,8 +35,8 @@ pub(crate) enum PodResourcesError {
     },
 }
 
-/// Returns the pods of each claim for devices of a driver, and their containers that use it.
-pub(crate) fn claims(pods: &[PodResources], driver: &str) -> PodsOfClaims {
+/// Returns the pods of each claim for devices of ours, and their containers that use it.
+pub(crate) fn claims(pods: &[PodResources], config: &Config) -> PodsOfClaims {
     let mut claims = PodsOfClaims::new();
     for pod in pods {
         for container in &pod.containers {
@@ -43,7 +44,7 @@ pub(crate) fn claims(pods: &[PodResources], driver: &str) -> PodsOfClaims {
                 dynamic
                     .claim_resources
                     .iter()
-                    .any(|used| used.driver_name == driver)
+                    .any(|used| config.owns(&used.driver_name, &used.pool_name))
             };
             for dynamic in container.dynamic_resources.iter().filter(ours) {
                 let claim = (dynamic.claim_namespace.clone(), dynamic.claim_name.clone());
@@ -85,8 +86,8 @@ pub(crate) async fn pods(socket: &Path) -> Result<Vec<PodResources>, PodResource
     Ok(answer.into_inner().pod_resources)
 }
 
-/// All devices of `driver` that containers of running pods hold.
-pub(crate) fn held(pods: &[PodResources], driver: &str) -> BTreeSet<RunningDevice> {
+/// All devices of ours that containers of running pods hold.
+pub(crate) fn held(pods: &[PodResources], config: &Config) -> BTreeSet<RunningDevice> {
     let mut held = BTreeSet::new();
     for pod in pods {
         for dynamic in pod
@@ -97,7 +98,7 @@ pub(crate) fn held(pods: &[PodResources], driver: &str) -> BTreeSet<RunningDevic
             for used in dynamic
                 .claim_resources
                 .iter()
-                .filter(|used| used.driver_name == driver)
+                .filter(|used| config.owns(&used.driver_name, &used.pool_name))
             {
                 if let Ok(device) = used.device_name.parse() {
                     held.insert(RunningDevice {

@@ -27,23 +27,33 @@ pub(crate) struct RegistrationSocket {
     pub(crate) seen: watch::Receiver<GpusSeen>,
     /// True while this instance holds the publisher lock.
     pub(crate) in_charge: watch::Receiver<bool>,
+    /// True while NVIDIA's plugin serves the node.
+    pub(crate) nvidia_serves: watch::Receiver<bool>,
     /// Says whether it is open.
     pub(crate) ready: ReadyHandle,
 }
 
 impl RegistrationSocket {
-    /// Serves until `stop`. The kubelet calls the instance that registered last, whether or not it
+    /// Serves until `stop`, and while NVIDIA's plugin does not: the kubelet would call either of two
+    /// plugins of one name.
+    pub(crate) async fn serve(mut self, stop: CancellationToken) -> anyhow::Result<()> {
+        while !stop.is_cancelled() {
+            self.serve_once(&stop).await?;
+        }
+        Ok(())
+    }
+
+    /// Serves until `stop`, or until NVIDIA's plugin comes. The kubelet calls the instance that registered last, whether or not it
     /// can work: one that finds no driver, say, would take the node over from one that does. So
     /// while another instance is in charge this one waits until it can give GPUs to containers.
     /// Without another it registers at once: unprepare needs no driver.
-    pub(crate) async fn serve(mut self, stop: CancellationToken) -> anyhow::Result<()> {
-        while let Some(missing) = self.must_wait() {
-            self.ready.waiting(format!(
-                "another instance serves the kubelet; this one is not ready: {missing}"
-            ));
+    async fn serve_once(&mut self, stop: &CancellationToken) -> anyhow::Result<()> {
+        while let Some(why) = self.must_wait() {
+            self.ready.waiting(why);
             tokio::select! {
                 Ok(()) = self.seen.changed() => {}
                 Ok(()) = self.in_charge.changed() => {}
+                Ok(()) = self.nvidia_serves.changed() => {}
                 () = stop.cancelled() => return Ok(()),
             }
         }
@@ -53,29 +63,46 @@ impl RegistrationSocket {
             bind(&self.path).context("the registration socket (--registry-dir) cannot be used")?;
         self.ready.ready();
         tracing::info!(registration = %self.path.display(), "listening for the kubelet");
-        let router = Server::builder().add_service(RegistrationServer::new(self.registrar));
+        let router = Server::builder().add_service(RegistrationServer::new(self.registrar.clone()));
         // Gone before the server ends: the kubelet dials what it sees.
         let gone = CancellationToken::new();
         let removed = async {
-            stop.cancelled().await;
+            tokio::select! {
+                () = stop.cancelled() => {}
+                Ok(_) = self.nvidia_serves.wait_for(|serves| *serves) => {
+                    tracing::warn!("NVIDIA's plugin serves this node; the kubelet is to call that one alone");
+                }
+            }
             file.remove();
             gone.cancel();
         };
-        tokio::join!(
+        let served = tokio::join!(
             serve("registration", router, listener, gone.clone()),
             removed
         )
-        .0
+        .0;
+        // The kubelet forgets a plugin whose socket is gone.
+        if !stop.is_cancelled() {
+            self.registrar.state.send_replace(Registered::NotYet);
+        }
+        served
     }
 
     /// Returns the reason why this instance must not register yet.
     fn must_wait(&mut self) -> Option<String> {
+        if *self.nvidia_serves.borrow_and_update() {
+            return Some("NVIDIA's plugin serves this node under the same driver name".to_owned());
+        }
         let alone = *self.in_charge.borrow_and_update();
-        what_is_missing(&self.seen.borrow_and_update()).filter(|_| !alone)
+        let missing = what_is_missing(&self.seen.borrow_and_update()).filter(|_| !alone)?;
+        Some(format!(
+            "another instance serves the kubelet; this one is not ready: {missing}"
+        ))
     }
 }
 
 /// Answers the kubelet on the registration socket.
+#[derive(Clone)]
 pub(crate) struct Registrar {
     driver: String,
     endpoint: String,

@@ -119,6 +119,7 @@ impl Brain {
             }
             Report::Ungranted(failed) => node.ungranted = failed,
             Report::Unwritable(why) => node.unwritable = why,
+            Report::NvidiaServes(serves) => node.nvidia_serves = serves,
         }
     }
 

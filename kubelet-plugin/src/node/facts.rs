@@ -45,6 +45,8 @@ pub(crate) enum Report {
     Ungranted(BTreeMap<GpuUuid, String>),
     /// The plugin's folder takes nothing (a full disk, say), and why; `None` once it does again.
     Unwritable(Option<String>),
+    /// NVIDIA's plugin serves this node, in whose place divvy stands.
+    NvidiaServes(bool),
 }
 
 impl From<divvy_offer::Fact> for Fact {
@@ -70,7 +72,9 @@ impl From<Report> for Fact {
                 labels: known.labels.clone(),
             },
             Report::Records(recorded) => divvy_offer::Fact::Records(recorded.decisive()),
-            Report::Ungranted(_) | Report::Unwritable(_) => divvy_offer::Fact::Time,
+            Report::Ungranted(_) | Report::Unwritable(_) | Report::NvidiaServes(_) => {
+                divvy_offer::Fact::Time
+            }
         };
         Self {
             offer,

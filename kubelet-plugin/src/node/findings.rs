@@ -32,6 +32,8 @@ pub(crate) struct Known<'a> {
     pub(crate) ungranted: &'a BTreeMap<GpuUuid, String>,
     /// Why the plugin's folder takes nothing.
     pub(crate) unwritable: Option<&'a str>,
+    /// True while NVIDIA's plugin serves the node.
+    pub(crate) nvidia_serves: bool,
 }
 
 impl Known<'_> {
@@ -62,6 +64,7 @@ impl Known<'_> {
 /// Returns everything that people should know.
 pub(crate) fn findings(known: &Known<'_>) -> BTreeSet<Finding> {
     let mut all = known.offer.clone();
+    all.extend(known.nvidia_serves.then_some(Finding::NvidiaServes));
     all.extend(of_driver(known));
     all.extend(of_policies(known));
     all.extend(ill(known));

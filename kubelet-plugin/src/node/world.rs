@@ -25,6 +25,8 @@ pub(super) struct Node {
     pub(super) ungranted: BTreeMap<GpuUuid, String>,
     /// Why the plugin's folder takes nothing.
     pub(super) unwritable: Option<String>,
+    /// True while NVIDIA's plugin serves the node.
+    pub(super) nvidia_serves: bool,
 }
 
 /// The devices that claims hold, and their health.
@@ -90,6 +92,7 @@ impl Node {
             kubernetes: outputs.kubernetes.clone(),
             ungranted: &self.ungranted,
             unwritable: self.unwritable.as_deref(),
+            nvidia_serves: self.nvidia_serves,
         }))
     }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use divvy_api::names::Naming;
 use divvy_controller::{PublishStatus, PublisherConfig};
 use divvy_offer::{Fact, Feature, KubeVersion, Pool, pool_name};
 use divvy_telemetry::ReadyHandle;
@@ -20,6 +21,8 @@ const VERSION_EVERY: Duration = Duration::from_mins(10);
 const VERSION_RETRY: Duration = Duration::from_secs(10);
 /// The same while nothing can be published without it.
 const FIRST_VERSION_RETRY: Duration = Duration::from_secs(1);
+/// Why nothing is published, for readiness and the log.
+const NVIDIA_SERVES: &str = "NVIDIA's plugin serves this node under the same driver name";
 /// Partitions need more than this; whole GPUs do not.
 const OLDEST: KubeVersion = KubeVersion {
     major: 1,
@@ -37,6 +40,8 @@ pub(crate) struct Publishing {
     pub(crate) publishes: watch::Receiver<bool>,
     /// The state of the registration with the kubelet.
     pub(crate) registered: watch::Receiver<Registered>,
+    /// True while NVIDIA's plugin serves the node.
+    pub(crate) nvidia_serves: watch::Receiver<bool>,
     pub(crate) facts: Facts,
     pub(crate) status: watch::Sender<PublishStatus>,
     pub(crate) ready: ReadyHandle,
@@ -46,24 +51,31 @@ pub(crate) struct Publishing {
 impl Publishing {
     /// Runs until `stop`. Slices stay.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        // A pod that is placed here before the kubelet knows us fails its first start and waits a
-        // minute or more for the next (seen on a real cluster), so devices appear only once they
-        // can be prepared.
-        self.ready.waiting(
-            "the kubelet has not registered this plugin yet; publishing starts afterwards",
-        );
-        tokio::select! {
-            _ = self.registered.wait_for(|registered| *registered == Registered::Yes) => {}
-            () = stop.cancelled() => return,
-        }
-        self.ready
-            .waiting("this instance has not published anything yet");
         let mut ask_version = tokio::time::Instant::now();
         let mut known = None;
+        let mut may_begin = false;
         while !stop.is_cancelled() {
+            if *self.nvidia_serves.borrow_and_update() {
+                may_begin = false;
+                self.withdraw(&mut known, &stop).await;
+                continue;
+            }
+            if !may_begin {
+                may_begin = self.registration(&stop).await;
+                continue;
+            }
             if !*self.publishes.borrow_and_update() {
                 tokio::select! {
                     Ok(()) = self.publishes.changed() => {}
+                    Ok(()) = self.nvidia_serves.changed() => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
+            }
+            if let Err(error) = self.remove_leftovers().await {
+                self.ready.waiting(error);
+                tokio::select! {
+                    () = tokio::time::sleep(FIRST_VERSION_RETRY) => {}
                     () = stop.cancelled() => {}
                 }
                 continue;
@@ -83,6 +95,7 @@ impl Publishing {
                 tokio::select! {
                     changed = status.changed() => if changed.is_err() { break },
                     Ok(()) = self.publishes.changed() => if !*self.publishes.borrow_and_update() { break },
+                    Ok(()) = self.nvidia_serves.changed() => if *self.nvidia_serves.borrow() { break },
                     () = tokio::time::sleep_until(ask_version) => {
                         ask_version = tokio::time::Instant::now() + self.ask_server(&mut known).await;
                     }
@@ -92,6 +105,80 @@ impl Publishing {
             child.cancel();
             // Waited for, so that this process never has two publishers at work.
             publisher.stopped().await;
+        }
+    }
+
+    /// Waits for the kubelet. Returns whether it knows this plugin; not if NVIDIA's comes or the
+    /// plugin stops.
+    ///
+    /// A pod that is placed here before the kubelet knows us fails its first start and waits a minute
+    /// or more for the next (seen on a real cluster), so devices appear only once they can be
+    /// prepared.
+    async fn registration(&mut self, stop: &CancellationToken) -> bool {
+        self.ready.waiting(
+            "the kubelet has not registered this plugin yet; publishing starts afterwards",
+        );
+        tokio::select! {
+            Ok(_) = self.registered.wait_for(|registered| *registered == Registered::Yes) => {
+                self.ready
+                    .waiting("this instance has not published anything yet");
+                true
+            }
+            Ok(()) = self.nvidia_serves.changed() => false,
+            () = stop.cancelled() => false,
+        }
+    }
+
+    /// Takes our pool back while NVIDIA's plugin serves the node, so that no claim is allocated from
+    /// it that nothing would prepare. Returns when that plugin has ended, and to look again. The
+    /// server is asked for its version all the same: the GpuNode needs it.
+    async fn withdraw(&mut self, known: &mut Option<KubeVersion>, stop: &CancellationToken) {
+        let ours = pool_name(&self.config.node_name);
+        let removed =
+            divvy_controller::remove_slices(&self.client, &self.config, |pool| pool == ours).await;
+        let pause = match removed {
+            Ok(slices) => {
+                if slices > 0 {
+                    tracing::warn!(slices, "{NVIDIA_SERVES}; removed our ResourceSlices");
+                }
+                self.show_status(&PublishStatus::default());
+                self.ask_server(known).await
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error = crate::chain(&error),
+                    "failed to remove our ResourceSlices, will retry"
+                );
+                VERSION_RETRY
+            }
+        };
+        self.ready.waiting(NVIDIA_SERVES);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            Ok(()) = self.nvidia_serves.changed() => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// Removes the slices that NVIDIA's plugin has left behind: nothing serves its pool any more, and
+    /// the kubelet wipes slices only where no plugin of the driver's name is left.
+    async fn remove_leftovers(&self) -> Result<(), String> {
+        if !Naming::of(&self.config.driver).stands_in() {
+            return Ok(());
+        }
+        let ours = pool_name(&self.config.node_name);
+        let removed =
+            divvy_controller::remove_slices(&self.client, &self.config, |pool| pool != ours).await;
+        match removed {
+            Ok(0) => Ok(()),
+            Ok(slices) => {
+                tracing::info!(
+                    slices,
+                    "removed ResourceSlices of NVIDIA's plugin, which has ended"
+                );
+                Ok(())
+            }
+            Err(error) => Err(crate::chain(&error)),
         }
     }
 

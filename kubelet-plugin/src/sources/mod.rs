@@ -6,6 +6,7 @@ pub(crate) mod holders;
 pub(crate) mod inventory;
 pub(crate) mod neighbours;
 pub(crate) mod node_labels;
+pub(crate) mod nvidia_plugin;
 pub(crate) mod policies;
 pub(crate) mod records;
 pub(crate) mod usage;

@@ -15,7 +15,7 @@ use divvy_executor::Executor;
 use divvy_model::{GpuDriver, GpuUuid, Inventory};
 use divvy_offer::{Fact, Uses};
 use divvy_proto::podresources::v1::PodResources;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::ListParams;
 use tokio::sync::watch;
@@ -48,7 +48,7 @@ type Processes = BTreeMap<GpuUuid, BTreeSet<u32>>;
 #[derive(Default)]
 struct Remembered {
     /// The last fact that was sent.
-    uses: Uses,
+    uses: Option<Uses>,
     processes: Processes,
     /// Devices of pods outside of divvy, by the last answer.
     given: BTreeSet<GivenOut>,
@@ -61,6 +61,10 @@ struct Remembered {
 
 #[derive(Debug, Clone, Default)]
 struct Drivers {
+    /// Those that slices have.
+    published: BTreeMap<DriverDevice, GpuUuid>,
+    /// The same, and those of NVIDIA's driver that claims or pods have, in whose place we stand: its
+    /// slices go away with its plugin, and its pods stay.
     devices: BTreeMap<DriverDevice, GpuUuid>,
     /// The devices that claims have of these, by namespace and name.
     allocated: BTreeMap<(String, String), BTreeSet<GivenOut>>,
@@ -94,7 +98,7 @@ impl Neighbours {
     /// Looks once. A source that does not answer counts as it last did.
     async fn look(&self, memory: &mut Remembered, inventory: Arc<Inventory>) {
         match pod_resources::pods(&self.config.pod_resources_socket).await {
-            Ok(pods) => memory.given = given_by_others(&pods, &self.config.driver_name),
+            Ok(pods) => memory.given = given_by_others(&pods, &self.config),
             Err(error) => {
                 tracing::debug!(error = %crate::chain(&error), "failed to list device plugin allocations from the kubelet");
             }
@@ -107,6 +111,11 @@ impl Neighbours {
         let Some((processes, held)) = self.processes(inventory.clone(), before).await else {
             return;
         };
+        // The first offer waits for this (`neighbours_first`), and claims may be known that only the
+        // API has.
+        if self.config.naming().stands_in() && memory.drivers.is_none() {
+            return;
+        }
         let nothing = Drivers::default();
         let drivers = memory.drivers.as_ref().map_or(&nothing, |(_, known)| known);
         let allocated = drivers.allocated.values().flatten();
@@ -119,8 +128,8 @@ impl Neighbours {
             held: &held,
         });
         memory.processes = processes;
-        if memory.uses != uses {
-            memory.uses.clone_from(&uses);
+        if memory.uses.as_ref() != Some(&uses) {
+            memory.uses = Some(uses.clone());
             // Without a brain the plugin ends.
             drop(self.facts.send(Fact::Neighbours(uses).into()));
         }
@@ -150,7 +159,7 @@ impl Neighbours {
         }
         let before = memory.drivers.as_ref();
         let before = before.map(|(_, before)| before.clone()).unwrap_or_default();
-        match self.drivers(inventory, before).await {
+        match self.drivers(inventory, &theirs, before).await {
             Ok(found) => {
                 memory.no_gpus = theirs
                     .into_iter()
@@ -209,6 +218,7 @@ impl Neighbours {
     async fn drivers(
         &self,
         inventory: &Inventory,
+        held: &BTreeSet<DriverDevice>,
         before: Drivers,
     ) -> Result<Drivers, kube::Error> {
         let of_node = format!("spec.nodeName={}", self.config.node_name);
@@ -217,8 +227,8 @@ impl Neighbours {
         let slices = Api::<ResourceSlice>::all(self.claims.client.clone())
             .list(&params)
             .await?;
-        let devices = their_devices(&slices.items, &self.config.driver_name, inventory);
-        if devices.is_empty() {
+        let published = their_devices(&slices.items, &self.config, inventory);
+        if published.is_empty() && !self.config.naming().stands_in() {
             return Ok(Drivers::default());
         }
         let lasts = self.config.timing.neighbour_claims;
@@ -226,7 +236,7 @@ impl Neighbours {
         // same.
         let listed = before
             .listed
-            .filter(|at| devices == before.devices && at.elapsed() < lasts);
+            .filter(|at| published == before.published && at.elapsed() < lasts);
         let mut claims = Vec::new();
         if listed.is_some() {
             for (namespace, name) in before.allocated.keys() {
@@ -236,6 +246,16 @@ impl Neighbours {
             let all = Api::<ResourceClaim>::all(self.claims.client.clone());
             claims = all.list(&ListParams::default().match_any()).await?.items;
         }
+        let mut devices = published.clone();
+        let named = claims.iter().flat_map(results).map(device_of);
+        for device in named.chain(held.iter().cloned()) {
+            let (driver, pool, name) = &device;
+            if self.config.is_nvidias(driver, pool)
+                && let Some(gpu) = decide::by_minor(name, inventory)
+            {
+                devices.entry(device).or_insert(gpu);
+            }
+        }
         let mut allocated = BTreeMap::new();
         for claim in claims {
             let name = [
@@ -243,12 +263,13 @@ impl Neighbours {
                 claim.metadata.name.clone(),
             ];
             let [namespace, name] = name.map(Option::unwrap_or_default);
-            let given = allocated_to(claim, &devices);
+            let given = allocated_to(&claim, &devices);
             if !given.is_empty() {
                 allocated.insert((namespace, name), given);
             }
         }
         Ok(Drivers {
+            published,
             devices,
             allocated,
             listed: listed.or_else(|| Some(Instant::now())),
@@ -283,7 +304,7 @@ impl Neighbours {
             {
                 let found = self.claim(namespace, name).await?;
                 *given = found
-                    .map(|claim| allocated_to(claim, devices))
+                    .map(|claim| allocated_to(&claim, devices))
                     .unwrap_or_default();
             }
             Ok::<(), kube::Error>(())
@@ -298,34 +319,48 @@ impl Neighbours {
     }
 }
 
+/// Returns everything that a claim has allocated.
+fn results(claim: &ResourceClaim) -> &[DeviceRequestAllocationResult] {
+    let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    devices
+        .and_then(|devices| devices.results.as_deref())
+        .unwrap_or_default()
+}
+
+fn device_of(result: &DeviceRequestAllocationResult) -> DriverDevice {
+    (
+        result.driver.clone(),
+        result.pool.clone(),
+        result.device.clone(),
+    )
+}
+
 /// Returns the devices that a claim has of these.
 fn allocated_to(
-    claim: ResourceClaim,
+    claim: &ResourceClaim,
     devices: &BTreeMap<DriverDevice, GpuUuid>,
 ) -> BTreeSet<GivenOut> {
-    let name = [claim.metadata.namespace, claim.metadata.name]
-        .map(Option::unwrap_or_default)
+    let name = [&claim.metadata.namespace, &claim.metadata.name]
+        .map(|part| part.as_deref().unwrap_or_default())
         .join("/");
-    let results = claim
-        .status
-        .and_then(|s| s.allocation?.devices?.results)
-        .unwrap_or_default()
-        .into_iter();
-    let ours = results
-        .filter(|r| devices.contains_key(&(r.driver.clone(), r.pool.clone(), r.device.clone())));
-    ours.map(|r| GivenOut {
-        by: Giver::Driver {
-            name: r.driver,
-            pool: r.pool,
-        },
-        to: format!("claim {name}"),
-        device: r.device,
-    })
-    .collect()
+    let theirs = results(claim)
+        .iter()
+        .filter(|result| devices.contains_key(&device_of(result)));
+    theirs
+        .map(|result| GivenOut {
+            by: Giver::Driver {
+                name: result.driver.clone(),
+                pool: result.pool.clone(),
+            },
+            to: format!("claim {name}"),
+            device: result.device.clone(),
+        })
+        .collect()
 }
 
 /// Devices that pods hold and that are not ours.
-fn given_by_others(pods: &[PodResources], driver: &str) -> BTreeSet<GivenOut> {
+fn given_by_others(pods: &[PodResources], config: &Config) -> BTreeSet<GivenOut> {
     let mut given = BTreeSet::new();
     for pod in pods {
         let to = format!("pod {}/{}", pod.namespace, pod.name);
@@ -344,7 +379,7 @@ fn given_by_others(pods: &[PodResources], driver: &str) -> BTreeSet<GivenOut> {
                 .flat_map(|claim| &claim.claim_resources);
             given.extend(
                 theirs
-                    .filter(|used| used.driver_name != driver)
+                    .filter(|used| !config.owns(&used.driver_name, &used.pool_name))
                     .map(|used| GivenOut {
                         by: Giver::Driver {
                             name: used.driver_name.clone(),
@@ -363,11 +398,13 @@ fn given_by_others(pods: &[PodResources], driver: &str) -> BTreeSet<GivenOut> {
 /// it.
 fn their_devices(
     slices: &[ResourceSlice],
-    driver: &str,
+    config: &Config,
     inventory: &Inventory,
 ) -> BTreeMap<DriverDevice, GpuUuid> {
     let mut found = BTreeMap::new();
-    for slice in slices.iter().filter(|slice| slice.spec.driver != driver) {
+    let is_theirs =
+        |slice: &&ResourceSlice| !config.owns(&slice.spec.driver, &slice.spec.pool.name);
+    for slice in slices.iter().filter(is_theirs) {
         for device in slice.spec.devices.iter().flatten() {
             // Each driver has its own name for the attribute, so any text that is the UUID of a GPU
             // here counts.

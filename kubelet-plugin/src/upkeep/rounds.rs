@@ -58,7 +58,7 @@ async fn other_pods(
         let Ok(listed) = pod_resources::pods(&config.pod_resources_socket).await else {
             continue;
         };
-        let now = pod_resources::claims(&listed, &config.driver_name);
+        let now = pod_resources::claims(&listed, config);
         // Report a difference once.
         let before = known.send_replace(Arc::new(now.clone()));
         let mut changed = now;
@@ -144,7 +144,7 @@ impl Rounds {
         if let (Some(found), Some(listed)) = (&mut found, &listed) {
             self.name_pods(found, listed).await;
         }
-        let running = listed.map(|pods| pod_resources::held(&pods, &self.config.driver_name));
+        let running = listed.map(|pods| pod_resources::held(&pods, &self.config));
         let claims = found.as_ref().map(|found| {
             found
                 .iter()
@@ -304,7 +304,7 @@ impl Rounds {
     /// Adds the pods that the kubelet lists for a claim and the claim's status does not name: one
     /// that is reserved for a PodGroup names none of the group's pods.
     async fn name_pods(&self, found: &mut BTreeMap<ClaimUid, Found>, listed: &[PodResources]) {
-        let mut listed = pod_resources::claims(listed, &self.config.driver_name);
+        let mut listed = pod_resources::claims(listed, &self.config);
         let mut nameless = Vec::new();
         for (claim, _) in found.values_mut() {
             let pods = listed

@@ -30,5 +30,6 @@ mod records;
 mod reports;
 mod rolling;
 mod shares;
+mod standin;
 mod unanswered;
 mod usage;

@@ -112,6 +112,9 @@ impl Finding {
             Self::NodeLeft { claims } => {
                 row("node-left", if *claims > 0 { Trouble } else { Notice }).status()
             }
+            Self::NvidiaServes => row("nvidia-serves", Trouble)
+                .status()
+                .node("nvidia-plugin-serves"),
             Self::DriverReleased { .. } => row("driver-released", Notice).status(),
             Self::DriverDown { .. } => row("driver-down", Trouble)
                 .status()

@@ -42,6 +42,7 @@ impl Finding {
     pub fn object(&self) -> Object<'_> {
         match self {
             Self::OverLimit { .. }
+            | Self::NvidiaServes
             | Self::NodeLeft { .. }
             | Self::OneModeForEach { .. }
             | Self::BadPolicy { .. }
@@ -192,6 +193,9 @@ impl Finding {
             Self::NodeLeft { .. } => {
                 "set the label again (divvy.dev/gpu by default) until these claims are released: their pods cannot end without the plugin"
             }
+            Self::NvidiaServes => {
+                "a node has one of the two drivers: keep NVIDIA's plugin off this node (affinity of its DaemonSet), or remove the label divvy.dev/gpu; divvy goes on a few seconds after that plugin has ended"
+            }
             Self::DriverReleased { .. } => "divvy uses the driver again when the request ends",
             Self::DriverDown { .. } => {
                 "install or repair the NVIDIA driver (check `nvidia-smi`, the driver's pod, and --driver-root); divvy continues when the driver answers"
@@ -238,6 +242,9 @@ impl Finding {
     pub fn ended(&self) -> Option<String> {
         match self {
             Self::RuleDecides { gpu, .. } => Some(format!("no policy selects {gpu} any more")),
+            Self::NvidiaServes => {
+                Some("NVIDIA's plugin has ended on this node; divvy serves it".to_owned())
+            }
             Self::OneModeForEach { .. } => Some("GPUs can be offered in several modes".to_owned()),
             _ => None,
         }

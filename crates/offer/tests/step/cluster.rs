@@ -54,6 +54,7 @@ pub(crate) fn settings() -> Settings {
         node: "n1".to_owned(),
         rules: GpuRules::default(),
         mode_lock: ModeLock::Auto,
+        neighbours_first: false,
         leave: LEAVE,
         ask_again: Duration::from_secs(30),
         retry: Duration::from_secs(5),
@@ -114,7 +115,11 @@ impl Cluster {
 
     /// Another process: it knows nothing and learns everything again.
     pub(crate) fn begin(&mut self) {
-        self.world = World::new(settings());
+        self.begin_with(settings());
+    }
+
+    pub(crate) fn begin_with(&mut self, settings: Settings) {
+        self.world = World::new(settings);
         self.ask = None;
         self.server(self.version);
         self.learn(Fact::Policies {

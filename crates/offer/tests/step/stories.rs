@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use divvy_offer::{Event, Fact, Finding, KubeVersion, ModeConflict, OneMode, Severity};
 
-use crate::cluster::{Cluster, LEAVE, blocked, claimant, is_by_percent};
+use crate::cluster::{Cluster, LEAVE, blocked, claimant, is_by_percent, settings};
 
 const EVERYTHING: &str = r#"{"modes":["Whole","Mig","TimeSlicing"]}"#;
 const WHOLE: &str = r#"{"modes":["Whole"]}"#;
@@ -48,6 +48,24 @@ fn a_withdrawn_device_stays_as_long_as_a_write_may_take() {
     cluster.claims.clear();
     cluster.settle();
     assert_eq!(cluster.names(), ["gpu-0-ts"]);
+}
+
+/// Pods of NVIDIA's driver may still run where divvy takes its place: their GPUs are never offered
+/// without a taint, not even for a moment.
+#[test]
+fn where_neighbours_come_first_nothing_is_offered_before_they_are_known() {
+    let mut cluster = Cluster::new("h100x2", WHOLE);
+    cluster.begin_with(divvy_offer::Settings {
+        neighbours_first: true,
+        ..settings()
+    });
+    cluster.answer(true);
+    assert_eq!(cluster.out.pool, None);
+    let used = divvy_offer::Use::Processes { pids: vec![7] };
+    cluster.learn(Fact::Neighbours([(cluster.gpu(0), [used].into())].into()));
+    cluster.answer(true);
+    assert_eq!(cluster.names(), ["gpu-1", "gpu-0"]);
+    assert_eq!(cluster.open(), ["gpu-1"]);
 }
 
 /// Returns whether the shares of GPU 0 are published by percent, and whether they are open.

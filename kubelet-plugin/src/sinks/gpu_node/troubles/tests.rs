@@ -75,6 +75,7 @@ impl World {
             kubernetes: "1.37.1".to_owned(),
             ungranted: &self.ungranted,
             unwritable: self.unwritable.as_deref(),
+            nvidia_serves: false,
         }
     }
 

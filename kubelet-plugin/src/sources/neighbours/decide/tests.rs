@@ -211,3 +211,20 @@ fn all_uses_of_one_gpu_are_reported_also_beside_a_claim_of_ours() {
         )]
     );
 }
+
+#[test]
+fn a_device_name_of_nvidias_driver_has_the_minor_number() {
+    let mut inventory = SimNode::parse("h100x2").unwrap().inventory();
+    let uuids: Vec<GpuUuid> = inventory.gpus.keys().cloned().collect();
+    for (uuid, minor) in uuids.iter().zip([5, 0]) {
+        inventory.gpus.get_mut(uuid).unwrap().facts.minor = Some(minor);
+    }
+    let found = |name: &str| by_minor(name, &inventory);
+    for name in ["gpu-5", "gpu-5-mig-1g10gb-19-0", "gpu-5-mig-1g10gb-me-20-0"] {
+        assert_eq!(found(name).as_ref(), uuids.first(), "{name}");
+    }
+    assert_eq!(found("gpu-0").as_ref(), uuids.get(1));
+    for name in ["gpu-1", "gpu-vfio-0", "gpu-5-ts", "card-5", "gpu-"] {
+        assert_eq!(found(name), None, "{name}");
+    }
+}

@@ -1,0 +1,333 @@
+//! In the place of NVIDIA's driver: under its name, beside its plugin never at once, and beside what
+//! it has left behind.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use divvy_api::node::GpuNodeStatus;
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
+use divvy_fake_cluster::{ClaimRef, GpuNode};
+use divvy_kubelet_plugin::Config;
+use divvy_proto::dra::v1::Device;
+use divvy_proto::podresources::v1::{
+    ClaimResource, ContainerResources, DynamicResource, PodResources,
+};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::json;
+use tokio::net::UnixListener;
+
+use crate::node::{Node, POOL, Plugin, devices, plain, wait};
+
+const NVIDIA: &str = "gpu.nvidia.com";
+
+/// The configuration of a plugin that stands in and looks around all the time.
+fn config(node: &Node) -> Config {
+    let mut config = node.config(&["--driver-name", NVIDIA]);
+    config.timing.nvidia_plugin = Duration::from_millis(30);
+    config.timing.neighbours = Duration::from_millis(50);
+    config.timing.neighbour_drivers = Duration::from_millis(200);
+    config.timing.neighbour_claims = Duration::from_millis(200);
+    config
+}
+
+/// A stand-in for NVIDIA's plugin: a process that listens where it does.
+struct Theirs {
+    socket: PathBuf,
+    _listens: UnixListener,
+}
+
+impl Theirs {
+    fn start(node: &Node) -> Self {
+        let folder = node.kubelet.config().registry_dir();
+        fs_err::create_dir_all(&folder).unwrap();
+        let socket = folder.join("gpu.nvidia.com-reg.sock");
+        let listens = UnixListener::bind(&socket).unwrap();
+        Self {
+            socket,
+            _listens: listens,
+        }
+    }
+
+    /// As after SIGKILL: the file stays.
+    fn kill(self) -> PathBuf {
+        self.socket
+    }
+}
+
+/// Puts the slice of NVIDIA's plugin there: a pool of the node's name, with the first GPU.
+fn their_slice(node: &Node) {
+    let uuid = node.sim.uuids().remove(0).to_string();
+    let slice: ResourceSlice = serde_json::from_value(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": { "name": "n1-gpu.nvidia.com-abcde" },
+        "spec": {
+            "driver": NVIDIA,
+            "nodeName": "n1",
+            "pool": { "name": "n1", "generation": 1, "resourceSliceCount": 1 },
+            "devices": [{ "name": "gpu-0", "attributes": {
+                "type": { "string": "gpu" }, "uuid": { "string": uuid } } }],
+        },
+    }))
+    .unwrap();
+    node.api.put(&slice).unwrap();
+}
+
+fn put(node: &Node, name: &str, pool: &str, device: &str) -> ClaimRef {
+    let results = vec![mk_result("gpu", NVIDIA, pool, device)];
+    let claim = allocated(mk_claim("default", name, NVIDIA, 1), results);
+    let uid = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+    let stored = node.api.put(&reserved(claim, "pod", uid)).unwrap();
+    ClaimRef::new("default", name, &stored.metadata.uid.unwrap())
+}
+
+async fn prepare(node: &Node, claim: &ClaimRef) -> Result<Vec<Device>, String> {
+    let all = node.kubelet.prepare(NVIDIA, std::slice::from_ref(claim));
+    all.await.unwrap().remove(&claim.uid).unwrap()
+}
+
+async fn unprepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
+    let all = node.kubelet.unprepare(NVIDIA, std::slice::from_ref(claim));
+    all.await.unwrap().remove(&claim.uid).unwrap()
+}
+
+fn of_pool(node: &Node, pool: &str) -> Vec<ResourceSlice> {
+    let mut slices = node.api.list::<ResourceSlice>();
+    slices.retain(|slice| slice.spec.pool.name == pool);
+    slices
+}
+
+/// Devices of our pool, with the keys of their taints.
+fn ours(node: &Node) -> Vec<(String, Vec<String>)> {
+    devices(of_pool(node, POOL))
+}
+
+async fn published(node: &Node, names: &[(&str, bool)]) {
+    let wanted: Vec<(String, Vec<String>)> = names
+        .iter()
+        .map(|(name, tainted)| {
+            let keys = tainted.then(|| "gpu.divvy.dev/neighbour".to_owned());
+            ((*name).to_owned(), keys.into_iter().collect())
+        })
+        .collect();
+    wait("the pool", || (ours(node) == wanted).then_some(())).await;
+}
+
+fn why_not_ready(plugin: &Plugin) -> String {
+    format!("{:?}", plugin.readiness.missing())
+}
+
+async fn not_ready(plugin: &Plugin) {
+    wait("the reason in readiness", || {
+        why_not_ready(plugin)
+            .contains("NVIDIA's plugin serves this node")
+            .then_some(())
+    })
+    .await;
+}
+
+async fn trouble(node: &Node, kind: &str, there: bool) {
+    wait("the trouble in the GpuNode", || {
+        let found = node.api.get::<GpuNode>("", "n1")?;
+        let status: GpuNodeStatus = serde_json::from_value(found.status).ok()?;
+        let is_there = status.troubles.iter().any(|trouble| trouble.kind == kind);
+        (is_there == there).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_of_nvidias_driver_name_is_served_with_its_names() {
+    let node = Node::new("h100x1");
+    let plugin = node.start_with(config(&node));
+    plugin.wait_ready().await;
+    published(&node, &[("gpu-0", false)]).await;
+    let slice = of_pool(&node, POOL).remove(0);
+    let attributes = slice.spec.devices.unwrap().remove(0).attributes.unwrap();
+    assert!(attributes.contains_key("productName"));
+    assert!(attributes.contains_key("gpu.divvy.dev/gpuUUID"));
+    let claim = put(&node, "c", POOL, "gpu-0");
+    let answer = prepare(&node, &claim).await.unwrap().remove(0);
+    assert_eq!(
+        answer.cdi_device_ids,
+        [format!("gpu.nvidia.com/claim={}-gpu-0", claim.uid)]
+    );
+    unprepare(&node, &claim).await.unwrap();
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_nvidias_plugin_serves_the_node_divvy_waits_and_says_so() {
+    let node = Node::new("h100x1");
+    let theirs = Theirs::start(&node);
+    their_slice(&node);
+    let plugin = node.start_with(config(&node));
+    not_ready(&plugin).await;
+    trouble(&node, "nvidia-serves", true).await;
+    wait("the Event", || {
+        let mut events = node.api.list::<Event>().into_iter();
+        events
+            .any(|event| event.reason.as_deref() == Some("NvidiaPluginServes"))
+            .then_some(())
+    })
+    .await;
+    assert!(!plugin.config.sockets.registration.exists());
+    assert_eq!(ours(&node), plain(&[]));
+    assert_eq!(of_pool(&node, "n1").len(), 1, "theirs stay");
+
+    let socket = theirs.kill();
+    plugin.wait_ready().await;
+    published(&node, &[("gpu-0", false)]).await;
+    assert_eq!(of_pool(&node, "n1"), [], "nothing serves them any more");
+    trouble(&node, "nvidia-serves", false).await;
+    wait("the end of the socket file", || {
+        (!socket.exists()).then_some(())
+    })
+    .await;
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_of_nvidia_that_comes_up_gets_the_node() {
+    let node = Node::new("h100x2");
+    let plugin = node.start_with(config(&node));
+    plugin.wait_ready().await;
+    let held = put(&node, "held", POOL, "gpu-0");
+    prepare(&node, &held).await.unwrap();
+    let theirs = Theirs::start(&node);
+    their_slice(&node);
+    not_ready(&plugin).await;
+    wait("the end of our pool", || {
+        of_pool(&node, POOL).is_empty().then_some(())
+    })
+    .await;
+    wait("the end of the registration", || {
+        (!plugin.config.sockets.registration.exists()).then_some(())
+    })
+    .await;
+    assert_eq!(of_pool(&node, "n1").len(), 1, "theirs stay");
+    assert_eq!(node.records().len(), 1, "what is held stays held");
+
+    fs_err::remove_file(theirs.kill()).unwrap();
+    plugin.wait_ready().await;
+    published(&node, &[("gpu-1", false), ("gpu-0", false)]).await;
+    unprepare(&node, &held).await.unwrap();
+    assert_eq!(node.records(), Vec::<String>::new());
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_name_of_the_driver_does_not_look_for_nvidias_plugin() {
+    let node = Node::new("h100x1");
+    let _theirs = Theirs::start(&node);
+    their_slice(&node);
+    let plugin = node.start().await;
+    assert_eq!(of_pool(&node, "n1").len(), 1);
+    assert_eq!(ours(&node), plain(&["gpu-0"]));
+    plugin.stop().await;
+}
+
+/// The claim was allocated from the pool of NVIDIA's plugin, which has ended since; its slices are
+/// gone, and its device is called by the minor number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_of_a_claim_of_nvidias_pool_is_tainted_and_not_prepared() {
+    let node = Node::new("h100x2");
+    let minor = |gpu: usize| {
+        let gpus = node.sim.inventory().gpus;
+        gpus[&node.sim.uuids()[gpu]].facts.minor.unwrap()
+    };
+    let theirs = put(&node, "theirs", "n1", &format!("gpu-{}", minor(1)));
+    let plugin = node.start_with(config(&node));
+    plugin.wait_ready().await;
+    published(&node, &[("gpu-1", true), ("gpu-0", false)]).await;
+
+    let refused = prepare(&node, &theirs).await.unwrap_err();
+    assert!(
+        refused.contains("allocated while NVIDIA's plugin served it"),
+        "{refused}"
+    );
+    unprepare(&node, &theirs).await.unwrap();
+    assert_eq!(node.records(), Vec::<String>::new());
+    published(&node, &[("gpu-1", true), ("gpu-0", false)]).await;
+
+    node.api
+        .delete::<ResourceClaim>("default", "theirs")
+        .unwrap();
+    published(&node, &[("gpu-1", false), ("gpu-0", false)]).await;
+    plugin.stop().await;
+}
+
+/// A pod of NVIDIA's plugin runs on; the kubelet lists its partition under the name of both drivers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_with_a_device_of_nvidias_pool_keeps_its_gpu() {
+    let node = Node::new("h100x2");
+    let minor = node.sim.inventory().gpus[&node.sim.uuids()[0]]
+        .facts
+        .minor
+        .unwrap();
+    let used = ClaimResource {
+        driver_name: NVIDIA.to_owned(),
+        pool_name: "n1".to_owned(),
+        device_name: format!("gpu-{minor}-mig-1g10gb-19-0"),
+        ..ClaimResource::default()
+    };
+    let claim = DynamicResource {
+        claim_name: "theirs".to_owned(),
+        claim_namespace: "default".to_owned(),
+        claim_resources: vec![used],
+    };
+    let container = ContainerResources {
+        name: "main".to_owned(),
+        dynamic_resources: vec![claim],
+        ..ContainerResources::default()
+    };
+    node.kubelet.set_pod_resources(vec![PodResources {
+        name: "trainer".to_owned(),
+        namespace: "default".to_owned(),
+        containers: vec![container],
+    }]);
+    let plugin = node.start_with(config(&node));
+    plugin.wait_ready().await;
+    published(&node, &[("gpu-1", false), ("gpu-0", true)]).await;
+    node.kubelet.set_pod_resources(Vec::new());
+    published(&node, &[("gpu-1", false), ("gpu-0", false)]).await;
+    plugin.stop().await;
+}
+
+/// Both plugins have one folder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_nvidias_plugin_stay_as_they_are() {
+    let node = Node::new("h100x1");
+    let folder = config(&node).plugin_dir;
+    let theirs = [
+        "checkpoint.json",
+        "pu.lock",
+        "cp.lock",
+        "nvidia-cdi-hook",
+        "mps/c-1/pipe/log",
+    ];
+    for file in theirs {
+        let file = folder.join(file);
+        fs_err::create_dir_all(file.parent().unwrap()).unwrap();
+        fs_err::write(file, "theirs").unwrap();
+    }
+    let cdi = node
+        .cdi_dir()
+        .join("k8s.gpu.nvidia.com-claim_0b5a4a3e.yaml");
+    fs_err::write(&cdi, "theirs").unwrap();
+    let plugin = node.start_with(config(&node));
+    plugin.wait_ready().await;
+    let claim = put(&node, "c", POOL, "gpu-0");
+    prepare(&node, &claim).await.unwrap();
+    unprepare(&node, &claim).await.unwrap();
+    plugin.stop().await;
+    for file in theirs
+        .map(|file| folder.join(file))
+        .into_iter()
+        .chain([cdi])
+    {
+        let text = fs_err::read_to_string(&file).unwrap();
+        assert_eq!(text, "theirs", "{}", file.display());
+    }
+}
