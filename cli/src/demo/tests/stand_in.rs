@@ -137,6 +137,21 @@ async fn manifests_for_nvidias_driver_run_or_say_what_is_missing() {
     }
 }
 
+/// Capacities of shares have divvy's domain in the API, and none in what people read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_of_a_stand_in_are_shown_like_any() {
+    let report = of_fixture("share-of-divvy", "h100x1", true).await;
+    let round = &report.scenarios[0].rounds[0];
+    let picture = round.gpus[0].lines().join("\n");
+    assert!(picture.contains("compute 20 of 100 %"), "{picture}");
+    assert!(picture.contains("memory 16 GiB of"), "{picture}");
+    let report::State::Prepared { devices, .. } = &round.claims[0].state else {
+        panic!("{:?}", round.claims[0])
+    };
+    let names: Vec<&str> = devices[0].consumed.keys().map(String::as_str).collect();
+    assert_eq!(names, ["cores", "memory", "slots"]);
+}
+
 #[test]
 fn every_manifest_for_nvidias_driver_is_in_the_table() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/stand-in");
@@ -267,7 +282,7 @@ fn capacities(memory: Theirs, engines: [u64; 6]) -> Vec<(&'static str, Theirs)> 
     [("memory", memory)].into_iter().chain(engines).collect()
 }
 
-fn value<'a>(attribute: &'a DeviceAttribute, field: &str) -> Option<String> {
+fn value(attribute: &DeviceAttribute, field: &str) -> Option<String> {
     match field {
         STRING => attribute.string.clone(),
         VERSION => attribute.version.clone(),
@@ -351,7 +366,7 @@ async fn published(line: &str, in_all_modes: bool) -> Vec<Device> {
     let slices = world.api.list::<ResourceSlice>();
     assert!(slices.iter().all(|slice| slice.spec.driver == NVIDIA));
     assert_eq!(world.stop().await.unwrap(), Vec::<String>::new());
-    let devices = slices.into_iter().flat_map(|slice| slice.spec.devices);
+    let devices = slices.into_iter().filter_map(|slice| slice.spec.devices);
     devices.flatten().collect()
 }
 

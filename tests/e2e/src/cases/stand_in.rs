@@ -254,7 +254,7 @@ fn moves(env: &Env, first: &Node, second: &Node) -> Result<()> {
     poll("a report of what it waits for", PATIENCE, || {
         let path = format!("/apis/divvy.dev/v1beta1/gpunodes/{}", first.name());
         let node = env.api().get(&path)?.unwrap_or_default();
-        Ok(node.to_string().contains("gpu.nvidia.com-reg.sock"))
+        Ok(node.to_string().contains("nvidia-serves"))
     })?;
     wait_for_pool(env, first.name(), first.name())?;
     undisturbed(env, "first")?;
