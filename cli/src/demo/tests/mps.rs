@@ -80,7 +80,7 @@ async fn a_wrong_mps_share_is_refused_with_the_place_and_the_reason() {
                     &["", " "],
                     ", constraints: [{distinctAttribute: gpu.divvy.dev/gpuUUID}]",
                 ),
-            "an MPS share of another GPU than device gpu-0-mps of the same claim",
+            "its claim has MPS on device gpu-0-mps already, which is of another GPU",
         ),
         // Before Hopper, MIG mode that is on stays on.
         (
