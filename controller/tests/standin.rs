@@ -78,6 +78,32 @@ fn standing_in_changes_the_names_and_nothing_else() {
     }
 }
 
+/// Under NVIDIA's name another pool is NVIDIA's; under ours it was ours once.
+#[test]
+fn slices_of_another_pool_are_left_to_nvidias_plugin() {
+    let pool = pool("t4");
+    let (owner, accepted) = (OwnerReference::default(), Accepted::default());
+    for (driver, deleted) in [(NVIDIA_DRIVER, 0), (DRIVER, 1)] {
+        let other: ResourceSlice = from_value(json!({
+            "metadata": { "name": "other" },
+            "spec": { "driver": driver, "nodeName": "n1",
+                "pool": { "name": "n1", "generation": 7, "resourceSliceCount": 1 } },
+        }))
+        .unwrap();
+        let target = Target {
+            driver,
+            node: "n1",
+            owner: &owner,
+            pool: &pool,
+            accepted: &accepted,
+        };
+        let plan = plan_sync(&[other], &target);
+        let deletes = plan.writes.iter();
+        let deletes = deletes.filter(|write| matches!(write, Write::Delete { .. }));
+        assert_eq!((deletes.count(), plan.generation), (deleted, 1), "{driver}");
+    }
+}
+
 /// Selectors and requests of a claim name attributes and capacities as they are published.
 #[test]
 fn a_claim_finds_names_of_both_drivers() {

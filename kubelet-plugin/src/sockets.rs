@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use divvy_api::names::Naming;
 use tokio::net::UnixListener;
 
 /// Longest path of a Unix socket (`sun_path` less its terminating zero).
@@ -40,8 +41,14 @@ impl SocketNames {
         pod_uid: Option<&str>,
     ) -> Result<Self, TooLong> {
         let Some(uid) = pod_uid else {
+            // NVIDIA's plugin has the usual name in the same folder.
+            let dra = if Naming::of(driver).stands_in() {
+                "dra-divvy.sock"
+            } else {
+                "dra.sock"
+            };
             return Ok(Self {
-                dra: fits("plugin-dir", plugin_dir.join("dra.sock"))?,
+                dra: fits("plugin-dir", plugin_dir.join(dra))?,
                 registration: fits("registry-dir", registry.join(format!("{driver}@reg.sock")))?,
             });
         };
@@ -75,8 +82,9 @@ pub(crate) fn fits(flag: &'static str, path: PathBuf) -> Result<PathBuf, TooLong
 
 /// Removes sockets of instances that died without doing so: the kubelet would dial a registration
 /// socket for ever. Only sockets with this driver's names are removed, and only if no process
-/// listens.
+/// listens; that of NVIDIA's plugin, in whose place we stand, is its own to replace.
 pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
+    let stands_in = Naming::of(driver).stands_in();
     for (path, stem, suffix) in [
         (&names.registration, driver, "@reg.sock"),
         (&names.dra, "dra", ".sock"),
@@ -89,7 +97,9 @@ pub(crate) fn remove_stale(names: &SocketNames, driver: &str) {
             let own_part = name
                 .to_str()
                 .and_then(|name| name.strip_prefix(stem)?.strip_suffix(suffix));
-            let ours = own_part.is_some_and(|part| part.is_empty() || part.starts_with('-'));
+            let ours = own_part.is_some_and(|part| {
+                part.starts_with('-') || part.is_empty() && !(stands_in && stem == "dra")
+            });
             // Refused means that no process listens. Any other failure, such as a missing right,
             // says nothing.
             let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
@@ -195,6 +205,27 @@ mod tests {
                 "--registry-dir: the path of socket {longer}/gpu.divvy.dev-0b5a4a3e@reg.sock has 133 bytes, the limit is 107: choose a shorter folder or driver name"
             )
         );
+    }
+
+    #[tokio::test]
+    async fn the_sockets_of_nvidias_plugin_are_not_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let (plugin, registry) = (dir.path().join("p"), dir.path().join("r"));
+        let names = |uid| SocketNames::new("gpu.nvidia.com", &plugin, &registry, uid).unwrap();
+        let theirs = [
+            plugin.join("dra.sock"),
+            registry.join("gpu.nvidia.com-reg.sock"),
+        ];
+        let (service, pod) = (names(None), names(Some("dead")));
+        for ours in [&service, &pod] {
+            assert!(!theirs.contains(&ours.dra) && !theirs.contains(&ours.registration));
+        }
+        for left in theirs.iter().chain([&pod.dra, &pod.registration]) {
+            drop(bind(left).unwrap());
+        }
+        remove_stale(&service, "gpu.nvidia.com");
+        let there = [&theirs[0], &theirs[1], &pod.dra, &pod.registration].map(|p| p.exists());
+        assert_eq!(there, [true, true, false, false]);
     }
 
     #[tokio::test]

@@ -559,6 +559,7 @@ impl Shared {
             changed,
             lingers,
             granted,
+            nvidia_serves,
             ..
         } = self.channels.clone();
         let (timing, reporter) = (
@@ -587,6 +588,7 @@ impl Shared {
                 claims: self.claims.clone(),
                 config: self.config.clone(),
                 registered,
+                nvidia_serves,
                 publishes: in_charge,
                 listed,
                 notifier: self.notifier.clone(),

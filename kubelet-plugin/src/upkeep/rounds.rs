@@ -35,6 +35,8 @@ pub(crate) struct Rounds {
     pub(crate) claims: Arc<KubeClaims>,
     pub(crate) config: Config,
     pub(crate) registered: watch::Receiver<Registered>,
+    /// True while NVIDIA's plugin serves the node.
+    pub(crate) nvidia_serves: watch::Receiver<bool>,
     pub(crate) publishes: watch::Receiver<bool>,
     /// The pods and containers that the kubelet lists for claims.
     pub(crate) listed: watch::Sender<Arc<PodsOfClaims>>,
@@ -95,7 +97,10 @@ impl Rounds {
         let mut busy = timing.reconcile_busy;
         let (executor, config) = (self.executor.clone(), self.config.clone());
         loop {
-            let registered = *self.registered.borrow_and_update() == Registered::Yes;
+            // The kubelet unprepares claims of ours at NVIDIA's plugin, while that one serves the node:
+            // no other plugin is asked again.
+            let registered = *self.registered.borrow_and_update() == Registered::Yes
+                || *self.nvidia_serves.borrow_and_update();
             // The grace of orphans counts only while the kubelet can unprepare: it begins anew
             // after each time without a registration.
             connected_since = if registered {
@@ -126,6 +131,7 @@ impl Rounds {
                 () = tokio::time::sleep(wait) => {}
                 Ok(()) = self.publishes.changed() => {}
                 Ok(()) = self.registered.changed() => {}
+                Ok(()) = self.nvidia_serves.changed() => {}
                 () = other_pods(&executor, &config, &self.listed), if publishes && registered => {}
                 () = stop.cancelled() => return,
             }

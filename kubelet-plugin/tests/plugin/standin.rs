@@ -8,7 +8,8 @@ use divvy_api::node::GpuNodeStatus;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
 use divvy_fake_cluster::{ClaimRef, GpuNode};
 use divvy_kubelet_plugin::Config;
-use divvy_proto::dra::v1::Device;
+use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
+use divvy_proto::dra::v1::{Claim, Device, NodePrepareResourcesRequest};
 use divvy_proto::podresources::v1::{
     ClaimResource, ContainerResources, DynamicResource, PodResources,
 };
@@ -16,6 +17,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use serde_json::json;
 use tokio::net::UnixListener;
+use tonic::transport::Endpoint;
 
 use crate::node::{Node, POOL, Plugin, devices, plain, wait};
 
@@ -90,6 +92,42 @@ async fn prepare(node: &Node, claim: &ClaimRef) -> Result<Vec<Device>, String> {
 async fn unprepare(node: &Node, claim: &ClaimRef) -> Result<(), String> {
     let all = node.kubelet.unprepare(NVIDIA, std::slice::from_ref(claim));
     all.await.unwrap().remove(&claim.uid).unwrap()
+}
+
+/// Prepares as a kubelet that has not noticed yet that our registration is gone; the error.
+async fn call(plugin: &Plugin, claim: &ClaimRef) -> String {
+    let path = format!("unix:{}", plugin.config.sockets.dra.display());
+    let channel = Endpoint::from_shared(path).unwrap().connect().await;
+    let mut client = DraPluginClient::new(channel.unwrap());
+    let claims = vec![Claim {
+        namespace: claim.namespace.clone(),
+        name: claim.name.clone(),
+        uid: claim.uid.clone(),
+    }];
+    let asked = client.node_prepare_resources(NodePrepareResourcesRequest { claims });
+    let mut answer = asked.await.unwrap().into_inner().claims;
+    answer.remove(&claim.uid).unwrap().error
+}
+
+/// The kubelet unprepares a claim where it knows a plugin, which does not know ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_ends_while_nvidias_plugin_serves_is_released() {
+    let node = Node::new("h100x1");
+    let mut config = config(&node);
+    config.timing.executor.orphan_grace = Duration::from_millis(100);
+    config.timing.reconcile = Duration::from_millis(100);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let held = put(&node, "held", POOL, "gpu-0");
+    prepare(&node, &held).await.unwrap();
+    let _theirs = Theirs::start(&node);
+    not_ready(&plugin).await;
+    node.api.delete::<ResourceClaim>("default", "held").unwrap();
+    wait("the end of the record", || {
+        node.records().is_empty().then_some(())
+    })
+    .await;
+    plugin.stop().await;
 }
 
 fn of_pool(node: &Node, pool: &str) -> Vec<ResourceSlice> {
@@ -208,6 +246,13 @@ async fn a_plugin_of_nvidia_that_comes_up_gets_the_node() {
     .await;
     assert_eq!(of_pool(&node, "n1").len(), 1, "theirs stay");
     assert_eq!(node.records().len(), 1, "what is held stays held");
+    let next = put(&node, "next", POOL, "gpu-1");
+    let refused = call(&plugin, &next).await;
+    assert!(
+        refused.contains("is not prepared: NVIDIA's plugin serves this node"),
+        "{refused}"
+    );
+    assert_eq!(call(&plugin, &held).await, "", "it has it already");
 
     fs_err::remove_file(theirs.kill()).unwrap();
     plugin.wait_ready().await;
