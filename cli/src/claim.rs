@@ -4,11 +4,12 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use divvy_api::names::attributes;
+use clap::builder::PossibleValuesParser;
+use divvy_api::names::{DRIVER, attributes};
 use divvy_model::Quantity;
 
 use self::template::{Claim, NAME, Request};
-use crate::{format, yaml};
+use crate::{driver, format, yaml};
 
 pub(crate) mod template;
 
@@ -29,6 +30,9 @@ pub(crate) struct Args {
     /// Namespace of both; without it that of the context
     #[arg(short, long, global = true, value_name = "NAME", value_parser = label)]
     namespace: Option<String>,
+    /// Name of the driver: with gpu.nvidia.com divvy stands in for NVIDIA's
+    #[arg(long, global = true, value_name = "NAME", default_value = DRIVER, value_parser = PossibleValuesParser::new(driver::KNOWN))]
+    driver_name: String,
 }
 
 /// Device to claim.
@@ -110,13 +114,14 @@ enum Same {
 }
 
 impl Same {
-    fn attribute(self) -> String {
-        template::qualified(match self {
+    fn attribute(self, of: &str) -> String {
+        let name = match self {
             Self::Nvlink => attributes::NVLINK_DOMAIN,
             Self::Numa => attributes::NUMA_NODE,
             Self::Pcie => attributes::PCIE_ROOT,
             Self::Gpu => attributes::GPU_UUID,
-        })
+        };
+        driver::attribute(of, name)
     }
 }
 
@@ -241,17 +246,18 @@ spec:
     }
 
     fn claim(&self) -> Claim {
+        let driver = driver::known(&self.driver_name);
         let (request, same) = match &self.what {
             Wanted::Gpu { several, product } => {
                 let mut request = Request::gpus(several.count.into());
                 if let Some(product) = product {
-                    let name = template::attribute(attributes::PRODUCT_NAME);
+                    let name = template::attribute(driver, attributes::PRODUCT_NAME);
                     request.select(format!("{name}.contains({product:?})"));
                 }
                 (request, several.same)
             }
             Wanted::Mig { profile, several } => {
-                let request = Request::of_profile(profile, several.count.into());
+                let request = Request::of_profile(driver, profile, several.count.into());
                 (request, several.same)
             }
             Wanted::Share {
@@ -266,12 +272,16 @@ spec:
         let mut request = request;
         let limited = self.what.limited();
         if let Some((limit, requested)) = &limited {
-            let most = template::attribute(attributes::MEMORY_LIMIT_MAX_PERCENT);
+            let most = template::attribute(driver, attributes::MEMORY_LIMIT_MAX_PERCENT);
             request.select(format!("{most} >= {}", factor(limit, requested.as_deref())));
         }
         Claim {
+            driver,
             requests: vec![request],
-            same: same.map(Same::attribute).into_iter().collect(),
+            same: same
+                .map(|same| same.attribute(driver))
+                .into_iter()
+                .collect(),
             limit: limited.map(|(limit, _)| limit.to_owned()),
         }
     }
@@ -317,6 +327,14 @@ pub(crate) mod tests {
             ("share --percent 50", "share-by-percent"),
             ("share --memory 10Gi --limit 16Gi", "share-with-limit"),
             ("share --limit 50%", "share-with-limit-in-percent"),
+            (
+                "mig --profile 1g.10gb --count 2 --same gpu --driver-name gpu.nvidia.com",
+                "mig-pair-of-a-stand-in",
+            ),
+            (
+                "share --memory 10Gi --cores 10 --limit 16Gi --driver-name gpu.nvidia.com",
+                "share-of-a-stand-in",
+            ),
         ] {
             crate::golden::same(&format!("claim/{file}.yaml"), manifests(words).trim_end());
         }

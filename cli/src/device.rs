@@ -7,6 +7,8 @@ use divvy_model::{DeviceKind, Quantity, ShareUnit};
 use k8s_openapi::api::resource::v1::Device;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 
+use crate::driver::own;
+
 /// The kind of a device, by its name.
 pub(crate) fn kind(device: &str) -> Option<DeviceKind> {
     DeviceKind::parse(&device.parse().ok()?).ok()
@@ -14,37 +16,36 @@ pub(crate) fn kind(device: &str) -> Option<DeviceKind> {
 
 /// An attribute that is text.
 pub(crate) fn text<'d>(device: &'d Device, attribute: &str) -> Option<&'d str> {
-    device
-        .attributes
-        .as_ref()?
-        .get(attribute)?
+    own(device.attributes.as_ref()?, attribute)?
         .string
         .as_deref()
 }
 
+/// An attribute that is a number.
+pub(crate) fn number(device: &Device, attribute: &str) -> Option<u64> {
+    let found = own(device.attributes.as_ref()?, attribute)?;
+    u64::try_from(found.int?).ok()
+}
+
 /// The memory of a device, in bytes: its capacity, or what its shares by percent divide.
 pub(crate) fn memory(device: &Device) -> Option<u64> {
-    let counted = || amount(&device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0);
-    let divided = || {
-        let of = device.attributes.as_ref()?.get(attributes::MEMORY_MIB)?;
-        u64::try_from(of.int?).ok()?.checked_mul(1 << 20)
-    };
+    let counted = || amount(&own(device.capacity.as_ref()?, capacity::MEMORY)?.value.0);
+    let divided = || number(device, attributes::MEMORY_MIB)?.checked_mul(1 << 20);
     counted().or_else(divided)
 }
 
 /// The percent of its GPU that a share was granted, if it is given out so.
 pub(crate) fn percent(consumed: &BTreeMap<String, Amount>) -> Option<u64> {
-    amount(&consumed.get(capacity::PERCENT)?.0)
+    amount(&own(consumed, capacity::PERCENT)?.0)
 }
 
 /// Returns the memory in bytes and the threads in percent that a slot of MPS shares has.
 pub(crate) fn slot(device: &Device) -> (Option<u64>, Option<u64>) {
-    let number = |name: &str| {
-        let of = device.attributes.as_ref()?.get(name)?;
-        u64::try_from(of.int?).ok()
-    };
-    let memory = number(attributes::SLOT_MEMORY_MIB).and_then(|mib| mib.checked_mul(1 << 20));
-    (memory, number(attributes::SLOT_CORES))
+    let memory = number(device, attributes::SLOT_MEMORY_MIB);
+    (
+        memory.and_then(|mib| mib.checked_mul(1 << 20)),
+        number(device, attributes::SLOT_CORES),
+    )
 }
 
 /// The memory that a share was granted of a device, in bytes: as counted, the part that its
@@ -54,9 +55,9 @@ pub(crate) fn share_memory(
     consumed: &BTreeMap<String, Amount>,
 ) -> Option<u64> {
     let Some(percent) = percent(consumed) else {
-        let counted = consumed.get(capacity::MEMORY);
+        let counted = own(consumed, capacity::MEMORY);
         let of_slots = || {
-            let slots = amount(&consumed.get(capacity::SLOTS)?.0)?;
+            let slots = amount(&own(consumed, capacity::SLOTS)?.0)?;
             slot(device?).0?.checked_mul(slots)
         };
         return counted.map_or_else(of_slots, |memory| amount(&memory.0));

@@ -5,10 +5,8 @@ use std::collections::BTreeSet;
 
 use divvy_api::names;
 
+use crate::driver::NVIDIA;
 use crate::strict::nearest;
-
-/// Domain of the devices of NVIDIA's DRA driver.
-const NVIDIA: &str = "gpu.nvidia.com";
 
 /// Returns a name with its domain: names without one are those of the device's driver.
 pub(crate) fn full(driver: &str, name: &str) -> String {
@@ -42,7 +40,9 @@ fn in_map(expression: &str, map: &str, there: &BTreeSet<String>) -> Vec<String> 
             name,
             member,
         } = lookup;
-        if domain == NVIDIA {
+        // Unless devices of that driver are there: NVIDIA's own, or those of a stand-in.
+        let is_there = |full: &String| full.starts_with(&format!("{NVIDIA}/"));
+        if domain == NVIDIA && !there.iter().any(is_there) {
             let ours = names::DRIVER;
             all.push(format!(
                 "divvy's domain is {ours}: write {path}[\"{ours}\"].{name}, not {domain}"

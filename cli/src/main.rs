@@ -15,6 +15,7 @@ mod claim;
 mod convert;
 mod demo;
 mod device;
+mod driver;
 mod extended;
 mod format;
 #[cfg(test)]

@@ -10,13 +10,14 @@ use divvy_api::policy::{self, GpuPolicy};
 use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate,
+    DeviceClaim, DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::driver;
 use crate::strict::{decode, without_rust};
 
 mod workload;
@@ -98,6 +99,44 @@ const POD_IMMUTABLE: &str =
 const QUEUE: &str = "/metadata/labels/kueue.x-k8s.io~1queue-name";
 
 impl Manifests {
+    /// Says whether they use names of NVIDIA's driver, and none of divvy's.
+    pub(crate) fn is_for_nvidia(&self) -> bool {
+        let used = self.names_of_drivers();
+        let is = |domain: &str| used.iter().any(|name| name.ends_with(domain));
+        (is(driver::NVIDIA) || is(driver::NVIDIA_MIG)) && !is(names::GROUP)
+    }
+
+    /// Returns the requests and configs of all claims and templates.
+    fn devices(&self) -> impl Iterator<Item = &DeviceClaim> {
+        let claims = self.claims.iter().filter_map(|claim| claim.spec.as_ref());
+        let templates = self.templates.iter();
+        let templates = templates.filter_map(|template| template.spec.as_ref()?.spec.as_ref());
+        let all = claims.chain(templates);
+        all.filter_map(|spec| spec.devices.as_ref())
+    }
+
+    /// Returns the names of drivers and of classes that claims and classes use.
+    fn names_of_drivers(&self) -> Vec<&str> {
+        let mut all = Vec::new();
+        for devices in self.devices() {
+            for request in devices.requests.iter().flatten() {
+                let exactly = request.exactly.iter().map(|of| &of.device_class_name);
+                let alternatives = request.first_available.iter().flatten();
+                let alternatives = alternatives.map(|of| &of.device_class_name);
+                all.extend(exactly.chain(alternatives).map(String::as_str));
+            }
+            let opaque = devices.config.iter().flatten();
+            let opaque = opaque.filter_map(|config| config.opaque.as_ref());
+            all.extend(opaque.map(|opaque| opaque.driver.as_str()));
+        }
+        let classes = self.classes.iter().filter_map(|class| class.spec.as_ref());
+        let expressions = classes.flat_map(|spec| spec.selectors.iter().flatten());
+        let expressions = expressions.filter_map(|selector| selector.cel.as_ref());
+        // Of an expression, what it compares the driver with.
+        all.extend(expressions.flat_map(|cel| cel.expression.split(['"', '\''])));
+        all
+    }
+
     /// Reads all of these files as one set.
     pub(crate) fn of_files(files: &[PathBuf]) -> Result<Self> {
         let mut manifests = Self::default();

@@ -9,6 +9,7 @@ use divvy_model::{Alternative, Mode};
 use super::scene::{Mig, Scene};
 use super::{Cause, Held, Need, Obstacle, named};
 use crate::device::{kind, memory, text};
+use crate::driver::{plain, profile_of};
 use crate::lookup;
 
 /// Says why the claims of the explanation get no devices on its node.
@@ -100,7 +101,7 @@ fn of_request(request: &RequestReason, scene: &Scene<'_>) -> Cause {
     }
     let has = selected.len() + request.available;
     if let Some(wanted) = request.wanted.filter(|wanted| has < *wanted) {
-        let what = what(&request.class);
+        let what = what(&request.class, scene);
         return Cause::TooFew { wanted, has, what };
     }
     if let Some(overdrawn) = selected
@@ -184,8 +185,8 @@ fn other_unit(selected: &[&DeviceReason], scene: &Scene<'_>) -> Option<Cause> {
         else {
             continue;
         };
-        let has = |name: &str| has.iter().any(|of| of == name);
-        let other = match wanted.as_str() {
+        let has = |name: &str| has.iter().any(|of| plain(of) == name);
+        let other = match plain(wanted) {
             capacity::MEMORY | capacity::CORES | capacity::SLOTS => has(capacity::PERCENT),
             capacity::PERCENT => has(capacity::SLOTS),
             _ => false,
@@ -195,7 +196,7 @@ fn other_unit(selected: &[&DeviceReason], scene: &Scene<'_>) -> Option<Cause> {
         }
     }
     Some(Cause::OtherUnit {
-        wanted: found?.clone(),
+        wanted: plain(found?).to_owned(),
         gpus: gpus.into_iter().collect(),
     })
 }
@@ -321,26 +322,24 @@ fn users(by: &[Holder], from: &str, scene: &Scene<'_>) -> String {
 /// A class that selects no device of the node.
 fn class_without_devices(request: &RequestReason, scene: &Scene<'_>) -> Cause {
     let mut wanted = request.expressions.iter().find_map(|e| profile(e));
-    let form = match request.class.as_str() {
-        names::CLASS_GPU => Alternative::WHOLE,
-        names::CLASS_MIG => Alternative::PARTITIONS,
-        names::CLASS_SHARE => Alternative::TIME_SLICED,
-        names::CLASS_MPS => Alternative::MPS,
+    let class = request.class.as_str();
+    let known = scene.form(class).filter(|form| *form != Alternative::ADMIN);
+    let form = match (known, profile_of(class)) {
+        (Some(form), _) => form,
         // The chart has a class for each common profile.
-        class if class.strip_suffix(names::CLASS_MIG).is_some() => {
+        (None, Some(profile)) => {
             let there = profiles(&request.refused.iter().collect::<Vec<_>>(), scene);
-            let profile = class.strip_suffix(names::CLASS_MIG).unwrap_or_default();
-            wanted = Some(profile.trim_end_matches('.'));
+            wanted = Some(profile);
             if !there.is_empty() {
                 return Cause::NoProfile {
-                    profile: profile.trim_end_matches('.').to_owned(),
+                    profile: profile.to_owned(),
                     there: there.into_iter().map(str::to_owned).collect(),
                     obstacle: None,
                 };
             }
             Alternative::PARTITIONS
         }
-        class => {
+        (None, None) => {
             return Cause::Other {
                 text: format!("class {class} selects no device of the node"),
                 hint: None,
@@ -507,12 +506,12 @@ fn capacities(selected: &[&DeviceReason], scene: &Scene<'_>) -> Vec<String> {
 }
 
 /// Devices of a class, in words.
-fn what(class: &str) -> String {
-    match class {
-        names::CLASS_GPU => "whole GPUs".to_owned(),
-        names::CLASS_MIG => "such partitions".to_owned(),
-        names::CLASS_SHARE => "shares".to_owned(),
-        class => format!("devices of class {class}"),
+fn what(class: &str, scene: &Scene<'_>) -> String {
+    match scene.form(class) {
+        Some(Alternative::WHOLE) => "whole GPUs".to_owned(),
+        Some(Alternative::PARTITIONS) => "such partitions".to_owned(),
+        Some(Alternative::TIME_SLICED) => "shares".to_owned(),
+        _ => format!("devices of class {class}"),
     }
 }
 

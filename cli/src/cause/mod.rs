@@ -13,6 +13,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 
 pub(crate) use self::find::of;
 pub(crate) use self::scene::{Mig, Scene, mig};
+use crate::driver::{NO_PASSTHROUGH, NVIDIA_VFIO, plain};
 use crate::format::bytes;
 use crate::lookup;
 use crate::strict::{did_you_mean, nearest};
@@ -115,6 +116,9 @@ pub(crate) fn of_error(
 
 /// Says that a class does not exist, with the one that was probably meant.
 fn no_class(class: &str, classes: &[DeviceClass], reader: Reader) -> String {
+    if class == NVIDIA_VFIO {
+        return NO_PASSTHROUGH.to_owned();
+    }
     let there: Vec<&str> = classes
         .iter()
         .filter_map(|class| class.metadata.name.as_deref())
@@ -311,7 +315,7 @@ impl Cause {
             Self::Held(_) | Self::NoProfile { obstacle: None, .. } => None,
             // A form other than that of the class has it.
             Self::NoCapacity { capacity, .. } => [capacity::CORES, capacity::SLOTS, capacity::PERCENT]
-                .contains(&capacity.as_str())
+                .contains(&plain(capacity))
                 .then(|| format!("A share has {capacity}: class {}", names::CLASS_SHARE)),
             // The sentence has the name that was meant.
             Self::NotSelected { unknown, .. } if !unknown.is_empty() => None,
@@ -529,6 +533,7 @@ fn letters(profile: &str) -> String {
 /// An amount of a capacity; memory in GiB, as tables and programs of NVIDIA have it.
 fn in_words(of: &str, amount: &str) -> String {
     let units = amount.parse::<Quantity>().ok().map(|q| q.rounded_up());
+    let of = plain(of);
     match units.and_then(|units| u64::try_from(units).ok()) {
         Some(units) if of == capacity::MEMORY => format!("{} ({amount})", bytes(units)),
         Some(units) if of == capacity::CORES => format!("{units} % of the cores"),

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{DeviceId, Holder};
 use divvy_api::names::attributes;
-use divvy_model::{Mode, Sharing};
+use divvy_model::{Alternative, Mode, Sharing};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice, ResourceSliceSpec};
 
 use super::named;
 use crate::device::{kind, text};
-use crate::lookup;
+use crate::{driver, lookup};
 
 /// A GPU by pool and number.
 type Gpu = (String, u32);
@@ -115,6 +115,11 @@ impl<'a> Scene<'a> {
                     .map(|user| (holder.namespace.clone(), user.clone())),
             );
         }
+    }
+
+    /// Returns the form of the devices of a class of the chart.
+    pub(super) fn form(&self, class: &str) -> Option<Alternative> {
+        driver::form(self.driver, class)
     }
 
     /// Returns the names that selectors can read here.

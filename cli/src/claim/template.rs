@@ -1,21 +1,35 @@
 //! Claims that divvy writes: the one place where a request becomes the fields of
 //! `resource.k8s.io/v1`. Pure.
 
-use divvy_api::names::{self, attributes, capacity};
+use divvy_api::names::{self, Naming, attributes, capacity};
 
+use crate::driver;
 use crate::yaml::{Map, Node};
 
 /// Name of the only request of a claim, and of the claim in its pod.
 pub(crate) const NAME: &str = "gpu";
 
 /// Devices to claim together.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Claim {
+    /// Name of the driver, from which the names of classes and capacities follow.
+    pub(crate) driver: &'static str,
     pub(crate) requests: Vec<Request>,
     /// Attributes that all devices of the claim have in common.
     pub(crate) same: Vec<String>,
     /// Limit of the memory of each share, where the driver caps it.
     pub(crate) limit: Option<String>,
+}
+
+impl Default for Claim {
+    fn default() -> Self {
+        Self {
+            driver: names::DRIVER,
+            requests: Vec::new(),
+            same: Vec::new(),
+            limit: None,
+        }
+    }
 }
 
 /// Devices of one kind.
@@ -52,9 +66,10 @@ impl Request {
     }
 
     /// Asks for partitions of a profile.
-    pub(crate) fn of_profile(profile: &str, count: u64) -> Self {
+    pub(crate) fn of_profile(driver: &str, profile: &str, count: u64) -> Self {
         let mut request = Self::partitions(count);
-        request.select(format!("{} == {profile:?}", attribute(attributes::PROFILE)));
+        let has = attribute(driver, attributes::PROFILE);
+        request.select(format!("{has} == {profile:?}"));
         request
     }
 
@@ -86,8 +101,11 @@ impl Request {
         self.selectors.push(expression);
     }
 
-    fn node(&self) -> Node {
-        let mut exactly = Map::from([("deviceClassName", self.class.into())]);
+    fn node(&self, of: &str) -> Node {
+        let form = driver::form(names::DRIVER, self.class);
+        let class = form.and_then(|form| driver::class(of, form));
+        let class = class.unwrap_or(self.class);
+        let mut exactly = Map::from([("deviceClassName", class.into())]);
         if self.count > 1 {
             exactly.set("count", self.count);
         }
@@ -101,7 +119,7 @@ impl Request {
         if !self.capacity.is_empty() {
             let mut amounts = Map::default();
             for (name, amount) in &self.capacity {
-                amounts.set(name, amount.clone());
+                amounts.set(&Naming::of(of).capacity(name), amount.clone());
             }
             exactly.set("capacity", Map::from([("requests", amounts.into())]));
         }
@@ -135,7 +153,11 @@ impl Request {
 impl Claim {
     /// Returns `spec.devices`.
     fn devices(&self) -> Map {
-        let requests: Vec<Node> = self.requests.iter().map(Request::node).collect();
+        let requests: Vec<Node> = self
+            .requests
+            .iter()
+            .map(|of| of.node(self.driver))
+            .collect();
         let mut devices = Map::from([("requests", requests.into())]);
         let constraint =
             |name: &String| Node::from([("matchAttribute", Node::from(name.as_str()))]);
@@ -145,7 +167,7 @@ impl Claim {
         }
         if let Some(limit) = &self.limit {
             let opaque = Map::from([
-                ("driver", names::DRIVER.into()),
+                ("driver", self.driver.into()),
                 ("parameters", share_config(limit).into()),
             ]);
             devices.set("config", vec![Node::from([("opaque", opaque.into())])]);
@@ -178,16 +200,9 @@ fn share_config(limit: &str) -> Map {
     ])
 }
 
-/// Returns an attribute of divvy's as CEL reads it.
-pub(crate) fn attribute(name: &str) -> String {
-    format!("device.attributes[\"{}\"].{name}", names::DRIVER)
-}
-
-/// Returns the full name of an attribute of divvy's, for a constraint.
-pub(crate) fn qualified(name: &str) -> String {
-    if name.contains('/') {
-        name.to_owned()
-    } else {
-        format!("{}/{name}", names::DRIVER)
-    }
+/// Returns an attribute of divvy's as CEL reads it of a driver of this name.
+pub(crate) fn attribute(driver: &str, name: &str) -> String {
+    let published = Naming::of(driver).attribute(name);
+    let (domain, name) = Naming::in_cel(driver, &published);
+    format!("device.attributes[\"{domain}\"].{name}")
 }

@@ -1,7 +1,7 @@
 //! Requests of a pod outside of its containers: annotations of HAMi, KAI and gpu-manager, their
 //! schedulers and labels.
 
-use divvy_api::names::attributes;
+use divvy_api::names::{DRIVER, attributes};
 
 use super::notes::{Notes, under};
 use super::resources::{Ask, memory_text, percent_of};
@@ -253,7 +253,7 @@ fn is_whole_percent(text: &str) -> bool {
 
 /// Selects products as HAMi does: by a part of the name, in any case.
 fn product(words: &[&str]) -> String {
-    let name = attribute(attributes::PRODUCT_NAME);
+    let name = attribute(DRIVER, attributes::PRODUCT_NAME);
     let one = |word: &&str| {
         // HAMi's types begin with the vendor; names of products do not.
         let word = word.to_lowercase();
@@ -268,7 +268,7 @@ fn among(uuids: &[&str]) -> String {
     let list: Vec<String> = uuids.iter().map(|uuid| format!("{uuid:?}")).collect();
     format!(
         "{} in [{}]",
-        attribute(attributes::GPU_UUID),
+        attribute(DRIVER, attributes::GPU_UUID),
         list.join(", ")
     )
 }

@@ -91,7 +91,7 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
     let mut claim = Claim {
         requests,
         same: if several { hints.same } else { Vec::new() },
-        limit: None,
+        ..Claim::default()
     };
     for request in &mut claim.requests {
         hints

@@ -242,7 +242,10 @@ pub(super) fn take(container: &mut Map, at: &str, hints: &Hints, notes: &mut Not
     for name in profiles {
         if let (Some((count, _)), Some(profile)) = (amounts.number(&name, notes), profile(&name)) {
             let form = format!("mig-{profile}");
-            asks.push(Ask::new(&form, Request::of_profile(&profile, count)));
+            asks.push(Ask::new(
+                &form,
+                Request::of_profile(divvy_api::names::DRIVER, &profile, count),
+            ));
         }
     }
     asks.extend(gpu_manager(&mut amounts, notes));

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use divvy_api::names::DRIVER;
 use divvy_api::policy::GpuPolicy;
 
 use super::needs;
 use super::report::Scenario;
 use crate::Usage;
 use crate::cause;
+use crate::driver::NVIDIA;
 use crate::manifests::{self, Manifests};
 
 macro_rules! examples {
@@ -114,12 +116,25 @@ impl Example {
 }
 
 /// Manifests that one node runs, one after another, under these policies.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Stay {
+    /// Name of the node's driver.
+    pub(super) driver: &'static str,
     pub(super) policies: Vec<GpuPolicy>,
     pub(super) examples: Vec<Example>,
     /// Permission to pass over manifests that the node cannot run.
     pub(super) selects: bool,
+}
+
+impl Default for Stay {
+    fn default() -> Self {
+        Self {
+            driver: DRIVER,
+            policies: Vec::new(),
+            examples: Vec::new(),
+            selects: false,
+        }
+    }
 }
 
 /// The demo's policy for examples that need all modes.
@@ -151,6 +166,7 @@ pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
                 policies,
                 examples: vec![example],
                 selects: true,
+                ..Stay::default()
             });
         } else if needs::all_modes(&example.manifests)? {
             in_all_modes.examples.push(example);
@@ -174,8 +190,8 @@ pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
 }
 
 /// Reads files as one manifest: the policies in it are those of the node. Without any it is
-/// as the chart leaves it.
-pub(super) fn of_files(files: &[PathBuf]) -> Result<Stay> {
+/// as the chart leaves it. Without a name of the driver, it follows from the names that they use.
+pub(super) fn of_files(files: &[PathBuf], driver: Option<&'static str>) -> Result<Stay> {
     let names: Vec<String> = files.iter().map(|file| manifests::source(file)).collect();
     let mut manifests = Manifests::default();
     for file in files {
@@ -186,12 +202,22 @@ pub(super) fn of_files(files: &[PathBuf]) -> Result<Stay> {
         }
     }
     let policies = manifests.policies.clone();
+    let found = manifests.is_for_nvidia().then_some(NVIDIA);
+    if driver.is_none() && found.is_some() {
+        manifests.notes.insert(
+            0,
+            "classes and configs here are those of NVIDIA's driver, so that divvy stands in for it \
+             (--driver-name gpu.divvy.dev for its own name)"
+                .to_owned(),
+        );
+    }
     let example = Example {
         name: names.join(", "),
         title: None,
         manifests,
     };
     Ok(Stay {
+        driver: driver.or(found).unwrap_or(DRIVER),
         policies,
         examples: vec![example],
         selects: false,
@@ -219,7 +245,7 @@ mod tests {
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n",
         );
         for files in [vec![claim.clone(), pod], vec![folder.path().to_owned()]] {
-            let stay = of_files(&files).unwrap();
+            let stay = of_files(&files, None).unwrap();
             let all = stay
                 .examples
                 .iter()
@@ -227,7 +253,7 @@ mod tests {
             assert_eq!(all.collect::<Vec<_>>(), [(1, 1)]);
         }
         // A template alone is looked through, too.
-        assert_eq!(of_files(&[claim]).unwrap().examples.len(), 1);
+        assert_eq!(of_files(&[claim], None).unwrap().examples.len(), 1);
     }
 
     #[test]

@@ -228,7 +228,7 @@ fn slot(found: &Device) -> BTreeMap<String, u64> {
 }
 
 fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
-    of.filter_map(|(name, text)| Some((name.clone(), amount(text)?)))
+    of.filter_map(|(name, text)| Some((crate::driver::plain(name).to_owned(), amount(text)?)))
         .collect()
 }
 

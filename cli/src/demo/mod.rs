@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use divvy_api::names::DRIVER;
 use divvy_gpu_sim::SimNode;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
@@ -33,6 +34,7 @@ use self::start::Gpus;
 use self::ui::Show;
 use self::world::World;
 use crate::Usage;
+use crate::driver;
 use crate::format::{self, Format, Output};
 
 /// Arguments of `divvy demo`.
@@ -45,6 +47,10 @@ pub(crate) struct Args {
     /// on; -f examples/all-modes.yaml, which the program has in it, offers every form
     #[arg(short, long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Name of the driver: its own, or gpu.nvidia.com, with which divvy stands in for NVIDIA's driver.
+    /// Without it, it is that of NVIDIA's where the manifests use only its classes and configs
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(driver::KNOWN))]
+    driver_name: Option<String>,
     /// Run only the examples whose names contain this
     #[arg(long, value_name = "TEXT", conflicts_with = "files")]
     only: Option<String>,
@@ -70,10 +76,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     args.gpus
         .start()
         .map_err(|error| Usage(format!("{error:#}")))?;
+    let named = driver::KNOWN
+        .into_iter()
+        .find(|name| args.driver_name.as_deref() == Some(name));
     let stays = if args.files.is_empty() {
+        if named.is_some_and(|name| name != DRIVER) {
+            let what = "--driver-name: the examples are written for gpu.divvy.dev; with another name give manifests (-f FILE)";
+            return Err(Usage(what.to_owned()).into());
+        }
         examples::stays(args.only.as_deref())?
     } else {
-        vec![examples::of_files(&args.files)?]
+        vec![examples::of_files(&args.files, named)?]
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -111,7 +124,7 @@ async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
         // What a node left of MIG mode is of no concern to the next: fresh GPUs.
         let (sim, troubled) = gpus.start()?;
         let instances = partitions(&sim);
-        let world = match World::start(&sim, &troubled, &stay.policies).await {
+        let world = match World::start(&sim, &troubled, &stay.policies, stay.driver).await {
             Ok(world) => world,
             Err(error) if number == 0 => return Err(error),
             Err(error) => {

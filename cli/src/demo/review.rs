@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::cause::named;
+use crate::driver;
 use crate::lookup;
 use crate::manifests::{Manifests, namespace};
 use crate::strict::did_you_mean;
@@ -51,6 +52,8 @@ const OF_SOME: [&str; 6] = [
 /// Names in the cluster that manifests may use.
 #[derive(Debug, Default)]
 pub(super) struct Known {
+    /// Name of the driver.
+    pub(super) driver: &'static str,
     pub(super) classes: BTreeSet<String>,
     /// Attributes of devices, as `domain/name`.
     pub(super) attributes: BTreeSet<String>,
@@ -77,10 +80,10 @@ struct OfType {
 
 impl OfType {
     /// Returns what is known of shares where none is published: what requests can ask for.
-    fn of_shares() -> Self {
+    fn of_shares(driver: &str) -> Self {
         let names = [capacity::MEMORY, capacity::CORES, capacity::SLOTS];
         Self {
-            capacities: names.map(|name| format!("{}/{name}", names::DRIVER)).into(),
+            capacities: names.map(|name| driver::capacity(driver, name)).into(),
             ..Self::default()
         }
     }
@@ -90,18 +93,13 @@ impl Known {
     /// Returns the names that a request of a class can use. Where no device of one of our classes
     /// is published, which the demo says, names of its devices are not known.
     fn of_class(&self, class: &str) -> OfType {
-        let kind = match class {
-            names::CLASS_GPU => Alternative::WHOLE,
-            names::CLASS_MIG => Alternative::PARTITIONS,
-            names::CLASS_SHARE => Alternative::TIME_SLICED,
-            names::CLASS_MPS => Alternative::MPS,
-            _ => {
-                return OfType {
-                    attributes: self.attributes.clone(),
-                    capacities: self.capacities.clone(),
-                    ..OfType::default()
-                };
-            }
+        let form = driver::form(self.driver, class).filter(|form| *form != Alternative::ADMIN);
+        let Some(kind) = form else {
+            return OfType {
+                attributes: self.attributes.clone(),
+                capacities: self.capacities.clone(),
+                ..OfType::default()
+            };
         };
         match self.of_type.get(kind.device_type()) {
             Some(found) => OfType {
@@ -110,9 +108,9 @@ impl Known {
                 capacities: found.capacities.clone(),
                 memory: found.memory.clone(),
             },
-            None if kind == Alternative::TIME_SLICED => OfType::of_shares(),
+            None if kind == Alternative::TIME_SLICED => OfType::of_shares(self.driver),
             None if kind == Alternative::MPS => OfType {
-                capacities: [format!("{}/{}", names::DRIVER, capacity::SLOTS)].into(),
+                capacities: [driver::capacity(self.driver, capacity::SLOTS)].into(),
                 ..OfType::default()
             },
             None => OfType::default(),
@@ -120,15 +118,20 @@ impl Known {
     }
 
     /// Collects the names of published devices and of the classes.
-    pub(super) fn of(slices: &[ResourceSlice], classes: impl IntoIterator<Item = String>) -> Self {
+    pub(super) fn of(
+        driver: &'static str,
+        slices: &[ResourceSlice],
+        classes: impl IntoIterator<Item = String>,
+    ) -> Self {
         let mut known = Self {
+            driver,
             classes: classes.into_iter().collect(),
             ..Self::default()
         };
         // A form that is not offered has them, and that it is not offered is said of the claim.
         known
             .attributes
-            .extend(OF_SOME.map(|name| lookup::full(names::DRIVER, name)));
+            .extend(OF_SOME.map(|name| driver::attribute(driver, name)));
         for slice in slices {
             let full = |name: &String| lookup::full(&slice.spec.driver, name);
             for device in slice.spec.devices.iter().flatten() {
@@ -348,7 +351,7 @@ impl Findings {
                         .filter_map(|request| request.exactly.as_ref());
                     let classes = classes.map(|exactly| exactly.device_class_name.as_str());
                     let at = format!("{at}.opaque");
-                    let limit = self.config(&at, opaque, classes);
+                    let limit = self.config(&at, known.driver, opaque, classes);
                     if let Some(bound) = limit {
                         let at = format!("{at}.parameters");
                         self.memory_limit(&at, bound, (named, devices), known.limits);
@@ -368,6 +371,7 @@ impl Findings {
     fn config<'c>(
         &mut self,
         at: &str,
+        driver: &str,
         of: &OpaqueDeviceConfiguration,
         classes: impl Iterator<Item = &'c str>,
     ) -> Option<MemoryBound> {
@@ -375,8 +379,8 @@ impl Findings {
             self.refuse(&format!("{at}.driver"), "Required value");
             return None;
         }
-        if of.driver != names::DRIVER {
-            let hint = did_you_mean(&of.driver, [names::DRIVER]);
+        if of.driver != driver {
+            let hint = did_you_mean(&of.driver, [driver]);
             let what = format!(
                 "this config is for driver {:?}{hint} and has no effect on divvy's devices",
                 of.driver
@@ -385,7 +389,7 @@ impl Findings {
             return None;
         }
         let at = &format!("{at}.parameters");
-        let config = match divvy_api::decode(&of.parameters.0) {
+        let config = match divvy_api::decode_for(driver, &of.parameters.0) {
             Ok(config) => config,
             Err(error) => {
                 self.refuse(at, &error.to_string());
@@ -394,11 +398,11 @@ impl Findings {
         };
         let kind = config.kind.name();
         for class in classes {
-            let takes = match class {
-                names::CLASS_GPU | names::CLASS_ADMIN => "GpuConfig",
-                names::CLASS_MIG => "MigConfig",
-                names::CLASS_SHARE => "ShareConfig",
-                names::CLASS_MPS => "MpsConfig",
+            let takes = match driver::form(driver, class) {
+                Some(Alternative::WHOLE | Alternative::ADMIN) => "GpuConfig",
+                Some(Alternative::PARTITIONS) => "MigConfig",
+                Some(Alternative::TIME_SLICED) => "ShareConfig",
+                Some(Alternative::MPS) => "MpsConfig",
                 _ => continue,
             };
             if takes != kind {
@@ -474,6 +478,8 @@ impl Findings {
         } else if !naming::is_subdomain(class) {
             let what = format!("Invalid value: {class:?}: {}", naming::SUBDOMAIN);
             self.refuse(&format!("{at}.deviceClassName"), &what);
+        } else if !known.classes.contains(class) && class == driver::NVIDIA_VFIO {
+            self.doubt(&format!("{at}.deviceClassName"), driver::NO_PASSTHROUGH);
         } else if !known.classes.contains(class) {
             let there: Vec<&str> = known.classes.iter().map(String::as_str).collect();
             let hint = did_you_mean(class, there.iter().copied());
@@ -516,7 +522,12 @@ impl Findings {
         if class == names::CLASS_ADMIN && !admin {
             self.refuse(at, "class admin.divvy.dev is for requests with adminAccess: true only, since it reserves nothing");
         }
-        if matches!(class, names::CLASS_MIG | names::CLASS_SHARE) && admin {
+        let form = driver::form(known.driver, class);
+        if matches!(
+            form,
+            Some(Alternative::PARTITIONS | Alternative::TIME_SLICED)
+        ) && admin
+        {
             self.refuse(
                 at,
                 "adminAccess is for whole GPUs: use class admin.divvy.dev with it",
@@ -529,9 +540,8 @@ impl Findings {
         for (name, amount) in capacity_requests(of) {
             self.capacity(
                 &format!("{at}.capacity.requests[{name}]"),
-                name,
-                amount,
-                &there.capacities,
+                (name, amount),
+                (known.driver, &there.capacities),
             );
         }
     }
@@ -617,7 +627,12 @@ impl Findings {
         }
     }
 
-    fn capacity(&mut self, at: &str, name: &str, amount: &Amount, there: &BTreeSet<String>) {
+    fn capacity(
+        &mut self,
+        at: &str,
+        (name, amount): (&str, &Amount),
+        (driver, there): (&str, &BTreeSet<String>),
+    ) {
         let Ok(wanted) = amount.0.parse::<Quantity>() else {
             // `10GB` and `10 Gi` are meant so.
             let letters = amount.0.trim_end_matches(['B', 'b', ' ']).replace(' ', "");
@@ -633,7 +648,7 @@ impl Findings {
                 &format!("Invalid value: {:?}: not a quantity{hint}", amount.0),
             );
         };
-        let Some(id) = self.known_capacity(at, name, there) else {
+        let Some(id) = self.known_capacity(at, name, (driver, there)) else {
             return;
         };
         let shown = &amount.0;

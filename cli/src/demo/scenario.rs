@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use divvy_api::names;
 use divvy_fake_cluster::ClaimRef;
 use divvy_gpu_sim::SimNode;
 use k8s_openapi::api::resource::v1::{
@@ -38,7 +37,7 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &
     let names = classes
         .iter()
         .filter_map(|class| class.metadata.name.clone());
-    let known = Known::of(&world.api.list(), names);
+    let known = Known::of(world.driver, &world.api.list(), names);
     let found = review(manifests, &known);
     scenario.notes.extend(found.doubtful);
     if !found.refused.is_empty() {
@@ -52,7 +51,7 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &
             if workload.claims.is_empty() && workload.stuck.is_empty() {
                 scenario.notes.push(idle(manifests).to_owned());
             }
-            show.begin(&world.api, example);
+            show.begin(&world.api, world.driver, example);
             enact(Stage::new(world, sim, show), manifests, &workload).await
         }
         Err(error) => Err(error),
@@ -156,7 +155,7 @@ async fn enact(
 
 impl<'w> Stage<'w> {
     fn new(world: &'w World, sim: &'w SimNode, show: &'w Show) -> Self {
-        let scheduler = Scheduler::new(world.api.clone());
+        let scheduler = Scheduler::new(world.api.clone(), world.driver);
         Self {
             world,
             sim,
@@ -267,7 +266,7 @@ impl<'w> Stage<'w> {
             return Ok(());
         }
         let started = Instant::now();
-        let answers = self.world.kubelet.prepare(names::DRIVER, &call).await?;
+        let answers = self.world.kubelet.prepare(self.world.driver, &call).await?;
         let prepare_us = micros(started.elapsed());
         for reference in call {
             let allocation = self.allocation(&reference);
@@ -331,7 +330,7 @@ impl<'w> Stage<'w> {
                 let answers = self
                     .world
                     .kubelet
-                    .unprepare(names::DRIVER, &[reference])
+                    .unprepare(self.world.driver, &[reference])
                     .await?;
                 for answer in answers.into_values() {
                     answer
@@ -353,7 +352,11 @@ impl<'w> Stage<'w> {
             .filter(|(_, report)| !matches!(report.state, State::Pending { .. }))
             .filter_map(|(key, _)| self.reference(key))
             .collect();
-        let answers = self.world.kubelet.unprepare(names::DRIVER, &tried).await?;
+        let answers = self
+            .world
+            .kubelet
+            .unprepare(self.world.driver, &tried)
+            .await?;
         let failed = answers.into_iter().filter_map(|(uid, answer)| {
             let reference = tried.iter().find(|reference| reference.uid == uid)?;
             let reason = answer.err()?;
@@ -408,7 +411,7 @@ fn device(
         memory_of_percent: percent(&consumed).and_then(|_| share_memory(published, &consumed)),
         consumed: consumed
             .into_iter()
-            .map(|(name, amount)| (name, amount.0))
+            .map(|(name, amount)| (crate::driver::plain(&name).to_owned(), amount.0))
             .collect(),
         admin: result.is_some_and(|result| result.admin_access == Some(true)),
     }
@@ -422,7 +425,7 @@ fn clean(world: &World, workload: &Workload, manifests: &Manifests) -> Result<()
             world.api.delete::<ResourceClaim>(&namespace, &name)?;
         }
     }
-    let of_chart = world::classes()?;
+    let of_chart = world::classes(world.driver)?;
     let name = |class: &DeviceClass| class.metadata.name.clone();
     let names: BTreeSet<String> = manifests.classes.iter().filter_map(name).collect();
     for name in names.iter().filter(|ours| {

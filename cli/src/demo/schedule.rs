@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Outcome, Slices};
-use divvy_api::names;
 use divvy_fake_cluster::{FakeApi, build};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
@@ -45,14 +44,16 @@ impl From<String> for Unplaced {
 pub(crate) struct Scheduler {
     api: FakeApi,
     allocator: Allocator,
+    driver: &'static str,
 }
 
 impl Scheduler {
-    pub(crate) fn new(api: FakeApi) -> Self {
+    pub(crate) fn new(api: FakeApi, driver: &'static str) -> Self {
         // The embedded API server speaks as 1.37.
         Self {
             api,
             allocator: Allocator::new(Features::of_kubernetes(37)),
+            driver,
         }
     }
 
@@ -104,7 +105,7 @@ impl Scheduler {
             Ok(Outcome::Fits(found)) => found,
             Ok(Outcome::DoesNotFit(explanation)) => {
                 let rules = behind(&explanation, &rules);
-                let scene = Scene::new(names::DRIVER, &published, &all);
+                let scene = Scene::new(self.driver, &published, &all);
                 let cause = cause::of(&explanation, &scene).set_by(rules);
                 return Err(Unplaced {
                     reason: cause.full(PLACE, false, Reader::Demo),
@@ -113,7 +114,7 @@ impl Scheduler {
                 });
             }
             Err(error) => {
-                let scene = Scene::new(names::DRIVER, &published, &all);
+                let scene = Scene::new(self.driver, &published, &all);
                 let reason = cause::of_error(&error, &scene, &classes, Reader::Demo);
                 return Err(Unplaced {
                     detail: divvy_telemetry::Chain(&error).to_string(),

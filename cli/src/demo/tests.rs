@@ -6,6 +6,7 @@ mod asks;
 mod cases;
 mod limits;
 mod mps;
+mod stand_in;
 
 /// The demo's arguments, as they are written.
 #[derive(Debug, Parser)]
@@ -29,7 +30,7 @@ async fn of(line: &str, text: &str) -> Report {
     let stay = Stay {
         policies,
         examples: vec![example],
-        selects: false,
+        ..Stay::default()
     };
     perform(&gpus(line), &[stay], &Show::default())
         .await
@@ -523,7 +524,7 @@ async fn limits_of_the_device_plugin_run_as_they_are() {
 /// profile of the boards that values.yaml promises.
 #[test]
 fn the_charts_classes_cover_common_boards() {
-    let classes = world::classes().unwrap();
+    let classes = world::classes(divvy_api::names::DRIVER).unwrap();
     let named: Vec<&str> = classes
         .iter()
         .filter_map(|class| class.metadata.name.as_deref())

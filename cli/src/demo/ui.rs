@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use divvy_api::names::DRIVER;
 use divvy_fake_cluster::{FakeApi, GpuNode, build};
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -62,6 +61,7 @@ pub(super) struct Show(Option<Arc<watch::Sender<Scene>>>);
 #[derive(Default)]
 struct Scene {
     api: Option<FakeApi>,
+    driver: &'static str,
     caption: String,
 }
 
@@ -72,15 +72,16 @@ impl Show {
             let scene = scene.clone();
             async move {
                 let mut scene = scene.context("a demo without a page")?;
-                let (api, caption) = {
+                let (api, driver, caption) = {
                     let scene = scene.wait_for(|scene| scene.api.is_some()).await?;
                     (
                         scene.api.clone().context("no node yet")?,
+                        scene.driver,
                         scene.caption.clone(),
                     )
                 };
                 let wanted = Wanted {
-                    driver: DRIVER,
+                    driver,
                     claims: ClaimsWanted::Waiting,
                     events: false,
                     policies: false,
@@ -101,7 +102,7 @@ impl Show {
     }
 
     /// Another example begins.
-    pub(super) fn begin(&self, api: &FakeApi, example: &Example) {
+    pub(super) fn begin(&self, api: &FakeApi, driver: &'static str, example: &Example) {
         let Some(scene) = &self.0 else { return };
         let title = example
             .title
@@ -116,6 +117,7 @@ impl Show {
         scene.send_modify(|scene| {
             *scene = Scene {
                 api: Some(api.clone()),
+                driver,
                 caption,
             }
         });

@@ -357,7 +357,7 @@ mod tests {
         let manifests = Manifests::parse("test", text).unwrap();
         let workload = expand(
             &manifests,
-            &crate::demo::world::classes().unwrap(),
+            &crate::demo::world::classes(divvy_api::names::DRIVER).unwrap(),
             &BTreeSet::new(),
         )
         .unwrap();

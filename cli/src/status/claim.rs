@@ -431,7 +431,7 @@ fn device(
     });
     let consumed = result.consumed_capacity.iter().flatten();
     let mut granted: Vec<String> = consumed
-        .map(|(name, amount)| format!("{name} {}", amount.0))
+        .map(|(name, amount)| format!("{} {}", crate::driver::plain(name), amount.0))
         .collect();
     granted.extend(memory_of_share(snapshot, of, result));
     let allocation = of.status.as_ref().and_then(|s| s.allocation.as_ref());

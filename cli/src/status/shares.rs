@@ -11,6 +11,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, Device, DeviceRequestAllo
 use super::read::CLAIMS;
 use super::snapshot::{Snapshot, full_name};
 use crate::device::{amount, kind, memory, share_memory};
+use crate::driver::{own, plain};
 use crate::format::bytes;
 
 /// Capacities of shares in the order in which they are shown.
@@ -32,6 +33,7 @@ pub(super) fn granted(
     for (claim, allocation, result) in results(snapshot, node, gpu) {
         let consumed = result.consumed_capacity.iter().flatten();
         let mut words: Vec<String> = consumed
+            .map(|(name, amount)| (plain(name), amount))
             .filter(|(name, _)| *name != capacity::MEMORY)
             .map(|(name, amount)| format!("{name} {}", amount.0))
             .collect();
@@ -60,9 +62,9 @@ pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> String {
         return String::new();
     }
     let words = SHOWN.into_iter().filter_map(|name| {
-        let total = amount(&device.capacity.as_ref()?.get(name)?.value.0)?;
+        let total = amount(&own(device.capacity.as_ref()?, name)?.value.0)?;
         let taken = |result: &DeviceRequestAllocationResult| {
-            amount(&result.consumed_capacity.as_ref()?.get(name)?.0)
+            amount(&own(result.consumed_capacity.as_ref()?, name)?.0)
         };
         let taken: u64 = held.iter().filter_map(|(.., result)| taken(result)).sum();
         let left = total.saturating_sub(taken);

@@ -18,6 +18,7 @@ pub mod cluster;
 pub mod components;
 pub mod config;
 pub mod device_plugin;
+pub mod dra_plugin;
 pub mod driver;
 pub mod gpus;
 pub mod images;

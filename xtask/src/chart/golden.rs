@@ -84,6 +84,12 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         &[],
     ),
     (
+        "stand-in",
+        "{driverName: gpu.nvidia.com, migClasses: [1g.10gb], extraDeviceClasses: [{name: s, mode: share}],
+          claimTemplates: {namespaces: [ml], templates: {tenth: {memory: 8Gi, cores: 10}}}}",
+        &[],
+    ),
+    (
         "claim-templates",
         "claimTemplates: {namespaces: [ml, web], templates: {tenth: {memory: 8Gi, cores: 10}, half: {percent: 50}, one: {slots: 1}}}",
         &[],
@@ -153,6 +159,32 @@ pub(super) fn check(root: &Path, helm: &Helm) -> Result<()> {
             defaults = rendered;
         }
     }
+    standing_in(
+        root,
+        &by_name(&helm.template("driverName: gpu.nvidia.com", &[])?)?,
+    )
+}
+
+/// Checks that the classes of `divvy demo --driver-name gpu.nvidia.com` are the chart's: these names
+/// are all that it makes different (`classes` in `cli/src/demo/world.rs`).
+fn standing_in(root: &Path, rendered: &BTreeMap<String, String>) -> Result<()> {
+    let demo = fs_err::read_to_string(root.join(DEMO))?;
+    let demo = [
+        ("'gpu.divvy.dev'", "'gpu.nvidia.com'"),
+        ("  name: gpu.divvy.dev\n", "  name: gpu.nvidia.com\n"),
+        ("  name: mig.divvy.dev\n", "  name: mig.nvidia.com\n"),
+    ]
+    .iter()
+    .fold(demo, |text, (ours, theirs)| text.replace(ours, theirs));
+    let mut demo: Vec<&str> = demo.split("---\n").skip(1).collect();
+    demo.sort_unstable();
+    let chart = classes(rendered);
+    let mut chart: Vec<&str> = chart.split("---\n").skip(1).collect();
+    chart.sort_unstable();
+    ensure!(
+        demo == chart,
+        "the demo's classes with --driver-name gpu.nvidia.com are not the chart's: {demo:?} and {chart:?}"
+    );
     Ok(())
 }
 
@@ -161,9 +193,27 @@ const DEMO: &str = "cli/src/demo/classes.yaml";
 
 /// Compares the classes of `divvy demo` with those of the chart's defaults, or writes them.
 fn demo_classes(root: &Path, rendered: &BTreeMap<String, String>, bless: bool) -> Result<()> {
-    let mut text = String::from(
-        "# The chart's DeviceClasses, written by `DIVVY_BLESS=1 cargo xtask chart`.\n",
+    let text = format!(
+        "# The chart's DeviceClasses, written by `DIVVY_BLESS=1 cargo xtask chart`.\n{}",
+        classes(rendered)
     );
+    let file = root.join(DEMO);
+    if bless {
+        fs_err::write(&file, text)?;
+    } else {
+        let there = fs_err::read_to_string(&file).unwrap_or_default();
+        ensure!(
+            there == text,
+            "{DEMO} does not have the chart's classes (to write it: DIVVY_BLESS=1 cargo xtask chart):\n{}",
+            diff(&there, &text)?
+        );
+    }
+    Ok(())
+}
+
+/// Returns the DeviceClasses of a render, without their labels.
+fn classes(rendered: &BTreeMap<String, String>) -> String {
+    let mut text = String::new();
     for class in rendered
         .iter()
         .filter_map(|(name, text)| name.starts_with("DeviceClass/").then_some(text))
@@ -177,18 +227,7 @@ fn demo_classes(root: &Path, rendered: &BTreeMap<String, String>, bless: bool) -
             }
         }
     }
-    let file = root.join(DEMO);
-    if bless {
-        fs_err::write(&file, text)?;
-    } else {
-        let there = fs_err::read_to_string(&file).unwrap_or_default();
-        ensure!(
-            there == text,
-            "{DEMO} does not have the chart's classes (to write it: DIVVY_BLESS=1 cargo xtask chart):\n{}",
-            diff(&there, &text)?
-        );
-    }
-    Ok(())
+    text
 }
 
 /// Returns the text of each object. Contents that are files of their own are cut.

@@ -101,7 +101,14 @@ pub(super) const CASES: &[(&str, &[Expected])] = &[
     (
         "{driverName: gpu.nvidia.com, migClasses: [1g.10gb]}",
         &[
-            There("DeviceClass/1g.10gb.mig.nvidia.com"),
+            There("DeviceClass/mig.nvidia.com"),
+            There("DeviceClass/1g.10gb.mig.divvy.dev"),
+            There("DeviceClass/share.divvy.dev"),
+            There("DeviceClass/mps.divvy.dev"),
+            There("DeviceClass/admin.divvy.dev"),
+            Absent("DeviceClass/gpu.divvy.dev"),
+            Absent("DeviceClass/share.nvidia.com"),
+            Absent("DeviceClass/vfio.gpu.nvidia.com"),
             Is(
                 "DeviceClass/gpu.nvidia.com",
                 "/spec/extendedResourceName",

@@ -41,6 +41,12 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "by their MIG mode",
     ),
     (
+        "driverName: gpu.nvidia.com",
+        "1.37.1",
+        "divvy stands in for NVIDIA's DRA driver",
+        "gpu.divvy.dev",
+    ),
+    (
         "{}",
         "1.36.2",
         "Kubernetes v1.36.2: whole GPUs, partitions and shares, several modes of one GPU at once",

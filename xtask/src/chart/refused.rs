@@ -6,6 +6,14 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "{mps: {enabled: true}, driverName: a-name-that-is-too-long.example.com}",
         "an MPS daemon starts with 83 at most",
     ),
+    (
+        "{driverName: gpu.nvidia.com, nvidiaDeviceClasses: {enabled: true}}",
+        "nvidiaDeviceClasses is superfluous with driverName gpu.nvidia.com",
+    ),
+    (
+        "{driverName: gpu.nvidia.com, extraDeviceClasses: [{name: vfio.gpu.nvidia.com, mode: gpu}]}",
+        "extraDeviceClasses cannot have vfio.gpu.nvidia.com",
+    ),
     ("nodeSelector: null", "nodeSelector"),
     (
         "nodeSelector: {divvy.dev/gpu: null}",

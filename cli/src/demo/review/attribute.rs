@@ -7,6 +7,7 @@ use divvy_api::names::{self, capacity};
 use k8s_openapi::api::resource::v1::DeviceConstraint;
 
 use super::{Findings, Known};
+use crate::driver;
 use crate::lookup::{self, meant};
 
 /// The capacities of shares, in both units.
@@ -63,28 +64,32 @@ impl Findings {
         &mut self,
         at: &str,
         capacity: &'n str,
-        all: &BTreeSet<String>,
+        (driver, all): (&'n str, &BTreeSet<String>),
     ) -> Option<&'n str> {
         // Names without a domain are those of the device's driver.
-        let (domain, name) = capacity
-            .split_once('/')
-            .unwrap_or((names::DRIVER, capacity));
+        let (domain, name) = capacity.split_once('/').unwrap_or((driver, capacity));
         if all.is_empty() || all.contains(&format!("{domain}/{name}")) {
             return Some(name);
         }
         // Those of shares depend on the policy: what waits says which one is wanted, and an
         // alternative (`firstAvailable`) may be for other GPUs.
-        if domain == names::DRIVER && OF_SHARES.contains(&name) {
+        let own = driver::capacity(driver, name) == format!("{domain}/{name}");
+        if own && OF_SHARES.contains(&name) {
             return Some(name);
         }
         let there: BTreeSet<&str> = all
             .iter()
-            .filter_map(|full| full.strip_prefix(names::DRIVER)?.strip_prefix('/'))
+            .filter_map(|full| match full.split_once('/') {
+                Some((domain, name)) if domain == driver => Some(name),
+                Some((names::DRIVER, _)) => Some(full.as_str()),
+                _ => None,
+            })
             .collect();
         let mut there: Vec<&str> = there.into_iter().collect();
         there.sort_by_key(|name| *name != capacity::MEMORY);
         let hint = match meant(domain, name, all) {
-            Some((_, name)) => format!(" (did you mean {name:?}?)"),
+            Some((domain, name)) if domain == driver => format!(" (did you mean {name:?}?)"),
+            Some((domain, name)) => format!(" (did you mean \"{domain}/{name}\"?)"),
             None if there.is_empty() => String::new(),
             None => format!("; there are {}", there.join(", ")),
         };

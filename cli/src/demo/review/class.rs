@@ -27,7 +27,7 @@ impl Findings {
                 None => self.refuse(&at, "Required value"),
                 Some(opaque) => {
                     // The requests that it will be for are not known.
-                    self.config(&at, opaque, std::iter::empty());
+                    self.config(&at, known.driver, opaque, std::iter::empty());
                 }
             }
         }

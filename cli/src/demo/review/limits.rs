@@ -23,9 +23,7 @@ pub(super) struct Allowed {
 impl Allowed {
     /// Takes in a published device.
     pub(super) fn add(&mut self, device: &Device) {
-        let attributes = device.attributes.as_ref();
-        let most = attributes.and_then(|all| all.get(attributes::MEMORY_LIMIT_MAX_PERCENT)?.int);
-        let Some(most) = most.and_then(|most| u64::try_from(most).ok()) else {
+        let Some(most) = crate::device::number(device, attributes::MEMORY_LIMIT_MAX_PERCENT) else {
             return;
         };
         self.percent = self.percent.max(Some(most));
@@ -46,8 +44,7 @@ struct Share<'r> {
 impl Share<'_> {
     fn asks(&self, id: &str) -> Option<u64> {
         let requests = self.capacity?.requests.as_ref()?;
-        let full = format!("{}/{id}", names::DRIVER);
-        let amount = requests.get(id).or_else(|| requests.get(&full))?;
+        let amount = crate::driver::own(requests, id)?;
         u64::try_from(amount.0.parse::<Quantity>().ok()?.rounded_up()).ok()
     }
 

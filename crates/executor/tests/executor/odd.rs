@@ -99,6 +99,7 @@ fn settings() -> Settings {
         leave: Duration::from_mins(1),
         ask_again: Duration::from_secs(30),
         retry: Duration::from_secs(5),
+        neighbours_first: false,
     }
 }
 

@@ -61,13 +61,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- printf "%s/%s" .Values.hookDir .Values.driverName -}}
 {{- end -}}
 
-{{/* The domain of the other classes: `divvy.dev` of the driver `gpu.divvy.dev`; of any other name the name itself. */}}
+{{/* Not empty if divvy stands in for NVIDIA's driver, under its name (docs/migrate/stand-in.md). */}}
+{{- define "divvy.standsIn" -}}
+{{- if eq .Values.driverName "gpu.nvidia.com" -}}true{{- end -}}
+{{- end -}}
+
+{{/* The domain of the attributes and capacities that NVIDIA's driver does not have. */}}
+{{- define "divvy.ownDomain" -}}
+{{- if include "divvy.standsIn" . -}}gpu.divvy.dev{{- else -}}{{ .Values.driverName }}{{- end -}}
+{{- end -}}
+
+{{/* The domain of the other classes: `divvy.dev` of the drivers `gpu.divvy.dev` and `gpu.nvidia.com`, which has none of them; of any
+other name the name itself. */}}
 {{- define "divvy.classDomain" -}}
-{{- trimPrefix "gpu." .Values.driverName -}}
+{{- trimPrefix "gpu." (include "divvy.ownDomain" .) -}}
 {{- end -}}
 
 {{- define "divvy.migClass" -}}
-{{- printf "mig.%s" (include "divvy.classDomain" .) -}}
+{{- if include "divvy.standsIn" . -}}mig.nvidia.com{{- else -}}{{- printf "mig.%s" (include "divvy.classDomain" .) -}}{{- end -}}
 {{- end -}}
 
 {{- define "divvy.shareClass" -}}
@@ -92,7 +103,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $all := dict -}}
 {{- if .Values.deviceClass.enabled -}}
 {{- range $profile := .Values.migClasses -}}
-{{- $_ := set $all (printf "%s.%s" (include "divvy.profileName" $profile) (include "divvy.migClass" $)) $profile -}}
+{{- $_ := set $all (printf "%s.mig.%s" (include "divvy.profileName" $profile) (include "divvy.classDomain" $)) $profile -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $all -}}

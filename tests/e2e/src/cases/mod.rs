@@ -22,6 +22,7 @@ mod nvidia_driver;
 mod pods;
 mod policy;
 mod shares;
+mod stand_in;
 mod status;
 mod successors;
 
@@ -215,6 +216,14 @@ const WHOLE: &[Case] = &[
     alone(
         "nodes_move_from_the_device_plugin_one_by_one",
         migration::one_by_one,
+    ),
+    alone(
+        "manifests_for_nvidias_driver_run_unchanged_under_its_name",
+        stand_in::manifests,
+    ),
+    alone(
+        "nodes_move_from_nvidias_driver_to_divvy_under_its_name_and_back",
+        stand_in::node_by_node,
     ),
     alone(
         "what_another_driver_has_given_out_is_not_given_out",

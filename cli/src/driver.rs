@@ -1,0 +1,111 @@
+//! The names that divvy's driver can have: its own, and that of NVIDIA's driver, for which it stands
+//! in under `gpu.nvidia.com`. Classes follow from the driver's name as the chart makes them.
+
+use std::collections::BTreeMap;
+
+use divvy_api::names::{self, Naming};
+use divvy_model::Alternative;
+
+use crate::lookup;
+
+/// Name of NVIDIA's driver, and of its class of whole GPUs.
+pub(crate) const NVIDIA: &str = names::NVIDIA_DRIVER;
+/// Its class of partitions.
+pub(crate) const NVIDIA_MIG: &str = "mig.nvidia.com";
+/// Its class for passthrough to virtual machines, which divvy does not have.
+pub(crate) const NVIDIA_VFIO: &str = "vfio.gpu.nvidia.com";
+/// Answer to a claim of that class.
+pub(crate) const NO_PASSTHROUGH: &str = "class vfio.gpu.nvidia.com is passthrough to virtual machines, which divvy does not have: leave a node to \
+     NVIDIA's driver for it";
+
+/// The drivers for which the chart has classes.
+pub(crate) const KNOWN: [&str; 2] = [names::DRIVER, NVIDIA];
+
+/// Returns which of the known names this is; any other is for divvy's own.
+pub(crate) fn known(name: &str) -> &'static str {
+    let found = KNOWN.into_iter().find(|known| *known == name);
+    found.unwrap_or(names::DRIVER)
+}
+
+/// Returns the class of devices of a form; none of forms that have no class of their own.
+pub(crate) fn class(driver: &str, form: Alternative) -> Option<&'static str> {
+    let stands_in = driver == NVIDIA;
+    Some(match form {
+        Alternative::WHOLE if stands_in => NVIDIA,
+        Alternative::PARTITIONS if stands_in => NVIDIA_MIG,
+        Alternative::WHOLE => names::CLASS_GPU,
+        Alternative::PARTITIONS => names::CLASS_MIG,
+        Alternative::TIME_SLICED => names::CLASS_SHARE,
+        Alternative::MPS => names::CLASS_MPS,
+        Alternative::ADMIN => names::CLASS_ADMIN,
+        _ => return None,
+    })
+}
+
+/// Returns the form of the devices of a class of the chart.
+pub(crate) fn form(driver: &str, name: &str) -> Option<Alternative> {
+    let all = [Alternative::ADMIN].into_iter().chain(Alternative::HELD);
+    let mut all = all.filter(|form| class(driver, *form).is_some());
+    all.find(|form| class(driver, *form) == Some(name))
+}
+
+/// Returns the profile of a class that the chart has for one MIG profile.
+pub(crate) fn profile_of(class: &str) -> Option<&str> {
+    class.strip_suffix(names::CLASS_MIG)?.strip_suffix('.')
+}
+
+/// Returns an attribute of ours with its domain, as a driver of this name publishes it.
+pub(crate) fn attribute(driver: &str, name: &str) -> String {
+    lookup::full(driver, &Naming::of(driver).attribute(name))
+}
+
+/// Returns a capacity of ours with its domain, as a driver of this name publishes it.
+pub(crate) fn capacity(driver: &str, name: &str) -> String {
+    lookup::full(driver, &Naming::of(driver).capacity(name))
+}
+
+/// Returns what a map of a device has under a name of ours: plain in the driver's domain, or with
+/// divvy's domain, as a stand-in publishes names that NVIDIA's driver does not have.
+pub(crate) fn own<'m, V>(map: &'m BTreeMap<String, V>, name: &str) -> Option<&'m V> {
+    map.get(name)
+        .or_else(|| map.get(&format!("{}/{name}", names::DRIVER)))
+}
+
+/// Returns a name of ours without divvy's domain.
+pub(crate) fn plain(name: &str) -> &str {
+    // Of other drivers no name has that domain.
+    Naming::of(NVIDIA).ours(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_follow_from_the_name_of_the_driver() {
+        for (driver, name, expected) in [
+            (names::DRIVER, "gpu.divvy.dev", Some(Alternative::WHOLE)),
+            (names::DRIVER, "gpu.nvidia.com", None),
+            (NVIDIA, "gpu.nvidia.com", Some(Alternative::WHOLE)),
+            (NVIDIA, "mig.nvidia.com", Some(Alternative::PARTITIONS)),
+            (NVIDIA, "gpu.divvy.dev", None),
+            (NVIDIA, "share.divvy.dev", Some(Alternative::TIME_SLICED)),
+            (NVIDIA, "mps.divvy.dev", Some(Alternative::MPS)),
+            (NVIDIA, "admin.divvy.dev", Some(Alternative::ADMIN)),
+        ] {
+            assert_eq!(form(driver, name), expected, "{driver} {name}");
+        }
+        assert_eq!(profile_of("1g.10gb.mig.divvy.dev"), Some("1g.10gb"));
+        assert_eq!(profile_of(names::CLASS_MIG), None);
+    }
+
+    #[test]
+    fn names_of_ours_are_found_with_and_without_our_domain() {
+        let map = |name: &str| BTreeMap::from([(name.to_owned(), 1)]);
+        assert_eq!(own(&map("cores"), "cores"), Some(&1));
+        assert_eq!(own(&map("gpu.divvy.dev/cores"), "cores"), Some(&1));
+        assert_eq!(own(&map("example.com/cores"), "cores"), None);
+        assert_eq!(plain("gpu.divvy.dev/cores"), "cores");
+        assert_eq!(plain("example.com/cores"), "example.com/cores");
+    }
+}

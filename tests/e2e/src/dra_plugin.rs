@@ -1,0 +1,223 @@
+//! A stand-in for NVIDIA's DRA plugin: it has its name, publishes one GPU in a pool of the node's
+//! name, and gives it to pods by a CDI file of its own. The program itself cannot be had on this
+//! machine.
+//!
+//! It runs in this process, as the [`device plugin`](crate::device_plugin) does. A server made of
+//! tonic can be registered only at a socket with an `@` in its name, so there are two registration
+//! sockets: the one that the kubelet registers, and NVIDIA's fixed one, which accepts
+//! connections and answers nothing. divvy looks for the second.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use divvy_api::names::NVIDIA_DRIVER;
+use divvy_proto::dra::{self, v1 as api};
+use divvy_proto::registration as reg;
+use serde_json::{Value, json};
+use tokio::net::UnixListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use crate::cluster::Cluster;
+use crate::device_plugin::PluginGpu;
+
+/// The kubelet's folder of registration sockets.
+const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
+/// The socket by which divvy knows NVIDIA's plugin.
+const FIXED: &str = "gpu.nvidia.com-reg.sock";
+/// The socket that the kubelet registers.
+const OWN: &str = "gpu.nvidia.com-e2e@reg.sock";
+/// The plugin's folder, which divvy as a stand-in has too.
+const FOLDER: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
+/// The socket for the calls of the kubelet.
+const DRA: &str = "e2e@dra.sock";
+/// The folder of CDI files.
+const CDI: &str = "/run/cdi";
+/// Name of the one device.
+pub const DEVICE: &str = "gpu-0";
+
+/// A plugin that lives as long as this value.
+#[derive(Debug)]
+pub struct DraPlugin {
+    runtime: Option<Runtime>,
+    sockets: Vec<PathBuf>,
+}
+
+#[derive(Debug, Clone)]
+struct Service {
+    pool: String,
+    gpu: PluginGpu,
+    /// The folder of CDI files as this process sees it.
+    cdi: PathBuf,
+}
+
+impl DraPlugin {
+    /// Starts a plugin on a node that gives this GPU out. Its slice is [`slice`].
+    pub fn start(cluster: &Cluster, gpu: PluginGpu) -> Result<Self> {
+        let folder = cluster.node_path(FOLDER);
+        fs_err::create_dir_all(&folder)?;
+        let registry = cluster.node_path(REGISTRY);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        let mut plugin = Self {
+            runtime: None,
+            sockets: Vec::new(),
+        };
+        let service = Service {
+            pool: cluster.layout().node().to_owned(),
+            gpu,
+            cdi: cluster.node_path(CDI),
+        };
+        {
+            let _entered = runtime.enter();
+            let calls = plugin.listen(folder.join(DRA))?;
+            let calls = UnixListenerStream::new(calls);
+            let server = api::dra_plugin_server::DraPluginServer::new(service.clone());
+            let router = Server::builder().add_service(server);
+            runtime.spawn(router.serve_with_incoming(calls));
+            let fixed = plugin.listen(registry.join(FIXED))?;
+            runtime.spawn(async move { while fixed.accept().await.is_ok() {} });
+            // Last: the kubelet calls as soon as it is there.
+            let registration = UnixListenerStream::new(plugin.listen(registry.join(OWN))?);
+            let server = reg::registration_server::RegistrationServer::new(service);
+            let router = Server::builder().add_service(server);
+            runtime.spawn(router.serve_with_incoming(registration));
+        }
+        plugin.runtime = Some(runtime);
+        Ok(plugin)
+    }
+
+    fn listen(&mut self, socket: PathBuf) -> Result<UnixListener> {
+        // Left by one that was killed.
+        let _may_be_absent = fs_err::remove_file(&socket);
+        let listener = UnixListener::bind(&socket)
+            .with_context(|| format!("cannot listen on {}", socket.display()))?;
+        self.sockets.push(socket);
+        Ok(listener)
+    }
+}
+
+impl Drop for DraPlugin {
+    fn drop(&mut self) {
+        // The kubelet notices the end by its socket.
+        for socket in &self.sockets {
+            let _may_be_gone = fs_err::remove_file(socket);
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Returns the slice of such a plugin, as NVIDIA's publishes it: the pool has the node's name.
+pub fn slice(node: &str, uuid: &str, product: &str) -> Value {
+    let text = |value: &str| json!({"string": value});
+    json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": format!("{node}-gpu.nvidia.com-e2e")},
+        "spec": {
+            "driver": NVIDIA_DRIVER,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{
+                "name": DEVICE,
+                "attributes": {"type": text("gpu"), "uuid": text(uuid), "productName": text(product)},
+            }],
+        },
+    })
+}
+
+impl Service {
+    fn file(&self, claim_uid: &str) -> PathBuf {
+        let name = format!("k8s.gpu.nvidia.com-claim_{claim_uid}.json");
+        self.cdi.join(name)
+    }
+
+    /// Writes the CDI file of a claim, and returns the device's name in it.
+    fn prepare(&self, claim_uid: &str) -> Result<String> {
+        let device = format!("{claim_uid}-{DEVICE}");
+        let (host, inside) = &self.gpu.node;
+        let edits = json!({"deviceNodes": [{"path": inside, "hostPath": host}], "env": ["NVIDIA_VISIBLE_DEVICES=void"]});
+        let spec = json!({
+            "cdiVersion": "0.6.0",
+            "kind": "k8s.gpu.nvidia.com/claim",
+            "devices": [{"name": device, "containerEdits": edits}],
+        });
+        fs_err::create_dir_all(&self.cdi)?;
+        fs_err::write(self.file(claim_uid), spec.to_string())?;
+        Ok(format!("k8s.gpu.nvidia.com/claim={device}"))
+    }
+}
+
+#[tonic::async_trait]
+impl reg::registration_server::Registration for Service {
+    async fn get_info(
+        &self,
+        _: Request<reg::InfoRequest>,
+    ) -> Result<Response<reg::PluginInfo>, Status> {
+        Ok(Response::new(reg::PluginInfo {
+            r#type: dra::PLUGIN_TYPE.to_owned(),
+            name: NVIDIA_DRIVER.to_owned(),
+            endpoint: format!("{FOLDER}/{DRA}"),
+            supported_versions: vec![dra::SERVICE.to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        _: Request<reg::RegistrationStatus>,
+    ) -> Result<Response<reg::RegistrationStatusResponse>, Status> {
+        Ok(Response::new(reg::RegistrationStatusResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl api::dra_plugin_server::DraPlugin for Service {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<api::NodePrepareResourcesRequest>,
+    ) -> Result<Response<api::NodePrepareResourcesResponse>, Status> {
+        let answer = |claim: &api::Claim| match self.prepare(&claim.uid) {
+            Ok(id) => api::NodePrepareResourceResponse {
+                devices: vec![api::Device {
+                    // None: of every request.
+                    request_names: Vec::new(),
+                    pool_name: self.pool.clone(),
+                    device_name: DEVICE.to_owned(),
+                    cdi_device_ids: vec![id],
+                    share_id: None,
+                }],
+                error: String::new(),
+            },
+            Err(error) => api::NodePrepareResourceResponse {
+                devices: Vec::new(),
+                error: format!("{error:#}"),
+            },
+        };
+        let claims = request.into_inner().claims;
+        let claims = claims
+            .iter()
+            .map(|claim| (claim.uid.clone(), answer(claim)));
+        Ok(Response::new(api::NodePrepareResourcesResponse {
+            claims: claims.collect(),
+        }))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<api::NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<api::NodeUnprepareResourcesResponse>, Status> {
+        let claims = request.into_inner().claims.into_iter().map(|claim| {
+            let _may_be_gone = fs_err::remove_file(self.file(&claim.uid));
+            (claim.uid, api::NodeUnprepareResourceResponse::default())
+        });
+        Ok(Response::new(api::NodeUnprepareResourcesResponse {
+            claims: claims.collect(),
+        }))
+    }
+}
