@@ -51,7 +51,7 @@ impl Theirs {
         }
     }
 
-    /// As after SIGKILL: the file stays.
+    /// Ends it as SIGKILL does: the file stays.
     fn kill(self) -> PathBuf {
         self.socket
     }
