@@ -564,7 +564,7 @@ impl Shared {
         } = self.channels.clone();
         let (timing, reporter) = (
             self.config.timing,
-            Reporter::new(changed, self.metrics.clone()),
+            Reporter::new(changed, self.metrics.clone(), self.notifier.clone()),
         );
         Keeper {
             files: CdiFiles {

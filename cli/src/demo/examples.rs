@@ -23,6 +23,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "one-gpu",
     "two-pods-two-gpus",
     "shared-claim",
+    "shared-claim-mps",
     "two-containers",
     "two-claims",
     "two-gpus",
