@@ -309,14 +309,6 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         No("needs the Prometheus Operator; `cargo xtask chart` renders these values"),
     ),
     (
-        "helm upgrade --install divvy deploy/chart/divvy --namespace divvy --create-namespace --values values.yaml --take-ownership",
-        By("nodes_move_from_nvidias_driver_to_divvy_under_its_name_and_back"),
-    ),
-    (
-        "divvy demo -f FOLDER --driver-name gpu.nvidia.com --sim h100x4",
-        By("manifests_for_nvidias_driver_run_or_say_what_is_missing"),
-    ),
-    (
         "helm upgrade divvy deploy/chart/divvy --namespace divvy --values values.yaml --take-ownership",
         No("needs the release of NVIDIA's driver; `cargo xtask chart` renders these values"),
     ),
