@@ -154,7 +154,10 @@ mod tests {
             (partition.ordinal(), partition.to_string()),
             (3, "gpu-3-mig-1g10gb-19-4".to_owned())
         );
-        assert_eq!(DeviceKind::parse(&partition.device_name()), Ok(partition));
+        assert_eq!(
+            DeviceKind::parse(&partition.device_name()),
+            Ok(partition.clone())
+        );
         let twin = DeviceKind {
             sharing: Sharing::TimeSliced,
             ..partition
