@@ -78,6 +78,7 @@ fn full() -> GpuPolicySpec {
                 profiles: Some(set(["1g.10gb".to_owned(), "1g.10gb+me".to_owned()])),
                 placement_order: Some(PlacementOrder::Descending),
                 instances: Some(Instances::OnDemand),
+                sharing: None,
             }),
             shares: Some(ShareSettings {
                 unit: Some(ShareUnit::Amounts),

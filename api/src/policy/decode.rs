@@ -7,7 +7,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    GpuPolicy, GpuPolicySpec, KIND, NodeMatch, OfferedMode, PolicyRule, ShareSettings, ShareUnit,
+    GpuPolicy, GpuPolicySpec, Instances, KIND, MigSettings, NodeMatch, OfferedMode,
+    PartitionSharing, PolicyRule, ShareSettings, ShareUnit,
 };
 use crate::names::API_VERSION;
 
@@ -16,7 +17,7 @@ pub(super) const MOST_RULES: usize = 64;
 /// Most shares of one GPU.
 pub(super) const MOST_SLOTS: u32 = 1024;
 /// Lack of a rule that has settings of shares.
-const SHARES_REQUIRE: &str = "requires TimeSlicing or Mps in modes";
+const SHARES_REQUIRE: &str = "requires TimeSlicing or Mps in modes, or mig.sharing";
 /// All of a GPU.
 const ALL_PERCENT: u32 = 100;
 
@@ -152,11 +153,21 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
             return Err(wrong(format!("{path}.mig"), "requires Mig in modes"));
         }
         let shared = [OfferedMode::TimeSlicing, OfferedMode::Mps];
-        if rule.shares.is_some() && !shared.iter().any(|mode| modes.contains(mode)) {
+        let in_partitions = rule.mig.as_ref().is_some_and(|mig| mig.sharing.is_some());
+        if rule.shares.is_some()
+            && !in_partitions
+            && !shared.iter().any(|mode| modes.contains(mode))
+        {
             return Err(wrong(format!("{path}.shares"), SHARES_REQUIRE));
         }
+    } else if rule.mig.as_ref().is_some_and(|mig| mig.sharing.is_some()) {
+        let path = format!("{path}.mig.sharing");
+        return Err(wrong(path, "requires Mig in modes"));
     } else if rule.shares.is_some() {
         return Err(wrong(format!("{path}.shares"), SHARES_REQUIRE));
+    }
+    if let Some(mig) = &rule.mig {
+        check_sharing(&format!("{path}.mig.sharing"), mig)?;
     }
     if let Some(profiles) = rule.mig.as_ref().and_then(|mig| mig.profiles.as_ref()) {
         let path = format!("{path}.mig.profiles");
@@ -183,6 +194,28 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
     {
         let problem = format!("must be {MOST_BRIEF_IDLENESS} or more");
         return Err(wrong(format!("{path}.usage.idle.afterSeconds"), problem));
+    }
+    Ok(())
+}
+
+/// Checks the ways in which partitions are shared.
+fn check_sharing(path: &str, mig: &MigSettings) -> Result<(), PolicyError> {
+    let Some(sharing) = &mig.sharing else {
+        return Ok(());
+    };
+    if sharing.is_empty() {
+        let problem = "is empty (name TimeSlicing, or leave it out: a claim for each partition)";
+        return Err(wrong(path, problem));
+    }
+    if sharing.contains(&PartitionSharing::Mps) {
+        let problem = "shares of partitions by MPS are not supported yet: an MPS server would have to \
+                       be started in each partition (use TimeSlicing)";
+        return Err(wrong(path, problem));
+    }
+    if mig.instances == Some(Instances::Static) {
+        let problem =
+            "does not go with instances: Static (these partitions are for one claim each)";
+        return Err(wrong(path, problem));
     }
     Ok(())
 }

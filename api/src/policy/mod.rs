@@ -135,8 +135,12 @@ pub struct GpuPolicySpec {
         "message": "mig requires Mig in modes",
     },
     {
-        "rule": "!has(self.shares) || has(self.modes) && ('TimeSlicing' in self.modes || 'Mps' in self.modes)",
-        "message": "shares requires TimeSlicing or Mps in modes",
+        "rule": "!has(self.shares) || has(self.modes) && ('TimeSlicing' in self.modes || 'Mps' in self.modes) || has(self.mig) && has(self.mig.sharing)",
+        "message": "shares requires TimeSlicing or Mps in modes, or mig.sharing",
+    },
+    {
+        "rule": "!has(self.mig) || !has(self.mig.sharing) || has(self.modes)",
+        "message": "mig.sharing requires Mig in modes",
     },
 ]))]
 pub struct PolicyRule {
@@ -281,7 +285,16 @@ pub enum ModeLock {
 /// Settings for partitioning GPUs with MIG.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[schemars(extend("minProperties" = 1))]
+#[schemars(extend("minProperties" = 1), extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(self.sharing) || !('Mps' in self.sharing)",
+        "message": "shares of partitions by MPS are not supported yet: use TimeSlicing",
+    },
+    {
+        "rule": "!has(self.sharing) || !has(self.instances) || self.instances != 'Static'",
+        "message": "sharing does not go with instances Static: these partitions are for one claim each",
+    },
+]))]
 pub struct MigSettings {
     /// The MIG profiles to offer, such as 1g.10gb. If omitted, all profiles are offered except the
     /// rarely needed ones (+me, +me.all, -me, +gfx). Profiles that a GPU does not support are
@@ -299,6 +312,24 @@ pub struct MigSettings {
     /// The manager of the MIG instances of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instances: Option<Instances>,
+    /// The ways in which partitions are also offered to several claims at once. If omitted, each
+    /// partition is for one claim. It requires modes with Mig. It doubles the partitions that the
+    /// scheduler looks at: name the profiles.
+    #[schemars(length(min = 1, max = 2), extend("x-kubernetes-list-type" = "set"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<BTreeSet<PartitionSharing>>,
+}
+
+/// A way in which several claims use one partition: TimeSlicing (the settings in shares say how small
+/// a share can be; none of its limits is enforced) or Mps (not supported yet).
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum PartitionSharing {
+    /// Their programs run in turn.
+    TimeSlicing,
+    /// Refused: not supported yet.
+    Mps,
 }
 
 /// The order in which the placements of a profile are tried: Ascending (the default) starts at the

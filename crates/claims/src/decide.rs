@@ -323,7 +323,7 @@ fn resolve_device(
     };
     let state = seen.state(uuid);
     let share_memory = match sharing {
-        Sharing::TimeSliced | Sharing::Mps => memory::of_percent(result, gpu, state),
+        Sharing::TimeSliced | Sharing::Mps => memory::of_percent(result, target, gpu, state),
         Sharing::Exclusive | Sharing::Admin => None,
     };
     let mps = match (target, sharing) {

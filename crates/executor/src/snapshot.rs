@@ -6,7 +6,7 @@ use std::sync::Arc;
 use divvy_claims::{Claim, GpuSeen, Phase, ProcessOnGpu, Record, Snapshot, Stored};
 use divvy_model::mig::PartitionName;
 use divvy_model::{
-    DeviceKind, GpuError, GpuErrorCode, GpuUuid, Inventory, MigMode, Ordinals, Place,
+    DeviceKind, DeviceName, GpuError, GpuErrorCode, GpuUuid, Inventory, MigMode, Ordinals, Place,
 };
 
 use crate::StoreError;
@@ -121,7 +121,7 @@ fn places(
         .flat_map(|record| &record.devices)
         .collect();
     let results = claim.allocation.results.iter();
-    for name in results.filter_map(|result| PartitionName::parse(&result.device).ok()) {
+    for name in results.filter_map(|result| partition(&result.device)) {
         let place = || {
             let gpu = ordinals.gpu(name.ordinal)?;
             let mig = inventory?.gpus.get(gpu)?.mig.as_ref()?;
@@ -138,6 +138,11 @@ fn places(
         }
     }
     places
+}
+
+/// Returns the partition that a device is, or is a share of.
+fn partition(device: &DeviceName) -> Option<PartitionName> {
+    DeviceKind::parse(device).ok()?.partition().cloned()
 }
 
 /// Returns whether a GPU answers like this to every list of its processes.
@@ -170,7 +175,7 @@ fn processes(
         .map(|hold| hold.gpu)
         .collect();
     let results = claim.allocation.results.iter();
-    let names = results.filter_map(|result| PartitionName::parse(&result.device).ok());
+    let names = results.filter_map(|result| partition(&result.device));
     for gpu in names
         .filter(|name| name.is_static)
         .filter_map(|name| ordinals.gpu(name.ordinal))

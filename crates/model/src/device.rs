@@ -30,7 +30,7 @@ pub enum NamedTarget {
 /// A device name that this version does not publish.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "device name {0:?} is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-mps, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)"
+    "device name {0:?} is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-mps, gpu-<number>-admin, gpu-<number>-mig-<profile>-<profile id>-<start> or the same with -ts)"
 )]
 pub struct ParseDeviceNameError(pub String);
 
@@ -73,6 +73,14 @@ impl DeviceKind {
         Alternative::new(target, self.sharing)
     }
 
+    /// Returns whether this version publishes such devices. A partition that others made is for one
+    /// claim.
+    fn is_published(&self) -> bool {
+        let shares_theirs =
+            self.sharing.is_shared() && self.partition().is_some_and(|name| name.is_static);
+        self.alternative().is_published() && !shares_theirs
+    }
+
     /// The name in a ResourceSlice.
     pub fn device_name(&self) -> DeviceName {
         #[expect(
@@ -87,7 +95,7 @@ impl DeviceKind {
     /// Reads the name of a device back, if this version publishes such devices.
     pub fn parse(name: &DeviceName) -> Result<Self, ParseDeviceNameError> {
         read(name.as_str())
-            .filter(|device| device.alternative().is_published())
+            .filter(Self::is_published)
             .ok_or_else(|| ParseDeviceNameError(name.to_string()))
     }
 }
@@ -146,7 +154,16 @@ mod tests {
             (partition.ordinal(), partition.to_string()),
             (3, "gpu-3-mig-1g10gb-19-4".to_owned())
         );
-        assert_eq!(DeviceKind::parse(&partition.device_name()), Ok(partition));
+        assert_eq!(
+            DeviceKind::parse(&partition.device_name()),
+            Ok(partition.clone())
+        );
+        let twin = DeviceKind {
+            sharing: Sharing::TimeSliced,
+            ..partition
+        };
+        assert_eq!(twin.to_string(), "gpu-3-mig-1g10gb-19-4-ts");
+        assert_eq!(DeviceKind::parse(&twin.device_name()), Ok(twin));
         assert_eq!(
             DeviceKind::of_gpu(3, Sharing::TimeSliced).to_string(),
             "gpu-3-ts"
@@ -156,7 +173,8 @@ mod tests {
             "gpu-0-ts-1",
             "gpu-00-ts",
             "gpu-0-mps-1",
-            "gpu-0-mig-1g10gb-19-0-ts",
+            "gpu-0-mig-1g10gb-19-0-mps",
+            "gpu-0-mig-static-1g10gb-19-0-ts",
             "gpu-0-mig-static-1g10gb-19-0-mps",
             "gpu-0-mig-1g10gb-19-0-admin",
             "gpu-0-ts-ts",

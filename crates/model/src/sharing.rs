@@ -111,12 +111,21 @@ impl Alternative {
     /// MPS shares of the whole GPU.
     pub const MPS: Self = Self::new(TargetKind::Gpu, Sharing::Mps);
 
-    /// All that a GPU is offered as where everything is asked for. MPS is not among it: a rule has to
-    /// name it.
+    /// Time-sliced shares of MIG partitions.
+    pub const SHARED_PARTITIONS: Self = Self::new(TargetKind::Partition, Sharing::TimeSliced);
+
+    /// All that a GPU is offered as where everything is asked for. MPS and shares of partitions are not
+    /// among it: a rule has to name them.
     pub const OFFERED: [Self; 3] = [Self::WHOLE, Self::PARTITIONS, Self::TIME_SLICED];
 
     /// All that claims can hold of a GPU.
-    pub const HELD: [Self; 4] = [Self::WHOLE, Self::PARTITIONS, Self::TIME_SLICED, Self::MPS];
+    pub const HELD: [Self; 5] = [
+        Self::WHOLE,
+        Self::PARTITIONS,
+        Self::TIME_SLICED,
+        Self::SHARED_PARTITIONS,
+        Self::MPS,
+    ];
 
     /// Returns the use of such targets.
     pub const fn new(target: TargetKind, sharing: Sharing) -> Self {

@@ -249,19 +249,19 @@ fn offers_less_than_it_may(
         .collect();
     let partitions: BTreeSet<_> = kinds
         .iter()
-        .filter_map(DeviceKind::partition)
-        .filter(|name| !name.is_static)
-        .map(|name| (name.ordinal, name.profile, name.start))
+        .filter_map(|kind| Some((kind.partition()?, kind.sharing)))
+        .filter(|(name, _)| !name.is_static)
+        .map(|(name, sharing)| (name.ordinal, name.profile, name.start, sharing))
         .collect();
     // Each of them: a policy may have left out profiles only.
-    let cut = |gpu: &GpuUuid, ordinal: u32| {
+    let cut = |gpu: &GpuUuid, ordinal: u32, sharing: Sharing| {
         let profiles = capabilities
             .get(gpu)
             .into_iter()
             .flat_map(MigCapabilities::profiles);
         let mut places =
             profiles.flat_map(|p| p.placements.iter().map(|place| (p.id, place.start)));
-        places.all(|(profile, start)| partitions.contains(&(ordinal, profile, start)))
+        places.all(|(profile, start)| partitions.contains(&(ordinal, profile, start, sharing)))
     };
     ordinals.iter().any(|(gpu, ordinal)| {
         Alternative::HELD
@@ -269,7 +269,7 @@ fn offers_less_than_it_may(
             .filter(|held| by_mps || held.sharing != Sharing::Mps)
             .any(|offered| match offered.target {
                 TargetKind::Gpu => !kinds.contains(&DeviceKind::of_gpu(ordinal, offered.sharing)),
-                TargetKind::Partition => !cut(gpu, ordinal),
+                TargetKind::Partition => !cut(gpu, ordinal, offered.sharing),
             })
     })
 }

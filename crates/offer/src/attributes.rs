@@ -38,7 +38,7 @@ pub fn attributes(
         (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced) => {
             share::described(*ordinal, &whole(), time_slice, system.memory_caps)
         }
-        (NamedTarget::Partition(name), _) => {
+        (NamedTarget::Partition(name), sharing) => {
             let mut to = Builder::new(device.clone(), &mut left_out);
             partition::describe(&mut to, gpu, found, system);
             let caps = found.mig.as_ref().map(|mig| &mig.capabilities);
@@ -47,7 +47,11 @@ pub fn attributes(
                 attr::PROFILE,
                 profile.map(|name| name.to_string()).as_deref(),
             );
-            to.device
+            if sharing.is_shared() {
+                share::bare_of_partition(name, &to.device)
+            } else {
+                to.device
+            }
         }
     };
     published

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use divvy_api::names::attributes;
-use divvy_model::mig::{MigCapabilities, PartitionName, Placement};
+use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
     Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MpsServer, Ordinals, ShareUnit,
     TargetKind, fnv1a,
@@ -176,8 +176,8 @@ pub(crate) struct Carving<'a> {
     /// GPUs whose counters have shown that claims hold devices of them that exclude each other, by
     /// ordinal, and the names of these devices.
     pub(crate) given_twice: BTreeMap<u32, String>,
-    /// Partitions that claims have, or may have, by the ordinal of their GPU.
-    pub(crate) held_partitions: BTreeMap<u32, Vec<PartitionName>>,
+    /// Partitions and shares of them that claims have, or may have, by the ordinal of their GPU.
+    pub(crate) held_partitions: BTreeMap<u32, Vec<DeviceKind>>,
     /// The modes in which GPUs are used or allocated, by ordinal.
     pub(crate) in_use: BTreeMap<u32, BTreeSet<Alternative>>,
     /// The modes in which GPUs may still be allocated.
@@ -195,12 +195,15 @@ pub(crate) struct Carving<'a> {
 impl<'a> Carving<'a> {
     fn new(input: &'a Input<'a>, given_twice: BTreeMap<u32, String>) -> Self {
         // Names are parsed once here: every GPU asks for its own of them.
-        let mut held_partitions: BTreeMap<u32, Vec<PartitionName>> = BTreeMap::new();
-        for name in input
+        let mut held_partitions: BTreeMap<u32, Vec<DeviceKind>> = BTreeMap::new();
+        let staying = input
             .staying()
-            .filter_map(|name| PartitionName::parse(name).ok())
-        {
-            held_partitions.entry(name.ordinal).or_default().push(name);
+            .filter_map(|name| DeviceKind::parse(name).ok());
+        for kind in staying.filter(|kind| kind.partition().is_some()) {
+            held_partitions
+                .entry(kind.ordinal())
+                .or_default()
+                .push(kind);
         }
         Self {
             input,

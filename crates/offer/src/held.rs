@@ -143,17 +143,18 @@ impl Carving<'_> {
         self.card(kind.ordinal()).add(kind.alternative(), device);
     }
 
-    /// Partitions that claims have and of which it is not known where on the GPU they are.
+    /// Partitions, and shares of them, that claims have and of which it is not known where on the GPU they are.
     pub(crate) fn lost_partitions(
         &self,
         ordinal: u32,
         caps: Option<&MigCapabilities>,
-    ) -> Vec<PartitionName> {
+    ) -> Vec<DeviceKind> {
         let held = self.held_partitions.get(&ordinal).into_iter().flatten();
-        let known = |name: &&PartitionName| {
-            caps.is_some_and(|caps| caps.placement(name.profile, name.start).is_some())
+        let known = |kind: &&DeviceKind| {
+            let place = |name: &PartitionName| caps?.placement(name.profile, name.start);
+            kind.partition().and_then(place).is_some()
         };
-        held.filter(|name| !known(name)).cloned().collect()
+        held.filter(|kind| !known(kind)).cloned().collect()
     }
 
     /// A device that a claim has, or may have, of which no more can be said than was: published as
@@ -186,10 +187,13 @@ fn bare(kind: &DeviceKind, uuid: &GpuUuid) -> Device {
         (NamedTarget::Gpu { ordinal }, sharing @ (Sharing::TimeSliced | Sharing::Mps)) => {
             share::bare(*ordinal, &whole(*ordinal), sharing, MemoryCaps::default())
         }
-        (NamedTarget::Partition(name), _) => {
+        (NamedTarget::Partition(name), sharing) => {
             let mut nothing = Vec::new();
             let mut to = Builder::new(name.device_name(), &mut nothing);
             identify(&mut to, uuid);
+            if sharing.is_shared() {
+                return share::bare_of_partition(name, &to.device);
+            }
             to.device
         }
     }

@@ -20,22 +20,24 @@ const GPUS_IN_SLICE: u32 = 2;
 /// on a full slice would split it.
 const ONE_EACH: u32 = MAX_DEVICES_TAINTED / 3;
 
-/// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, what is for
-/// admins, and the counter sets. Whole GPUs, shares and the first GPU's partitions are one slice,
+/// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, shares of partitions,
+/// what is for admins, and the counter sets. Whole GPUs, shares and the first GPU's partitions are one slice,
 /// in turn.
 pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
     let mut whole: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut shares: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut cut: BTreeMap<u32, Vec<Vec<Device>>> = BTreeMap::new();
+    let mut twins: BTreeMap<u32, Vec<Vec<Device>>> = BTreeMap::new();
     let mut admins: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut sets: BTreeMap<u32, Slice> = BTreeMap::new();
     let max_sets = u32::try_from(MAX_COUNTER_SETS).unwrap_or(u32::MAX);
     // Groups by fixed ordinals first. Whatever a GPU gains or loses, the groups of others stay.
     for (ordinal, card) in cards {
         let group = ordinal / ONE_EACH;
-        let mut partitions = Vec::new();
+        let (mut partitions, mut shared) = (Vec::new(), Vec::new());
         for (used, devices) in card.by {
             match (used.target, used.sharing) {
+                (TargetKind::Partition, sharing) if sharing.is_shared() => shared.extend(devices),
                 (TargetKind::Partition, _) => partitions.extend(devices),
                 (TargetKind::Gpu, Sharing::Exclusive) => {
                     whole.entry(group).or_default().extend(devices);
@@ -51,6 +53,10 @@ pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
         cut.entry(ordinal / GPUS_IN_SLICE)
             .or_default()
             .push(partitions);
+        twins
+            .entry(ordinal / GPUS_IN_SLICE)
+            .or_default()
+            .push(shared);
         sets.entry(ordinal / max_sets)
             .or_default()
             .counter_sets
@@ -79,7 +85,10 @@ pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
     // Counter sets come last: no claim asks for them.
     let few = whole.into_values().rev().chain(shares.into_values());
     let partitions = cut.into_values().flat_map(split);
-    let devices = few.chain(partitions).chain(admins.into_values());
+    // A claim for a whole partition is not to pass the shares of the partitions before it.
+    let twins = twins.into_values().flat_map(split);
+    let devices = few.chain(partitions).chain(twins);
+    let devices = devices.chain(admins.into_values());
     let devices = devices.map(|devices| Slice {
         devices,
         counter_sets: Vec::new(),

@@ -101,6 +101,10 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
         }
     }
     let single = facts.features.one_mode();
+    // Partitions and shares of them are two ways of use, which only the mode lock keeps apart.
+    if single.is_some() && choice.modes.remove(&Alternative::SHARED_PARTITIONS) {
+        choice.one_mode.clone_from(&single);
+    }
     if choice.modes.len() > 1 && single.is_some() {
         let among = |used: &BTreeSet<Alternative>| {
             choice
@@ -149,6 +153,8 @@ fn obstacle(facts: &Facts<'_>, mode: Alternative) -> Option<Refused> {
         // scheduler would allocate those that overlap.
         TargetKind::Partition if !facts.cuttable => Some(Refused::NoMig),
         TargetKind::Partition if !counts => Some(Refused::NoCounters),
+        // Instances of an administrator are for one claim each.
+        TargetKind::Partition if is_static && mode.sharing.is_shared() => Some(Refused::Static),
         // None lives, and none is made: a GPU in one mode only would be offered as nothing.
         TargetKind::Partition if is_static && !(facts.on && facts.any_lives) => {
             Some(Refused::Static)

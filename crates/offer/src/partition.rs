@@ -10,7 +10,8 @@ use divvy_model::mig::{
     ProfileName,
 };
 use divvy_model::{
-    Alternative, DeviceKind, Gpu, GpuUuid, MigMode, MigUuid, Sharing, SystemFacts, TargetKind,
+    Alternative, DeviceKind, Gpu, GpuUuid, MigMode, MigUuid, ShareUnit, Sharing, SystemFacts,
+    TargetKind,
 };
 
 use crate::carve::Carving;
@@ -21,7 +22,7 @@ use crate::taints::{Standing, Subject};
 use crate::whole::{self, Builder};
 use crate::{
     AttributeValue, Capacity, Device, Feature, Finding, GpuRules, Instances, Modes, PlacementOrder,
-    mps,
+    mps, share,
 };
 
 impl Carving<'_> {
@@ -102,7 +103,7 @@ impl Carving<'_> {
             .unwrap_or_default();
         self.publish_profiles(from, &held, &template);
         // A GPU whose driver does not report persistence mode gets no notice.
-        let has_any = from.offers || !held.is_empty();
+        let has_any = !from.offered.is_empty() || !held.is_empty();
         if has_any && from.one.gpu.facts.persistence == Some(false) {
             let gpu = from.one.uuid.clone();
             self.findings.push(Finding::NotPersistent { gpu });
@@ -164,7 +165,7 @@ impl Carving<'_> {
         to.device
     }
 
-    fn publish_profiles(&mut self, from: &Source<'_>, held: &[PartitionName], template: &Device) {
+    fn publish_profiles(&mut self, from: &Source<'_>, held: &[DeviceKind], template: &Device) {
         let is_static = from.rules.instances == Instances::Static;
         for profile in from.caps.profiles() {
             let name = from.caps.name(profile);
@@ -182,7 +183,7 @@ impl Carving<'_> {
             };
             // A profile that is not offered is gone through all the same if any partition is held:
             // the held one may be of it.
-            let offered = from.offers && asked_for;
+            let offered = !from.offered.is_empty() && asked_for;
             if !offered && held.is_empty() {
                 continue;
             }
@@ -220,7 +221,7 @@ impl Carving<'_> {
     fn publish_placement(
         &mut self,
         from: &Source<'_>,
-        held: &[PartitionName],
+        held: &[DeviceKind],
         of_profile: &OfProfile<'_>,
         placement: Placement,
     ) {
@@ -238,48 +239,73 @@ impl Carving<'_> {
             let offered = of_profile.offered
                 && name.is_static == is_static
                 && (!is_static || living.is_some());
-            // A profile's name changes with the driver. The device keeps the one that a claim was
-            // given.
-            let mut names: Vec<_> = held
-                .iter()
-                .filter(|held| held.is_same_partition(&name))
-                .collect();
-            if names.is_empty() && offered {
-                names.push(&name);
-            }
-            for called in names {
-                let mut device = Device {
-                    name: called.device_name(),
-                    ..of_profile.device.clone()
-                };
-                if let Some(uuid) = living.filter(|_| name.is_static) {
-                    let uuid = AttributeValue::String(uuid.to_string());
-                    device.attributes.insert(attr::UUID.into(), uuid);
+            for sharing in [Sharing::Exclusive, Sharing::TimeSliced] {
+                let offered = offered && from.offered.contains(&sharing);
+                // A profile's name changes with the driver. The device keeps the one that a claim
+                // was given.
+                let mut names: Vec<_> = held
+                    .iter()
+                    .filter(|held| held.sharing == sharing)
+                    .filter_map(DeviceKind::partition)
+                    .filter(|held| held.is_same_partition(&name))
+                    .collect();
+                if names.is_empty() && offered {
+                    names.push(&name);
                 }
-                if self.input.features.supports(Feature::Partitions) {
-                    device
-                        .consumes
-                        .push(from.budget.partition(profile, placement));
-                }
-                // Taints last: they depend on the place, and on whether the device is offered.
-                let mut subject = Subject {
-                    place: Some(placement),
-                    ..from.subject
-                };
-                if !offered {
-                    self.keep(
-                        &device.name,
-                        "this GPU is currently not offered in such partitions".to_owned(),
-                    );
-                    subject.standing = Standing::Withdrawn("not-offered");
-                }
-                let stays = self.stays(&device.name);
-                let taints = self.taints(&subject);
-                if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
-                    self.card(from.one.ordinal)
-                        .add(Alternative::PARTITIONS, device);
+                for called in names {
+                    let mut plain = Device {
+                        name: called.device_name(),
+                        ..of_profile.device.clone()
+                    };
+                    if let Some(uuid) = living.filter(|_| name.is_static) {
+                        let uuid = AttributeValue::String(uuid.to_string());
+                        plain.attributes.insert(attr::UUID.into(), uuid);
+                    }
+                    if self.input.features.supports(Feature::Partitions) {
+                        plain
+                            .consumes
+                            .push(from.budget.partition(profile, placement));
+                    }
+                    let device = match sharing {
+                        Sharing::Exclusive | Sharing::Admin => plain,
+                        Sharing::TimeSliced | Sharing::Mps => {
+                            share::of_partition(called, &plain, &from.rules.shares, from.unit)
+                        }
+                    };
+                    self.publish_partition(from, (placement, sharing), device, offered);
                 }
             }
+        }
+    }
+
+    /// Publishes a partition or the shares of one, with its taints: they depend on the place, and on
+    /// whether the device is offered.
+    fn publish_partition(
+        &mut self,
+        from: &Source<'_>,
+        (placement, sharing): (Placement, Sharing),
+        device: Device,
+        offered: bool,
+    ) {
+        let mode = Alternative::new(TargetKind::Partition, sharing);
+        let mut subject = Subject {
+            place: Some(placement),
+            mode,
+            ..from.subject
+        };
+        if !offered {
+            let why = match mode {
+                Alternative::SHARED_PARTITIONS => "as shares of such partitions",
+                _ => "in such partitions",
+            };
+            let why = format!("this GPU is currently not offered {why}");
+            self.keep(&device.name, why);
+            subject.standing = Standing::Withdrawn("not-offered");
+        }
+        let stays = self.stays(&device.name);
+        let taints = self.taints(&subject);
+        if let Some(device) = self.tainted(from.one.uuid, device, taints, stays) {
+            self.card(from.one.ordinal).add(mode, device);
         }
     }
 }
@@ -292,8 +318,10 @@ pub(crate) struct Source<'a> {
     pub(crate) rules: &'a GpuRules,
     /// The facts that the taints of its partitions depend on, but for their places.
     pub(crate) subject: Subject<'a>,
-    /// True if any partition is offered.
-    pub(crate) offers: bool,
+    /// The unit of its shares.
+    pub(crate) unit: ShareUnit,
+    /// The ways in which partitions are offered.
+    pub(crate) offered: BTreeSet<Sharing>,
 }
 
 impl Source<'_> {

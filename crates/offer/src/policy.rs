@@ -7,7 +7,7 @@ use std::fmt;
 
 use divvy_api::policy::{self as api, GpuMatch, GpuPolicy, NodeMatch, PolicyRule};
 use divvy_model::{
-    Gpu, GpuUuid, Inventory, MemoryCaps, Ordinals, PciAddress, ShareUnit, TimeSlice,
+    Alternative, Gpu, GpuUuid, Inventory, MemoryCaps, Ordinals, PciAddress, ShareUnit, TimeSlice,
 };
 use serde::Serialize;
 
@@ -255,7 +255,13 @@ fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules 
     // Field by field over the defaults: a rule that names one thing leaves all others alone.
     let mut rules = defaults.clone();
     if let Some(modes) = &rule.modes {
-        rules.modes = Modes::Only(modes.iter().copied().map(Into::into).collect());
+        let mut modes: BTreeSet<_> = modes.iter().copied().map(Into::into).collect();
+        // MPS in partitions is refused where it is written.
+        let shares_partitions = rule.mig.as_ref().and_then(|mig| mig.sharing.as_ref());
+        if shares_partitions.is_some_and(|by| by.contains(&api::PartitionSharing::TimeSlicing)) {
+            modes.insert(Alternative::SHARED_PARTITIONS);
+        }
+        rules.modes = Modes::Only(modes);
     }
     if let Some(mig) = &rule.mig {
         if mig.profiles.is_some() {

@@ -1,6 +1,8 @@
 //! Devices of GPUs that answer: every alternative that is offered, and those that claims hold.
 
-use divvy_model::{Alternative, DeviceKind, Gpu, GpuUuid, Sharing};
+use std::collections::BTreeSet;
+
+use divvy_model::{Alternative, DeviceKind, Gpu, GpuUuid, Sharing, TargetKind};
 
 use crate::carve::Carving;
 use crate::modes::{Choice, fits_mig_mode};
@@ -50,7 +52,9 @@ impl Carving<'_> {
         // While shares in another unit are there, none is given out in the new one.
         let unit = self.input.share_unit(uuid);
         if unit != rules.shares.unit {
-            choice.modes.remove(&Alternative::TIME_SLICED);
+            choice
+                .modes
+                .retain(|mode| mode.sharing != Sharing::TimeSliced);
         }
         let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });
         let (guard, unknown_held) = (choice.guard, !lost.is_empty());
@@ -75,8 +79,10 @@ impl Carving<'_> {
         let server = server.filter(|server| server.slots.is_some());
         let server = server.or_else(|| mps::server(&gpu.facts, rules));
         let mps = server.map(|server| mps::device(ordinal, &whole, server));
+        let is_share_of_gpu =
+            |mode: &Alternative| mode.sharing.is_shared() && mode.target == TargetKind::Gpu;
         let is_all_reserved = share.is_none() || server.is_none();
-        if is_all_reserved && choice.modes.iter().any(|mode| mode.sharing.is_shared()) {
+        if is_all_reserved && choice.modes.iter().any(is_share_of_gpu) {
             self.findings
                 .push(Finding::NothingToShare { gpu: uuid.clone() });
         }
@@ -88,7 +94,12 @@ impl Carving<'_> {
         }
         // Phase 3: each alternative that is offered or held goes onto the card, with its taints.
         if let (Some(caps), Some(budget)) = (caps, &budget) {
-            let offers = choice.offers(Alternative::PARTITIONS);
+            let offered: BTreeSet<_> = choice
+                .modes
+                .iter()
+                .filter(|mode| mode.target == TargetKind::Partition)
+                .map(|mode| mode.sharing)
+                .collect();
             let subject = subject(Alternative::PARTITIONS);
             self.partitions(&Source {
                 one,
@@ -96,16 +107,13 @@ impl Carving<'_> {
                 budget,
                 rules,
                 subject,
-                offers,
+                unit,
+                offered,
             });
         }
-        for name in lost {
-            let kind = name.into();
-            self.publish_kept(
-                &kind,
-                "its profile is unknown",
-                subject(Alternative::PARTITIONS),
-            );
+        for kind in lost {
+            let subject = subject(kind.alternative());
+            self.publish_kept(&kind, "its profile is unknown", subject);
         }
         for (sharing, shares) in [(Sharing::TimeSliced, &share), (Sharing::Mps, &mps)] {
             let kind = DeviceKind::of_gpu(ordinal, sharing);

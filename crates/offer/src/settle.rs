@@ -79,11 +79,35 @@ fn counter_set(input: &Input<'_>, ordinal: u32, card: &mut GpuOffer) -> Option<C
         let draws = card.devices().any(|device| !device.consumes.is_empty());
         return sets.find(|set| set.name == name && draws).cloned();
     };
-    let partitions = card.by.get_mut(&Alternative::PARTITIONS);
-    match partitions.filter(|all| all.iter().any(|device| !device.consumes.is_empty())) {
-        Some(partitions) => sets.cut.as_ref().map(|full| lean(full, partitions)),
-        None => Some(sets.plain.clone()),
+    let cut = |(used, devices): (&Alternative, &Vec<Device>)| {
+        used.target == TargetKind::Partition && devices.iter().any(|d| !d.consumes.is_empty())
+    };
+    if card.by.iter().any(cut) {
+        sets.cut.as_ref().map(|full| lean_all(full, &mut card.by))
+    } else {
+        Some(sets.plain.clone())
     }
+}
+
+/// Makes the counters of partitions and of the shares of them as few as refuse the same: together,
+/// since they draw on one set.
+fn lean_all(full: &CounterSet, by: &mut BTreeMap<Alternative, Vec<Device>>) -> CounterSet {
+    let plain = by.remove(&Alternative::PARTITIONS).unwrap_or_default();
+    let shared = by.remove(&Alternative::SHARED_PARTITIONS);
+    let count = plain.len();
+    let mut all = plain;
+    all.extend(shared.into_iter().flatten());
+    let set = lean(full, &mut all);
+    let shared = all.split_off(count);
+    for (used, devices) in [
+        (Alternative::PARTITIONS, all),
+        (Alternative::SHARED_PARTITIONS, shared),
+    ] {
+        if !devices.is_empty() {
+            by.insert(used, devices);
+        }
+    }
+    set
 }
 
 /// Writes what devices draw on a set: of a GPU that answers, everything that uses it as a whole

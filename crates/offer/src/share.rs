@@ -1,9 +1,10 @@
-//! The time-sliced shares of a GPU: one device that many claims have, each with a part of its
+//! The time-sliced shares of a GPU or a partition: one device that many claims have, each with a part of its
 //! memory, its compute and its places, or with a percentage of all. Accounted by the scheduler; the
 //! memory is capped where the driver can.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{DeviceKind, GpuFacts, MemoryCaps, ShareUnit, Sharing, TargetKind, TimeSlice};
+use divvy_model::mig::PartitionName;
+use divvy_model::{DeviceKind, GpuFacts, MemoryCaps, NamedTarget, ShareUnit, Sharing, TimeSlice};
 
 use crate::whole::limits;
 use crate::{
@@ -45,11 +46,53 @@ pub(crate) fn device(
         ),
         None => None,
     };
-    match unit {
-        ShareUnit::Amounts => amounts(&mut device, mib, &rules.shares, caps),
-        ShareUnit::Percent => percent(&mut device, mib, &rules.shares, caps),
-    }
+    give_out(&mut device, mib, &rules.shares, (unit, caps));
     Some(device)
+}
+
+/// Gives out a target with so much memory.
+fn give_out(
+    device: &mut Device,
+    mib: Option<u64>,
+    rules: &ShareRules,
+    (unit, caps): (ShareUnit, MemoryCaps),
+) {
+    match unit {
+        ShareUnit::Amounts => amounts(device, mib, rules, caps),
+        ShareUnit::Percent => percent(device, mib, rules, caps),
+    }
+}
+
+/// The shares of a partition that is `plain` for one claim, in this unit. They have all of its memory:
+/// `reservedMemory` is of GPUs that are shared as a whole. Nothing is capped in partitions, and no
+/// time slice is set.
+pub(crate) fn of_partition(
+    name: &PartitionName,
+    plain: &Device,
+    rules: &ShareRules,
+    unit: ShareUnit,
+) -> Device {
+    let mut device = bare_of_partition(name, plain);
+    let most = AttributeValue::Int(0);
+    device
+        .attributes
+        .insert(attr::MEMORY_LIMIT_MAX_PERCENT.into(), most);
+    // A partition of a board that shares its memory with the processor has none of its own.
+    let memory = plain.capacity.get(cap::MEMORY);
+    let mib = memory.map(|memory| memory.value.value() / MIB);
+    give_out(&mut device, mib, rules, (unit, MemoryCaps::default()));
+    device
+}
+
+/// The same, with nothing to give out.
+pub(crate) fn bare_of_partition(name: &PartitionName, plain: &Device) -> Device {
+    let kind = DeviceKind {
+        target: NamedTarget::Partition(name.clone()),
+        sharing: Sharing::TimeSliced,
+    };
+    let mut device = shares(&kind, plain, MemoryCaps::default());
+    device.consumes.clone_from(&plain.consumes);
+    device
 }
 
 /// Gives out memory, compute and places, each by itself.
@@ -111,16 +154,21 @@ pub(crate) fn described(
 
 /// The shares of a GPU in this way, with what `whole` says alone.
 pub(crate) fn bare(ordinal: u32, whole: &Device, sharing: Sharing, caps: MemoryCaps) -> Device {
-    let kind = DeviceKind::of_gpu(ordinal, sharing);
+    shares(&DeviceKind::of_gpu(ordinal, sharing), whole, caps)
+}
+
+/// Returns the shares of a target, with what it says for one claim alone.
+fn shares(kind: &DeviceKind, exclusive: &Device, caps: MemoryCaps) -> Device {
+    let alternative = kind.alternative();
     let mut device = Device::new(kind.device_name());
     device.allow_multiple = true;
-    device.attributes.clone_from(&whole.attributes);
+    device.attributes.clone_from(&exclusive.attributes);
     device.attributes.remove(attr::UUID);
     let own = [
-        (attr::TYPE, kind.alternative().device_type()),
-        (attr::SHARING, sharing.attribute()),
+        (attr::TYPE, alternative.device_type()),
+        (attr::SHARING, kind.sharing.attribute()),
     ];
-    let limits = limits(TargetKind::Gpu, sharing, caps);
+    let limits = limits(alternative.target, kind.sharing, caps);
     for (name, value) in own.into_iter().chain(limits) {
         device
             .attributes

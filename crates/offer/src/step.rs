@@ -112,7 +112,7 @@ impl Look {
         self.inventory.system.mps.lack().is_none()
     }
 
-    /// Returns the name of the shares of a GPU.
+    /// Returns the name of the shares of a GPU as a whole.
     fn shares_of(&self, gpu: &GpuUuid) -> Option<DeviceName> {
         let ordinal = self.records.ordinals.of(gpu)?;
         Some(DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).device_name())
@@ -374,7 +374,7 @@ impl World {
                     .devices
                     .entry(shares)
                     .or_insert(DeviceState::Offered);
-            } else if !self.memory.devices.contains_key(&shares) {
+            } else if !self.memory.has_shares(&shares) {
                 self.memory.share_units.remove(gpu);
             }
         }
@@ -389,7 +389,7 @@ impl World {
                 continue;
             };
             let unit = rules.shares.unit;
-            if self.memory.devices.contains_key(&shares) {
+            if self.memory.has_shares(&shares) {
                 self.memory.share_units.entry(gpu.clone()).or_insert(unit);
             } else {
                 come_back |= self

@@ -7,7 +7,8 @@ use std::time::Duration;
 use divvy_api::policy::GpuPolicy;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    ClaimUid, DeviceName, GpuUuid, Grant, Hold, Inventory, MpsServer, Ordinals, ShareUnit,
+    ClaimUid, DeviceKind, DeviceName, GpuUuid, Grant, Hold, Inventory, MpsServer, Ordinals,
+    ShareUnit, Sharing,
 };
 
 use crate::withdrawal::DeviceState;
@@ -250,6 +251,19 @@ pub(crate) struct Last {
     pub(crate) one_mode: Option<OneMode>,
     pub(crate) several_asked: bool,
     pub(crate) grants: BTreeMap<GpuUuid, Grant>,
+}
+
+impl Memory {
+    /// Returns whether any time-sliced share of the same GPU as `shares` is published: of the GPU or of
+    /// a partition of it.
+    pub(crate) fn has_shares(&self, shares: &DeviceName) -> bool {
+        let ordinal = |name: &DeviceName| Some(DeviceKind::parse(name).ok()?.ordinal());
+        let gpu = ordinal(shares);
+        self.devices
+            .keys()
+            .filter(|name| name.as_str().ends_with(Sharing::TimeSliced.suffix()))
+            .any(|name| ordinal(name) == gpu)
+    }
 }
 
 impl World {

@@ -53,8 +53,11 @@ fn rules() -> impl Strategy<Value = GpuRules> {
     let modes = prop_oneof![
         Just(Modes::AsIs),
         Just(Modes::everything()),
-        prop::sample::subsequence(Alternative::OFFERED.to_vec(), 0..=3)
-            .prop_map(|modes| Modes::Only(modes.into_iter().collect())),
+        prop::sample::subsequence(
+            [&Alternative::OFFERED[..], &[Alternative::SHARED_PARTITIONS]].concat(),
+            0..=4
+        )
+        .prop_map(|modes| Modes::Only(modes.into_iter().collect())),
     ];
     let order = prop_oneof![
         Just(PlacementOrder::Ascending),

@@ -197,7 +197,7 @@ impl OnGpu<'_> {
         let has = |other: &&Holding| other.pods.iter().any(|p| p.uid == pod.uid);
         let beside = |other: &&Holding| match (holding.kind.target, holding.kind.sharing) {
             (_, Sharing::TimeSliced | Sharing::Mps) | (TargetKind::Gpu, Sharing::Exclusive) => {
-                other.kind.sharing.holds() && other.part.is_none()
+                other.kind.sharing.holds() && other.part == holding.part
             }
             // Use without a claim of the pod's own is use with admin access.
             (_, Sharing::Admin) => true,
@@ -361,16 +361,17 @@ impl OnGpu<'_> {
                 pods.any(|pod| self.is_of(p, pod))
             }
         };
-        let parts = self
-            .holdings
-            .iter()
-            .filter(|holding| holding.part.is_some());
-        let of_parts: Figure<u64> = parts
-            .map(|holding| Ok(self.part(holding)?.memory?.used))
-            .sum();
+        // Several claims may have shares of one partition.
+        let mut parts = BTreeMap::new();
+        for holding in self.holdings {
+            if let Some(part) = &holding.part {
+                parts.insert(&part.uuid, self.part(holding)?.memory?.used);
+            }
+        }
+        let of_parts: u64 = parts.into_values().sum();
         Ok(used
             .saturating_sub(self.memory_of(of_pods)?)
-            .saturating_sub(of_parts?))
+            .saturating_sub(of_parts))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use divvy_api::MemoryBound;
 use divvy_api::names::capacity;
-use divvy_model::{Enforcement, Gpu, Limits, MemoryCaps, ShareUnit};
+use divvy_model::{Enforcement, Gpu, Limits, MemoryCaps, ShareUnit, Target};
 
 use crate::{AllocatedDevice, GpuState, RecordedDevice, Why};
 
@@ -22,15 +22,23 @@ const NO_MEMORY: &str = "its GPU has no memory of its own";
 /// The lack of a device whose memory the driver does not cap.
 const OTHER: &str = "the driver caps only the memory of shares of a whole GPU";
 
-/// Returns the memory in bytes that a share by percent has of its GPU, of what the policy leaves to
-/// shares. `None` for shares by amounts, and where it is not known or nothing.
+/// Returns the memory in bytes that a share by percent has of its target: of what the policy leaves to
+/// shares of a GPU, or of all that a partition has. `None` for shares by amounts, and where it is not known or nothing.
 pub(super) fn of_percent(
     result: &AllocatedDevice,
+    target: Target,
     gpu: &Gpu,
     state: Option<&GpuState>,
 ) -> Option<u64> {
     let percent = result.granted(capacity::PERCENT)?;
-    let bytes = ShareUnit::part_of_memory(for_shares(gpu, state)?, percent);
+    let mib = match target {
+        Target::Gpu => for_shares(gpu, state)?,
+        Target::Partition(place) => {
+            let capabilities = &gpu.mig.as_ref()?.capabilities;
+            capabilities.profile(place.profile)?.memory_mib
+        }
+    };
+    let bytes = ShareUnit::part_of_memory(mib, percent);
     Some(bytes).filter(|bytes| *bytes > 0)
 }
 

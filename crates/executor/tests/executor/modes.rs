@@ -23,10 +23,12 @@ mod truth;
 const SEQUENCES: &str = "DIVVY_MODE_SEQUENCES";
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 const GPUS: usize = 2;
-const PARTITIONS: [&str; 6] = [
+const PARTITIONS: [&str; 8] = [
     "mig-1g10gb-19-0",
     "mig-1g10gb-19-1",
     "mig-3g40gb-9-4",
+    "mig-1g10gb-19-0-ts",
+    "mig-3g40gb-9-4-ts",
     "mig-7g80gb-0-0",
     "mig-static-1g10gb-19-0",
     "mig-static-3g40gb-9-4",

@@ -578,3 +578,4 @@ fn an_unknown_profile_has_the_drivers_name_or_none() {
 mod held;
 mod others;
 mod shares;
+mod twins;

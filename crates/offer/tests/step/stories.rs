@@ -300,8 +300,12 @@ fn a_number_is_kept_for_ten_rounds_of_questions_after_its_gpu_has_gone() {
 fn a_new_process_asks_for_holders_before_it_publishes_less() {
     let all_profiles =
         |modes: &str| format!(r#"{{"modes":[{modes}],"mig":{{"profiles":[{PROFILES}]}}}}"#);
+    let in_shares = all_profiles(r#""Whole","Mig","TimeSlicing""#)
+        .replace(r#""mig":{"#, r#""mig":{"sharing":["TimeSlicing"],"#);
     for (rules, asks) in [
-        (all_profiles(r#""Whole","Mig","TimeSlicing""#), false),
+        (in_shares, false),
+        // An earlier policy may have offered shares of partitions.
+        (all_profiles(r#""Whole","Mig","TimeSlicing""#), true),
         (all_profiles(r#""Mig","TimeSlicing""#), true),
         (all_profiles(r#""Whole","Mig""#), true),
         (r#"{"modes":["Whole","TimeSlicing"]}"#.to_owned(), true),

@@ -162,11 +162,17 @@ impl OnGpu {
     ) -> Self {
         // Figures of partitions that are gone go first: the lists below are for those that are held
         // now.
-        let parts: Vec<MigDevice> = self
+        // Several claims may have shares of one partition: it is read once.
+        let mut parts: Vec<MigDevice> = Vec::new();
+        for part in self
             .holders
             .iter()
-            .filter_map(|holding| holding.part.clone())
-            .collect();
+            .filter_map(|holding| holding.part.as_ref())
+        {
+            if !parts.contains(part) {
+                parts.push(part.clone());
+            }
+        }
         self.reading
             .parts
             .retain(|uuid, _| parts.iter().any(|part| part.uuid == *uuid));
