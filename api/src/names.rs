@@ -9,6 +9,8 @@ pub const DRIVER: &str = "gpu.divvy.dev";
 pub const NVIDIA_DRIVER: &str = "gpu.nvidia.com";
 /// `apiVersion` of the configs of NVIDIA's driver.
 pub const NVIDIA_API_VERSION: &str = "resource.nvidia.com/v1beta1";
+/// Kind of the configs of NVIDIA's driver for MIG partitions.
+pub const NVIDIA_MIG_CONFIG: &str = "MigDeviceConfig";
 
 /// API group of what users write.
 pub const GROUP: &str = "divvy.dev";

@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 use crate::config::read_time_slice;
 use crate::fields::{Fields, near};
 use crate::mps::CORES;
-use crate::names::NVIDIA_API_VERSION;
+use crate::names::{NVIDIA_API_VERSION, NVIDIA_MIG_CONFIG};
 use crate::{ConfigError, ConfigKind, DeviceConfig, MpsLimits};
 
 /// Kind of configs of whole GPUs.
 const GPU: &str = "GpuConfig";
 /// Kind of configs of MIG partitions.
-const MIG: &str = "MigDeviceConfig";
+const MIG: &str = NVIDIA_MIG_CONFIG;
 
 /// Kinds of NVIDIA's drivers that divvy does not serve, each with the reason.
 const NOT_SERVED: [(&str, &str); 3] = [

@@ -23,7 +23,9 @@ pub struct Args {
     /// Name of this node, as in the Kubernetes API.
     #[arg(long, env = "NODE_NAME", value_parser = values::node_name)]
     pub node_name: String,
-    /// Driver name in ResourceSlices and claims.
+    /// Driver name in ResourceSlices and claims. With gpu.nvidia.com the plugin takes the place of
+    /// NVIDIA's: it has that driver's names of attributes, reads its configs, and serves only nodes
+    /// on which NVIDIA's plugin does not run.
     #[arg(long, env = "DRIVER_NAME", default_value = divvy_api::names::DRIVER, value_parser = values::driver_name)]
     pub driver_name: String,
     /// Labels by which the nodes of this plugin are selected: key=value and key!=value, separated by

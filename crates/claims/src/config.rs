@@ -1,6 +1,7 @@
 //! Resolution of config entries: a device gets the last applicable entry of its kind as a whole,
 //! claim over class. Entries are never merged field by field.
 
+use divvy_api::names::{NVIDIA_API_VERSION, NVIDIA_MIG_CONFIG};
 use divvy_api::{ConfigKind, DeviceConfig};
 use divvy_model::{DeviceKind, NamedTarget, Sharing};
 
@@ -80,7 +81,7 @@ pub fn resolve_entry(
         if let Some(how) = applies(entry, request) {
             let config = divvy_api::decode_for(driver, &entry.parameters)
                 .map_err(|source| Why::BadConfig { at, source })?;
-            candidates.push((at, how, config));
+            candidates.push((at, how, config, &entry.parameters));
         }
     }
     let is_wanted = |config: &DeviceConfig| config.kind == wanted;
@@ -88,9 +89,17 @@ pub fn resolve_entry(
     // start the pod without what its author asked for.
     let wrong = candidates
         .iter()
-        .find(|(_, how, config)| *how == Applies::ByName && !is_wanted(config));
-    if let Some((at, _, config)) = wrong {
-        let (request, found, wanted) = (request.to_owned(), config.kind.name(), wanted.name());
+        .find(|(_, how, config, _)| *how == Applies::ByName && !is_wanted(config));
+    if let Some((at, _, _, written)) = wrong {
+        // In the words of the API in which it is written.
+        let (request, found) = (request.to_owned(), written["kind"].as_str());
+        let found = found.unwrap_or_default().to_owned();
+        let is_theirs = written["apiVersion"] == NVIDIA_API_VERSION;
+        let wanted = if is_theirs && wanted == ConfigKind::Mig {
+            NVIDIA_MIG_CONFIG
+        } else {
+            wanted.name()
+        };
         return Err(Why::WrongConfigKind {
             at: *at,
             request,
@@ -100,7 +109,7 @@ pub fn resolve_entry(
     }
     let chosen = candidates
         .into_iter()
-        .map(|(_, _, config)| config)
+        .map(|(_, _, config, _)| config)
         .rfind(is_wanted);
     Ok(chosen.unwrap_or_else(|| DeviceConfig::empty(wanted)))
 }
@@ -179,9 +188,9 @@ mod tests {
             named,
             Why::WrongConfigKind {
                 at: EntryAt { index: 0, .. },
-                found: "MigConfig",
+                ref found,
                 ..
-            }
+            } if found == "MigConfig"
         ));
         let class_last = [
             entry(ConfigSource::Claim, &[], "d", json!(1)),
@@ -276,6 +285,18 @@ mod tests {
         assert_eq!(ours_last.unwrap(), Some(TimeSlice::Long));
         let of_partitions = of("gpu.nvidia.com", [long.clone(), slicing("MigDeviceConfig")]);
         assert_eq!(of_partitions.unwrap(), Some(TimeSlice::Long));
+        let named = entry(
+            ConfigSource::Claim,
+            &["main"],
+            "gpu.nvidia.com",
+            slicing("GpuConfig"),
+        );
+        let partition = DeviceKind::parse(&"gpu-0-mig-1g10gb-19-0".parse().unwrap()).unwrap();
+        let wrong = resolve(&claim(vec![named]), "gpu.nvidia.com", "main", &partition);
+        assert_eq!(
+            wrong.unwrap_err().to_string(),
+            "config entry 0 of the claim is a GpuConfig, but request \"main\" was allocated this device, which takes a MigDeviceConfig"
+        );
         let elsewhere = of("gpu.divvy.dev", [long, slicing("GpuConfig")]).unwrap_err();
         assert_eq!(elsewhere.kind().0, "bad-config");
     }

@@ -42,8 +42,8 @@ pub enum Why {
         at: EntryAt,
         /// The request it names.
         request: String,
-        /// The entry's kind.
-        found: &'static str,
+        /// The entry's kind, as written.
+        found: String,
         wanted: &'static str,
     },
     /// A device name that this version cannot read.

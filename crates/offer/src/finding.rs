@@ -115,7 +115,7 @@ pub enum Finding {
     },
     /// Others use a GPU.
     #[error(
-        "{gpu} is not allocated to new claims: {used} (a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process)"
+        "{gpu} is not allocated to new claims: {used} ({})", words::end_of_use(.used)
     )]
     Neighbour { gpu: GpuUuid, used: Use },
     /// A MIG instance made outside divvy is in the way.

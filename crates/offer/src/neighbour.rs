@@ -27,6 +27,11 @@ pub enum Use {
         /// The claim or pod.
         to: String,
     },
+    /// NVIDIA's plugin has given it out, in whose place divvy stands.
+    NvidiaPlugin {
+        /// The claim or pod.
+        to: String,
+    },
     /// These processes compute on it, and no claim of ours holds it.
     Processes {
         /// Their ids.
@@ -44,6 +49,7 @@ impl fmt::Display for Use {
                 )
             }
             Self::Driver { name, to } => write!(f, "the driver {name} has allocated it to {to}"),
+            Self::NvidiaPlugin { to } => write!(f, "NVIDIA's plugin has allocated it to {to}"),
             Self::Processes { pids } => {
                 let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
                 write!(
@@ -61,7 +67,7 @@ impl Use {
     pub fn label(&self) -> &'static str {
         match self {
             Self::DevicePlugin { .. } => "device-plugin",
-            Self::Driver { .. } => "other-driver",
+            Self::Driver { .. } | Self::NvidiaPlugin { .. } => "other-driver",
             Self::Processes { .. } => "processes",
         }
     }

@@ -123,6 +123,10 @@ impl Neighbours {
             inventory: &inventory,
             given: &memory.given.iter().chain(allocated).cloned().collect(),
             devices: &drivers.devices,
+            nvidias: self.config.naming().stands_in().then_some((
+                self.config.driver_name.as_str(),
+                self.config.node_name.as_str(),
+            )),
             processes: &processes,
             before: &memory.processes,
             held: &held,

@@ -122,6 +122,7 @@ impl Finding {
             Self::Neighbour { used, .. } => match used {
                 Use::DevicePlugin { resource, to } => format!("{resource} of {to}"),
                 Use::Driver { name, to } => format!("{name} of {to}"),
+                Use::NvidiaPlugin { to } => format!("NVIDIA's plugin of {to}"),
                 // Their ids come and go.
                 Use::Processes { .. } => "processes".to_owned(),
             },
@@ -219,6 +220,10 @@ impl Finding {
                 used: Use::Processes { .. },
                 ..
             } => "end the process, or remove the label divvy.dev/gpu from this node",
+            Self::Neighbour {
+                used: used @ Use::NvidiaPlugin { .. },
+                ..
+            } => end_of_use(used),
             Self::Neighbour { .. } => {
                 "a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node"
             }
@@ -247,6 +252,18 @@ impl Finding {
             }
             Self::OneModeForEach { .. } => Some("GPUs can be offered in several modes".to_owned()),
             _ => None,
+        }
+    }
+}
+
+/// Returns what ends a use of a GPU by others, for all that is known of it.
+pub(super) fn end_of_use(used: &Use) -> &'static str {
+    match used {
+        Use::NvidiaPlugin { .. } => {
+            "it is free when its pods have ended; delete them, so that they are scheduled anew"
+        }
+        Use::DevicePlugin { .. } | Use::Driver { .. } | Use::Processes { .. } => {
+            "a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process"
         }
     }
 }

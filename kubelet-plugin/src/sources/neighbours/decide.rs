@@ -53,6 +53,8 @@ pub(crate) struct Observations<'a> {
     pub(crate) given: &'a BTreeSet<GivenOut>,
     /// The GPUs behind devices of other drivers.
     pub(crate) devices: &'a BTreeMap<DriverDevice, GpuUuid>,
+    /// Driver and pool of NVIDIA's plugin on this node, where we stand in for it.
+    pub(crate) nvidias: Option<(&'a str, &'a str)>,
     /// Processes that compute on GPUs now.
     pub(crate) processes: &'a BTreeMap<GpuUuid, BTreeSet<u32>>,
     /// The same a while ago: a process of a claim that was released between two polls belongs to no
@@ -86,17 +88,17 @@ pub(crate) fn decide(around: &Observations<'_>) -> BTreeMap<GpuUuid, BTreeSet<Us
                     )
                 })
             }
-            Giver::Driver { name, .. } => given
+            Giver::Driver { name, pool } => given
                 .driver_device()
                 .and_then(|device| around.devices.get(&device))
                 .map(|gpu| {
-                    (
-                        gpu.clone(),
-                        Use::Driver {
-                            name: name.clone(),
-                            to,
-                        },
-                    )
+                    let used = if around.nvidias == Some((name, pool)) {
+                        Use::NvidiaPlugin { to }
+                    } else {
+                        let name = name.clone();
+                        Use::Driver { name, to }
+                    };
+                    (gpu.clone(), used)
                 }),
         };
         if let Some((gpu, used)) = found {

@@ -58,6 +58,7 @@ impl World {
             inventory,
             given,
             devices,
+            nvidias: Some(("gpu.nvidia.com", "n1")),
             processes,
             before,
             held,
@@ -227,4 +228,30 @@ fn a_device_name_of_nvidias_driver_has_the_minor_number() {
     for name in ["gpu-1", "gpu-vfio-0", "gpu-5-ts", "card-5", "gpu-"] {
         assert_eq!(found(name), None, "{name}");
     }
+}
+
+#[test]
+fn a_device_of_nvidias_pool_is_its_plugins_under_the_name_of_ours() {
+    let mut world = World::new();
+    for (pool, index) in [("n1", 0), ("n2", 1)] {
+        let by = Giver::Driver {
+            name: "gpu.nvidia.com".to_owned(),
+            pool: pool.to_owned(),
+        };
+        let device = (
+            "gpu.nvidia.com".to_owned(),
+            pool.to_owned(),
+            "gpu-0".to_owned(),
+        );
+        world.devices.insert(device, world.gpu(index));
+        world.give(by, "gpu-0");
+    }
+    let said = |words: &str| vec![format!("{words} has allocated it to pod default/other")];
+    assert_eq!(
+        world.uses(),
+        [
+            (0, said("NVIDIA's plugin")),
+            (1, said("the driver gpu.nvidia.com"))
+        ]
+    );
 }
