@@ -1,5 +1,7 @@
-//! The limit of a share's memory, as its node works it out from the claim's allocation.
+//! Limits of a claim's devices, as its node works them out from the claim's allocation.
 
+use divvy_api::DeviceConfig;
+use divvy_api::MpsLimits;
 use divvy_api::names::attributes;
 use divvy_claims::{ConfigEntry, ConfigSource, resolve_entry};
 use divvy_model::Enforcement;
@@ -21,16 +23,47 @@ pub(crate) fn of_share(
         return None;
     }
     let request = share_memory(device, result.consumed_capacity.as_ref()?)?;
+    let limit = config(allocation, result)?.memory_limit;
+    let limit = limit.zip(memory(device?));
+    Some(limit.map_or(request, |(bound, all)| bound.bytes(all >> 20)))
+}
+
+/// Returns the limits of the MPS server that a claim has on a whole GPU; `None` where it has none.
+pub(crate) fn of_mps_server(
+    allocation: &AllocationResult,
+    result: &DeviceRequestAllocationResult,
+) -> Option<MpsLimits> {
+    let admin = result.admin_access == Some(true);
+    let config = (!admin).then(|| config(allocation, result))??;
+    config.mps_server
+}
+
+/// Returns it in words.
+pub(crate) fn mps_in_words(limits: MpsLimits) -> String {
+    let cores = limits.cores.map(|cores| format!("cores {cores}"));
+    let memory = limits.memory;
+    let memory = memory.map(|memory| format!("memory {}", crate::format::bytes(memory)));
+    let words: Vec<String> = cores.into_iter().chain(memory).collect();
+    if words.is_empty() {
+        "by MPS".to_owned()
+    } else {
+        format!("by MPS (each program: {})", words.join(", "))
+    }
+}
+
+/// Returns the config of a device. A claim whose config cannot be read is not served, which is shown
+/// elsewhere.
+fn config(
+    allocation: &AllocationResult,
+    result: &DeviceRequestAllocationResult,
+) -> Option<DeviceConfig> {
     let entries = allocation
         .devices
         .iter()
         .flat_map(|devices| &devices.config);
     let entries: Vec<ConfigEntry> = entries.flatten().filter_map(entry).collect();
     let kind = kind(&result.device)?;
-    // A claim whose config cannot be read is not served, which is shown elsewhere.
-    let config = resolve_entry(&entries, &result.driver, &result.request, &kind).ok()?;
-    let limit = config.memory_limit.zip(memory(device?));
-    Some(limit.map_or(request, |(bound, all)| bound.bytes(all >> 20)))
+    resolve_entry(&entries, &result.driver, &result.request, &kind).ok()
 }
 
 fn entry(of: &DeviceAllocationConfiguration) -> Option<ConfigEntry> {
@@ -76,6 +109,28 @@ mod tests {
         let device: Device = serde_json::from_value(device).unwrap();
         let results = allocation.devices.as_ref().unwrap().results.as_ref();
         of_share(&allocation, &results.unwrap()[0], Some(&device))
+    }
+
+    #[test]
+    fn a_whole_gpu_with_an_mps_server_is_named_with_its_limits() {
+        let words = |device: &str, mps: serde_json::Value| {
+            let parameters =
+                json!({ "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig", "mps": mps });
+            let entry = json!({ "source": "FromClaim", "requests": [], "opaque": { "driver": "gpu.divvy.dev", "parameters": parameters } });
+            let result = json!({ "request": "gpu", "driver": "gpu.divvy.dev", "pool": "n", "device": device });
+            let allocation = json!({ "devices": { "results": [result], "config": [entry] } });
+            let allocation: AllocationResult = serde_json::from_value(allocation).unwrap();
+            let results = allocation.devices.as_ref().unwrap().results.as_ref();
+            of_mps_server(&allocation, &results.unwrap()[0]).map(mps_in_words)
+        };
+        let limits = json!({ "limits": { "cores": 50, "memory": "10Gi" } });
+        assert_eq!(
+            words("gpu-0", limits.clone()).as_deref(),
+            Some("by MPS (each program: cores 50, memory 10 GiB)")
+        );
+        assert_eq!(words("gpu-0", json!({})).as_deref(), Some("by MPS"));
+        assert_eq!(words("gpu-0-ts", limits), None);
+        assert_eq!(words("gpu-0", json!({ "limits": 7 })), None);
     }
 
     #[test]

@@ -106,18 +106,6 @@ impl Manifests {
         (is(driver::NVIDIA) || is(driver::NVIDIA_MIG)) && !is(names::GROUP)
     }
 
-    /// Says whether a config for the driver asks for an MPS server of the claim's GPU.
-    pub(crate) fn ask_for_mps(&self, driver: &str) -> bool {
-        let configs = self.devices().flat_map(|devices| devices.config.iter());
-        let mut opaque = configs
-            .flatten()
-            .filter_map(|config| config.opaque.as_ref());
-        opaque.any(|opaque| {
-            let config = divvy_api::decode_for(driver, &opaque.parameters.0);
-            opaque.driver == driver && config.is_ok_and(|config| config.mps_server.is_some())
-        })
-    }
-
     /// Returns the requests and configs of all claims and templates.
     fn devices(&self) -> impl Iterator<Item = &DeviceClaim> {
         let claims = self.claims.iter().filter_map(|claim| claim.spec.as_ref());

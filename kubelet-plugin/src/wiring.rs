@@ -564,7 +564,7 @@ impl Shared {
         } = self.channels.clone();
         let (timing, reporter) = (
             self.config.timing,
-            Reporter::new(changed, self.metrics.clone()),
+            Reporter::new(changed, self.metrics.clone(), self.notifier.clone()),
         );
         Keeper {
             files: CdiFiles {
@@ -612,6 +612,7 @@ impl Shared {
         Leaving {
             client: self.client.clone(),
             node: self.config.node_name.clone(),
+            driver: self.config.driver_name.clone(),
             selector: self.config.node_selector.clone(),
             last: self.channels.node.borrow().clone(),
             executor: self.executor.clone(),

@@ -6,6 +6,7 @@
 //! [`plan`] is pure and says what follows from what was found; [`Supervisor`] does it, by way of
 //! [`control`] (the program) and [`process`] (`/proc`). Only protocol v2 is spoken (ADR 18).
 
+mod cgroup;
 pub mod control;
 pub mod note;
 pub mod plan;

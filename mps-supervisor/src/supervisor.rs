@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_host::{Driver, DriverAt, DriverRootError, HostRoot};
 use divvy_model::{GpuUuid, MpsServer};
 
+use crate::cgroup;
 use crate::control::{Control, ControlError};
 use crate::note::{Daemon, Note};
 use crate::plan::{self, Found, Step};
@@ -292,7 +293,7 @@ impl Supervisor {
         })?;
         if let Some(group) = &self.settings.cgroup {
             // Before it starts a server, which then is there too.
-            move_to(group, process.pid);
+            cgroup::move_to(group, process.pid);
         }
         let note = Note {
             // Until limits are set, it has none.
@@ -425,19 +426,6 @@ fn change_note(files: &Files, change: impl FnOnce(&mut Note)) -> Result<(), Supe
 fn pid_in(files: &Files) -> Option<u32> {
     let text = fs_err::read_to_string(files.pipe.join(PID_FILE)).ok()?;
     text.trim().parse().ok()
-}
-
-/// Moves a daemon to a control group of its own. A failure costs it its life when the supervisor's
-/// container ends, and nothing before.
-fn move_to(group: &Path, pid: u32) {
-    let moved = fs_err::create_dir_all(group)
-        .and_then(|()| fs_err::write(group.join("cgroup.procs"), pid.to_string()));
-    if let Err(error) = moved {
-        tracing::warn!(
-            %error,
-            "the MPS daemon stays in the control group of the supervisor, and ends with its container"
-        );
-    }
 }
 
 /// Returns the last lines of the daemon's logs, as the end of a sentence.

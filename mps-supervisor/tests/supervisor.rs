@@ -165,6 +165,26 @@ fn other_limits_are_those_of_another_daemon() {
     node.has_no_process();
 }
 
+/// The server of a claim that has the GPU alone is known as that, also by another supervisor.
+#[test]
+fn the_server_of_a_claim_has_its_limits_or_none() {
+    let node = Node::new();
+    let half = MpsServer::of_claim(Some(50), Some(10 << 30));
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), half).unwrap();
+    let log = node.log(&gpu(1), "server.log");
+    assert!(log.contains("Percentage set to 50.0"), "{log}");
+    assert!(log.contains(&format!("{:#x}", 10_u64 << 30)), "{log}");
+    drop(supervisor);
+    let supervisor = node.supervisor();
+    assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, half);
+    let all = MpsServer::of_claim(None, None);
+    supervisor.start(&gpu(1), all).unwrap();
+    assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, all);
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
+
 #[test]
 fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     let node = Node::new();
@@ -336,7 +356,7 @@ fn limits() -> Limits {
         memory_mib,
     } = server(4);
     Limits {
-        slots,
+        slots: slots.unwrap(),
         cores,
         memory_mib: memory_mib.unwrap(),
     }
@@ -353,16 +373,30 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         limits: Some(limits()),
     };
     asks.start(start.clone()).await.unwrap();
+    // That of a claim with the GPU alone has no slots.
+    let own = Limits {
+        slots: 0,
+        cores: 50,
+        memory_mib: 0,
+    };
+    let start_own = StartRequest {
+        gpu_uuid: gpu(2).to_string(),
+        limits: Some(own),
+    };
+    asks.start(start_own).await.unwrap();
     let before = asks.state(StateRequest {}).await.unwrap().into_inner();
-    assert_eq!(before.daemons.len(), 1);
+    assert_eq!(before.daemons.len(), 2);
     assert_eq!(before.daemons[0].limits, Some(limits()));
+    assert_eq!(before.daemons[1].limits, Some(own));
     drop(program);
-    assert_eq!(node.processes().len(), 2, "daemon and server live on");
+    assert_eq!(node.processes().len(), 4, "daemons and servers live on");
     let _program = Program::start(&node);
     let mut asks = client(&node).await;
     let after = asks.state(StateRequest {}).await.unwrap().into_inner();
     assert_eq!(after, before);
     asks.start(start).await.unwrap();
+    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    let gpu_uuid = gpu(2).to_string();
     asks.stop(StopRequest { gpu_uuid }).await.unwrap();
     node.has_no_process();
     let refused = asks

@@ -417,9 +417,10 @@ impl Converter<'_> {
                 self.notes.note(at, "a partition has its own compute, so time slices have no effect: config removed");
                 None
             }
+            Some("MPS") if kind == "GpuConfig" && !of_shares => Some(self.mps(parameters, at)),
             Some("MPS") => {
-                let what = "divvy's MPS has equal slots, for a claim each (docs/sharing.md#mps): config removed, so programs run in turns, without limits \
-                            of memory and threads; for parts with limits, claim partitions (divvy claim mig)";
+                let what = "divvy's MPS is for whole GPUs of a claim, and for equal slots by a policy (docs/sharing.md#mps): config removed, so programs run in \
+                            turns, without limits of memory and threads";
                 self.notes.note(&under(at, "sharing"), what);
                 None
             }
@@ -433,6 +434,34 @@ impl Converter<'_> {
                 None
             }
         }
+    }
+
+    /// Converts MPS of a whole GPU.
+    fn mps(&mut self, parameters: &Node, at: &str) -> Node {
+        let of = |field| parameters.at(&["sharing", "mpsConfig", field]);
+        let mut limits = Map::default();
+        for (field, name) in [
+            ("defaultActiveThreadPercentage", "cores"),
+            ("defaultPinnedDeviceMemoryLimit", "memory"),
+        ] {
+            if let Some(limit) = of(field) {
+                limits.set(name, limit.clone());
+            }
+        }
+        if of("defaultPerDevicePinnedMemoryLimit").is_some() {
+            let what = "a claim of divvy has MPS of one GPU (docs/sharing.md#mps-in-a-claim): removed; write limits.memory for that GPU";
+            let at = under(at, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit");
+            self.notes.note(&at, what);
+        }
+        let mut mps = Map::default();
+        if !limits.is_empty() {
+            mps.set("limits", limits);
+        }
+        Node::from([
+            ("apiVersion", names::API_VERSION.into()),
+            ("kind", "GpuConfig".into()),
+            ("mps", mps.into()),
+        ])
     }
 }
 

@@ -8,7 +8,6 @@ use divvy_api::policy::GpuPolicy;
 
 use super::needs;
 use super::report::Scenario;
-use super::world::Install;
 use crate::Usage;
 use crate::cause;
 use crate::driver::NVIDIA;
@@ -26,6 +25,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "one-gpu",
     "two-pods-two-gpus",
     "shared-claim",
+    "shared-claim-mps",
     "two-containers",
     "two-claims",
     "two-gpus",
@@ -133,17 +133,6 @@ impl Default for Stay {
             policies: Vec::new(),
             examples: Vec::new(),
             selects: false,
-        }
-    }
-}
-
-impl Stay {
-    /// Returns how the chart is installed: with MPS where a claim asks for a server of its own.
-    pub(super) fn install(&self) -> Install {
-        let asks = |example: &Example| example.manifests.ask_for_mps(self.driver);
-        Install {
-            driver: self.driver,
-            mps: self.examples.iter().any(asks),
         }
     }
 }

@@ -124,7 +124,7 @@ async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
         // What a node left of MIG mode is of no concern to the next: fresh GPUs.
         let (sim, troubled) = gpus.start()?;
         let instances = partitions(&sim);
-        let world = match World::start(&sim, &troubled, &stay.policies, stay.install()).await {
+        let world = match World::start(&sim, &troubled, &stay.policies, stay.driver).await {
             Ok(world) => world,
             Err(error) if number == 0 => return Err(error),
             Err(error) => {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory as _, FromArgMatches as _};
 use divvy_api::names;
-use divvy_api::policy::{GpuPolicy, OfferedMode};
+use divvy_api::policy::GpuPolicy;
 use divvy_fake_cluster::{FakeApi, FakeKubelet, KubeletConfig, build};
 use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu};
@@ -32,15 +32,6 @@ pub(crate) const NODE: &str = "demo-node";
 const LABELS: [(&str, &str); 2] = [(names::NODE_LABEL, "true"), ("divvy.dev/try", "true")];
 /// Longest time of a step of the demo; one that takes longer counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Values of the chart that the node is installed with.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Install {
-    /// `driverName`.
-    pub(crate) driver: &'static str,
-    /// `mps.enabled`.
-    pub(crate) mps: bool,
-}
 
 /// A running node.
 pub(crate) struct World {
@@ -66,7 +57,7 @@ impl World {
         sim: &SimNode,
         troubled: &[usize],
         policies: &[GpuPolicy],
-        Install { driver, mps }: Install,
+        driver: &'static str,
     ) -> Result<Self> {
         let labels = LABELS
             .into_iter()
@@ -86,16 +77,15 @@ impl World {
             .prefix("divvy-demo-")
             .tempdir()
             .context("a temporary folder")?;
-        let by_mps = mps || names_mps(policies);
         let mut fixture = host_of(sim);
-        fixture.mps = by_mps;
+        fixture.mps = true;
         let host = fixture
             .build(&folder.path().join("host"))
             .context("the demo's host")?;
         let api = cluster(labels, policies, driver)?;
         let kubelet_config = KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone());
         let mut args = args(folder.path(), &kubelet_config, host.node_table, driver)?;
-        args.mps_dir = by_mps.then(|| folder.path().join("run/divvy/mps"));
+        args.mps_dir = Some(folder.path().join("run/divvy/mps"));
         let kubelet = FakeKubelet::start(kubelet_config).context("the demo's kubelet")?;
         let deps = Deps {
             mps: Some(Arc::new(super::mps::Servers::default())),
@@ -239,13 +229,6 @@ fn host_of(sim: &SimNode) -> Fixture {
         .driver_version
         .clone_from(&inventory.system.driver_version);
     fixture
-}
-
-/// Says whether a policy asks for MPS shares: a node without them is as before.
-fn names_mps(policies: &[GpuPolicy]) -> bool {
-    let rules = policies.iter().flat_map(|policy| &policy.spec.rules);
-    let mut modes = rules.filter_map(|rule| rule.modes.as_ref());
-    modes.any(|modes| modes.contains(&OfferedMode::Mps))
 }
 
 /// The API server of a cluster with the chart, these policies and the node.

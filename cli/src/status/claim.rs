@@ -434,6 +434,9 @@ fn device(
         .map(|(name, amount)| format!("{} {}", crate::driver::plain(name), amount.0))
         .collect();
     granted.extend(memory_of_share(snapshot, of, result));
+    let allocation = of.status.as_ref().and_then(|s| s.allocation.as_ref());
+    let server = allocation.and_then(|all| crate::limit::of_mps_server(all, result));
+    granted.extend(server.map(crate::limit::mps_in_words));
     let ready = held.is_some_and(|held| held.phase != "preparing");
     let before = gpu.filter(|_| !ready && result.admin_access != Some(true));
     let before = before.and_then(|gpu| former(gpu, claim, result));

@@ -298,7 +298,11 @@ fn hold(
             let profile = published.profile(id).unwrap_or(used.noun());
             (profile.to_owned(), published.place(id, at.start))
         }
-        (Sharing::Exclusive, None) => (used.noun().to_owned(), Some((0.0, 1.0))),
+        (Sharing::Exclusive, None) => {
+            let by_mps = published.is_by_mps(id, &holder.uid);
+            let part = if by_mps { "whole by MPS" } else { used.noun() };
+            (part.to_owned(), Some((0.0, 1.0)))
+        }
         (Sharing::TimeSliced | Sharing::Mps, _) => {
             let percent = published.percent(id, &holder.uid).filter(|of| *of > 0);
             let percent = percent.map_or_else(String::new, |of| format!(" {of} %"));

@@ -36,6 +36,8 @@ pub(super) struct Given<'a> {
     limit: Option<u64>,
     /// Percent of its GPU, of a share that is given out so.
     percent: Option<u64>,
+    /// True if its users share the whole GPU by MPS.
+    by_mps: bool,
 }
 
 /// Devices that a pod could still get. Each figure stands alone: a free GPU counts in all of them.
@@ -123,6 +125,7 @@ impl<'a> Published<'a> {
                 memory,
                 limit: crate::limit::of_share(allocation, result, device),
                 percent,
+                by_mps: crate::limit::of_mps_server(allocation, result).is_some(),
             });
             if admin || !first {
                 continue;
@@ -169,6 +172,12 @@ impl<'a> Published<'a> {
             .peekable();
         of_claim.peek()?;
         of_claim.map(|given| given.limit).sum()
+    }
+
+    /// Returns whether the users of a claim share its whole GPU by MPS.
+    pub(super) fn is_by_mps(&self, id: Id<'_>, claim: &str) -> bool {
+        let mut given = self.given.get(&id).into_iter().flatten();
+        given.any(|given| given.by_mps && given.claim.metadata.uid.as_deref() == Some(claim))
     }
 
     /// The percent of a GPU that a claim has in shares, where it is given out so.

@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment,
-    Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
+    Cause, Change, ChangeError, ClaimRef, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life,
+    Moment, Observed, Own, Record, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
 use divvy_model::{ClaimUid, ComputeMode, GpuUuid, MpsServer, Place, TimeSlice};
 
@@ -350,8 +350,10 @@ impl Gpus<'_> {
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
             Ok(state) => {
                 if restarts {
-                    let gpu = gpu.clone();
-                    report.events.push(Event::MpsServerRestarted { gpu });
+                    let (claims, gpu) = (self.served(gpu)?, gpu.clone());
+                    report
+                        .events
+                        .push(Event::MpsServerRestarted { gpu, claims });
                 }
                 if settings(&state) < noted {
                     let gpu = gpu.clone();
@@ -371,6 +373,18 @@ impl Gpus<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the claims that use the MPS server of a GPU in this boot.
+    fn served(self, gpu: &GpuUuid) -> Result<Vec<ClaimRef>, StoreError> {
+        let records = self.context.state.records()?;
+        let is_served = |record: &&Record| {
+            let mut devices = record.devices.iter();
+            record.boot == self.context.config.boot
+                && devices.any(|device| device.gpu == *gpu && device.mps.is_some())
+        };
+        let fine = records.values().filter_map(|stored| stored.fine());
+        Ok(fine.filter(is_served).map(Record::reference).collect())
     }
 
     /// Settles open questions about a GPU that a prepare is refused for: the late call may have

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use divvy_claims::ClaimRef;
 use divvy_model::{ClaimUid, GpuUuid};
 use serde::Serialize;
 
@@ -43,7 +44,11 @@ pub enum Event {
     SettingsGivenBack { gpu: GpuUuid },
     /// The MPS server of a GPU had ended under its claims, and was started again: the programs of before
     /// have lost what they had on the GPU.
-    MpsServerRestarted { gpu: GpuUuid },
+    MpsServerRestarted {
+        gpu: GpuUuid,
+        /// Claims that had it.
+        claims: Vec<ClaimRef>,
+    },
     /// A claim holds on to its devices although it should not need them; looked at again next time.
     Kept { claim: ClaimUid, why: String },
     /// Something failed; tried again next time.

@@ -61,7 +61,7 @@ struct Remembered {
 
 #[derive(Debug, Clone, Default)]
 struct Drivers {
-    /// Those that slices have.
+    /// Devices that slices have.
     published: BTreeMap<DriverDevice, GpuUuid>,
     /// The same, and those of NVIDIA's driver that claims or pods have, in whose place we stand: its
     /// slices go away with its plugin, and its pods stay.

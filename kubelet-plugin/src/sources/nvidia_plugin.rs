@@ -86,13 +86,13 @@ impl NvidiaPlugin {
             return false;
         };
         if self.watched.learn(see(socket).await) {
+            let socket_file = socket.display();
             match fs_err::remove_file(socket) {
-                Ok(()) => tracing::info!(
-                    socket = %socket.display(),
-                    "removed the registration socket of NVIDIA's plugin, which has ended"
-                ),
+                Ok(()) => {
+                    tracing::info!(%socket_file, "removed the registration socket of NVIDIA's plugin, which has ended");
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "failed to remove the registration socket of NVIDIA's plugin")
+                    tracing::warn!(%error, "failed to remove the registration socket of NVIDIA's plugin");
                 }
             }
         }

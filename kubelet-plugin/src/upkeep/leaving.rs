@@ -1,6 +1,6 @@
 //! The end of the plugin on a node that is no longer its own: an administrator has taken the label
 //! off, so that another driver gets the GPUs. MIG modes that divvy has changed are given back, and
-//! the GpuNode says what is left.
+//! the GpuNode says what is left. In the place of NVIDIA's driver the slices go too.
 //!
 //! A plugin is stopped in the same way when it is updated or its pod is deleted. Then the node
 //! still has its labels, and nothing of a GPU is touched.
@@ -9,8 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_api::names::Naming;
 use divvy_api::node::GpuNodeStatus;
+use divvy_controller::{PublisherConfig, remove_slices};
 use divvy_executor::{Event, Executor};
+use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 
@@ -21,7 +24,7 @@ use crate::sinks::gpu_node::{Target, last_report};
 
 /// Time for which the API is asked for the node's labels.
 const ASK_WITHIN: Duration = Duration::from_secs(2);
-/// Time for which the GpuNode is written.
+/// Time for which the GpuNode is written, and slices are removed.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
 /// Time for which MIG modes may be changed. With the drain before it, less than the grace period of
 /// the pod.
@@ -31,6 +34,7 @@ const GIVE_BACK_WITHIN: Duration = Duration::from_secs(25);
 pub(crate) struct Leaving {
     pub(crate) client: Client,
     pub(crate) node: String,
+    pub(crate) driver: String,
     pub(crate) selector: NodeSelector,
     /// The node as it was last seen.
     pub(crate) last: Option<Arc<NodeFacts>>,
@@ -63,6 +67,7 @@ impl Leaving {
         );
         // First, since it takes no time: a report of before would stay as it was.
         self.report().await;
+        self.withdraw().await;
         let executor = self.executor;
         let given_back = tokio::task::spawn_blocking(move || executor.leave());
         // The thread cannot be stopped. A change that it has begun is noted on disk, where the next
@@ -98,6 +103,26 @@ impl Leaving {
             Err(_) => "the API server did not answer in time".to_owned(),
         };
         tracing::warn!(error, "failed to write the GpuNode, which stays as it was");
+    }
+
+    /// Removes our slices in the place of NVIDIA's driver: the kubelet wipes those of a driver without a
+    /// plugin, and NVIDIA's, under the same name, may be there before it does.
+    async fn withdraw(&self) {
+        if !Naming::of(&self.driver).stands_in() {
+            return;
+        }
+        let ours = pool_name(&self.node);
+        let config = PublisherConfig {
+            driver: self.driver.clone(),
+            node_name: self.node.clone(),
+        };
+        let removed = remove_slices(&self.client, &config, |pool| pool == ours);
+        let error = match tokio::time::timeout(REPORT_WITHIN, removed).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => crate::chain(&error),
+            Err(_) => "the API server did not answer in time".to_owned(),
+        };
+        tracing::warn!(error, "failed to remove our ResourceSlices");
     }
 
     async fn labels(&self) -> Option<BTreeMap<String, String>> {

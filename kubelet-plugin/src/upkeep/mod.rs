@@ -21,6 +21,7 @@ use divvy_model::ClaimUid;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::events::Notifier;
 use crate::metrics::Metrics;
 
 /// The four loops that keep files and records right, each with a clock of its own.
@@ -48,22 +49,43 @@ impl Keeper {
     }
 }
 
-/// Reports to the log, the metrics and the reader of records what the executor did.
+/// Reports to the log, the metrics, the reader of records and users what the executor did.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     /// Notified when records have changed.
     changed: Arc<Notify>,
     metrics: Metrics,
+    notifier: Arc<Notifier>,
     /// Conditions that last and are in the log already.
     logged: BTreeSet<Event>,
 }
 
 impl Reporter {
-    pub(crate) fn new(changed: Arc<Notify>, metrics: Metrics) -> Self {
+    pub(crate) fn new(changed: Arc<Notify>, metrics: Metrics, notifier: Arc<Notifier>) -> Self {
         Self {
             changed,
             metrics,
+            notifier,
             logged: BTreeSet::new(),
+        }
+    }
+
+    /// Does the same as [`Self::log_report`], and writes Events on claims whose programs are hit.
+    async fn report(&mut self, report: &Report) {
+        self.log_report(report);
+        for event in &report.events {
+            let Event::MpsServerRestarted { gpu, claims } = event else {
+                continue;
+            };
+            let note = format!(
+                "the MPS server of {gpu} had ended and was started again: programs that computed there have lost their memory and contexts, \
+                 and have to start again (delete pods that do not do so by themselves)"
+            );
+            for claim in claims {
+                self.notifier
+                    .warn(claim, "mps-server-restarted", &note)
+                    .await;
+            }
         }
     }
 
@@ -88,6 +110,9 @@ impl Reporter {
                 }
                 Event::CdiWithdrawn { claim } => {
                     tracing::warn!(claim.uid = %claim, "a partition of the claim is gone; its CDI file is removed until the claim is released");
+                }
+                Event::MpsServerRestarted { gpu, .. } => {
+                    tracing::warn!(%gpu, "an MPS server had ended under its claims; started again");
                 }
                 other => tracing::info!(what = ?other, "reconciled"),
             }

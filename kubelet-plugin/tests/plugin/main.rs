@@ -21,6 +21,7 @@ mod limits;
 mod metadata;
 mod mig;
 mod modes;
+mod mps;
 mod neighbours;
 mod node;
 mod pod_groups;

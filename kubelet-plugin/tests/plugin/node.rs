@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use divvy_executor::MpsServers;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, mk_result, reserved};
 use divvy_fake_cluster::{ClaimRef, FakeApi, FakeKubelet, KubeletConfig};
 use divvy_gpu_sim::SimNode;
@@ -209,8 +210,18 @@ impl Node {
     }
 
     pub(crate) fn start_on(&self, config: Config, gpus: Arc<dyn GpuDriver>) -> Plugin {
+        self.start_by(config, gpus, None)
+    }
+
+    /// A plugin whose MPS servers are these.
+    pub(crate) fn start_by(
+        &self,
+        config: Config,
+        gpus: Arc<dyn GpuDriver>,
+        mps: Option<Arc<dyn MpsServers>>,
+    ) -> Plugin {
         let deps = Deps {
-            mps: None,
+            mps,
             client: self.api.client(),
             kube: None,
             gpus,

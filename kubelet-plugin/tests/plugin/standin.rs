@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use divvy_api::node::GpuNodeStatus;
-use divvy_fake_cluster::build::{allocated, mk_claim, mk_result, reserved};
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, mk_result, reserved};
 use divvy_fake_cluster::{ClaimRef, GpuNode};
 use divvy_kubelet_plugin::Config;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
@@ -51,7 +51,7 @@ impl Theirs {
         }
     }
 
-    /// As after SIGKILL: the file stays.
+    /// Ends it as SIGKILL does: the file stays.
     fn kill(self) -> PathBuf {
         self.socket
     }
@@ -338,6 +338,32 @@ async fn a_pod_with_a_device_of_nvidias_pool_keeps_its_gpu() {
     node.kubelet.set_pod_resources(Vec::new());
     published(&node, &[("gpu-1", false), ("gpu-0", false)]).await;
     plugin.stop().await;
+}
+
+/// The node goes back to NVIDIA's driver: whichever plugin registers first, nothing of ours is
+/// offered any more. An update of the plugin keeps the slices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_given_back_has_no_slices_of_ours_left() {
+    let node = Node::new("h100x1");
+    let mut labelled = mk_node("n1");
+    labelled.metadata.labels = Some([("divvy.dev/gpu".to_owned(), "true".to_owned())].into());
+    node.api.put(&labelled).unwrap();
+    let flags = [
+        "--driver-name",
+        NVIDIA,
+        "--node-selector",
+        "divvy.dev/gpu=true",
+    ];
+    for (given_back, slices) in [(false, 1), (true, 0)] {
+        let plugin = node.start_with(node.config(&flags));
+        plugin.wait_ready().await;
+        published(&node, &[("gpu-0", false)]).await;
+        if given_back {
+            node.api.put(&mk_node("n1")).unwrap();
+        }
+        plugin.stop().await;
+        assert_eq!(of_pool(&node, POOL).len(), slices);
+    }
 }
 
 /// Both plugins have one folder.

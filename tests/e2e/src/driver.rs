@@ -399,11 +399,11 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// The MPS daemons that run on the node.
+    /// The MPS daemons that run on the node; the same program gives them commands.
     pub fn mps_daemons(&self) -> Result<Vec<u32>> {
         self.cluster.processes(|args| {
-            let is_daemon = |program: &String| program.ends_with(crate::gpus::mps::DAEMON);
-            args.first().is_some_and(is_daemon)
+            let is_program = |program: &String| program.ends_with(crate::gpus::mps::DAEMON);
+            args.first().is_some_and(is_program) && args.iter().any(|arg| arg == "--as-daemon")
         })
     }
 

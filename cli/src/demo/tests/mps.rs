@@ -103,3 +103,35 @@ async fn a_wrong_mps_share_is_refused_with_the_place_and_the_reason() {
     let equal = plain(&config("limits: {cores: 25}, priority: BelowNormal"));
     assert_eq!(said("h100x1", &equal).await, "");
 }
+
+/// A claim of whole GPUs whose config has `mps`.
+fn own(count: usize, fields: &str) -> String {
+    let config = config(fields).replace("MpsConfig", "GpuConfig");
+    claim(&[""], &config).replace("mps.divvy.dev", &format!("gpu.divvy.dev, count: {count}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_with_a_server_of_its_own_needs_no_policy() {
+    let right = own(1, "mps: {limits: {cores: 50, memory: 10Gi}}");
+    assert_eq!(said("h100x1", &right).await, "");
+    for (line, text, words) in [
+        (
+            "h100x2",
+            own(2, "mps: {}"),
+            "its claim has MPS on device gpu-1 already, which is of another GPU",
+        ),
+        (
+            "h100x1",
+            own(1, "mps: {}, timeSlicing: {interval: Short}"),
+            "field \"mps\" and field \"timeSlicing\" exclude each other",
+        ),
+        (
+            "h100x1 --driver-version 615.71.09",
+            own(1, "mps: {}"),
+            "its config asks for an MPS server, which cannot be had here: its NVIDIA driver is R615 or later",
+        ),
+    ] {
+        let said = said(line, &text).await;
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}

@@ -18,11 +18,6 @@ enum End {
 }
 use End::{Runs, Says};
 
-const INSTALL: world::Install = world::Install {
-    driver: NVIDIA,
-    mps: false,
-};
-
 /// Manifest, GPUs, whether every mode is offered, and its end.
 const FORMS: &[(&str, &str, bool, End)] = &[
     ("one-gpu", "h100x2", false, Runs(2)),
@@ -360,7 +355,7 @@ async fn published(line: &str, in_all_modes: bool) -> Vec<Device> {
     } else {
         Vec::new()
     };
-    let world = world::World::start(&sim, &[], &policies, INSTALL)
+    let world = world::World::start(&sim, &[], &policies, NVIDIA)
         .await
         .unwrap();
     let slices = world.api.list::<ResourceSlice>();
@@ -472,7 +467,7 @@ fn as_dcgm_exporter(
 async fn dcgm_exporter_finds_gpus_and_partitions() {
     let (sim, _) = gpus("h100x1").start().unwrap();
     let policies = examples::all_modes().unwrap();
-    let world = world::World::start(&sim, &[], &policies, INSTALL)
+    let world = world::World::start(&sim, &[], &policies, NVIDIA)
         .await
         .unwrap();
     let slices = world.api.list::<ResourceSlice>();

@@ -5,6 +5,7 @@ use divvy_model::{GpuErrorCode, GpuOp};
 
 mod compute_mode;
 mod limits;
+mod mps;
 mod partitions;
 mod shares;
 mod world;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use divvy_claims::{Claim, ConfigEntry, ConfigSource};
-use divvy_executor::{Event, Executor, InventorySource, LockName, Unprepared};
+use divvy_executor::{Event, Executor, InventorySource, LockName, Refresh, Unprepared};
 use divvy_model::{ComputeMode, GpuDriver, GpuUuid, Grant, MpsAbility, MpsServer};
 use serde_json::{Value, json};
 
@@ -42,6 +42,44 @@ fn with_config(name: &str, mut config: Value) -> Claim {
         parameters: config,
     });
     claim
+}
+
+/// A claim of these devices, of which those of `requests` have an MPS server of its own with these limits.
+fn owned(name: &str, devices: &[&str], requests: &[&str], limits: &Value) -> Claim {
+    let mut claim = claim_of(name, devices, "t1");
+    claim.configs.push(ConfigEntry {
+        source: ConfigSource::Claim,
+        requests: requests.iter().map(|name| (*name).to_owned()).collect(),
+        driver: DRIVER.to_owned(),
+        parameters: json!({
+            "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig", "mps": {"limits": limits}
+        }),
+    });
+    claim
+}
+
+/// A claim of the whole GPU, whose users share it by MPS.
+fn own(name: &str) -> Claim {
+    owned(
+        name,
+        &["gpu-0"],
+        &[],
+        &json!({"cores": 50, "memory": "10Gi"}),
+    )
+}
+
+/// The server of such a claim.
+fn server_of_own() -> MpsServer {
+    MpsServer::of_claim(Some(50), Some(10 << 30))
+}
+
+/// The report that a server was started again under these claims.
+fn restarted(gpu: &GpuUuid, claims: &[&str]) -> Event {
+    let claims = claims.iter().map(|name| share(name).reference());
+    Event::MpsServerRestarted {
+        gpu: gpu.clone(),
+        claims: claims.collect(),
+    }
 }
 
 fn mode(world: &World, gpu: &GpuUuid) -> ComputeMode {
@@ -92,11 +130,16 @@ fn the_server_comes_with_the_first_claim_and_goes_with_the_last() {
 
 #[test]
 fn wherever_a_crash_cuts_it_the_next_instance_leaves_no_orphan() {
-    for moment in [Moment::Before, Moment::During, Moment::After] {
+    for (make, moment) in [share as fn(&str) -> Claim, own]
+        .into_iter()
+        .flat_map(|make| {
+            [Moment::Before, Moment::During, Moment::After].map(|moment| (make, moment))
+        })
+    {
         for in_calls in 0..40 {
             let (world, executor, gpu) = setup();
             world.crash_in(in_calls, moment);
-            let prepared = world.prepare(&executor, &share("a")).is_ok();
+            let prepared = world.prepare(&executor, &make("a")).is_ok();
             if prepared {
                 drop(world.unprepare(&executor, &uid("a")));
             }
@@ -111,10 +154,86 @@ fn wherever_a_crash_cuts_it_the_next_instance_leaves_no_orphan() {
             world.unprepare(&executor, &uid("a")).unwrap();
             executor.reconcile(&world.view());
             is_plain(&world, &gpu);
-            world.prepare(&executor, &share("b")).unwrap();
+            world.prepare(&executor, &make("b")).unwrap();
             assert!(world.lock().mps.contains_key(&gpu), "{moment:?} {in_calls}");
         }
     }
+}
+
+#[test]
+fn a_claim_with_the_whole_gpu_has_a_server_of_its_own() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &own("a")).unwrap();
+    assert_eq!(world.lock().mps.get(&gpu), Some(&server_of_own()));
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    // For another pod of the claim.
+    world.prepare(&executor, &own("a")).unwrap();
+    assert_eq!(world.lock().mps.get(&gpu), Some(&server_of_own()));
+    world.lock().api.insert(uid("a"), own("a"));
+    for (device, category) in [("gpu-0", "conflict"), ("gpu-0-mps", "mode-conflict")] {
+        let error = world.prepare(&executor, &claim_of("o", &[device], "t1"));
+        assert_eq!(error.unwrap_err().category(), category, "{device}");
+    }
+    let left = world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(
+        left,
+        Unprepared::Done,
+        "its server is no process in the way"
+    );
+    is_plain(&world, &gpu);
+    // Each of the next has what it asks for.
+    world
+        .prepare(&executor, &claim_of("w", &["gpu-0"], "t1"))
+        .unwrap();
+    is_plain(&world, &gpu);
+    world.unprepare(&executor, &uid("w")).unwrap();
+    let all = owned("all", &["gpu-0"], &[], &json!({}));
+    world.prepare(&executor, &all).unwrap();
+    let server = MpsServer::of_claim(None, None);
+    assert_eq!(world.lock().mps.get(&gpu), Some(&server));
+    world.unprepare(&executor, &uid("all")).unwrap();
+    world.prepare(&executor, &share("s")).unwrap();
+    assert_eq!(world.lock().mps[&gpu].slots, Some(4));
+}
+
+#[test]
+fn the_server_of_a_claim_outlives_the_plugin_its_daemon_and_a_boot() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &own("a")).unwrap();
+    world.lock().api.insert(uid("a"), own("a"));
+    drop(executor);
+    world.kill();
+    let executor = world.start();
+    executor.reconcile(&world.view());
+    assert_eq!(world.lock().mps.get(&gpu), Some(&server_of_own()));
+    world.lock().mps.clear();
+    let events = executor.reconcile(&world.view()).events;
+    assert_eq!(events, [restarted(&gpu, &["a"])]);
+    assert_eq!(world.lock().mps.get(&gpu), Some(&server_of_own()));
+    world.reboot();
+    assert!(world.lock().mps.is_empty());
+    let executor = world.start();
+    executor.restore_cdi(Refresh::Missing);
+    assert_eq!(world.lock().mps.get(&gpu), Some(&server_of_own()));
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    // It is gone from the API, and the kubelet never calls.
+    world.lock().api.clear();
+    world.pass(Duration::from_mins(5));
+    executor.reconcile(&world.view());
+    world.pass(Duration::from_mins(5));
+    executor.reconcile(&world.view());
+    is_plain(&world, &gpu);
+}
+
+#[test]
+fn two_requests_of_a_claim_with_and_without_a_server_go_together() {
+    let (world, executor, gpu) = setup();
+    let mut claim = owned("two", &["gpu-0", "gpu-1"], &["served"], &json!({}));
+    claim.allocation.results[0].request = "served".to_owned();
+    claim.allocation.results[1].request = "plain".to_owned();
+    world.prepare(&executor, &claim).unwrap();
+    assert_eq!(world.lock().mps.keys().collect::<Vec<_>>(), [&gpu]);
+    is_plain(&world, &world.gpu(1));
 }
 
 #[test]
@@ -125,10 +244,7 @@ fn a_daemon_that_dies_under_its_claims_is_started_again() {
     let server = world.lock().mps.remove(&gpu);
     let events = executor.reconcile(&world.view()).events;
     assert_eq!(world.lock().mps.get(&gpu).copied(), server);
-    assert!(
-        events.contains(&Event::MpsServerRestarted { gpu: gpu.clone() }),
-        "{events:?}"
-    );
+    assert!(events.contains(&restarted(&gpu, &["a", "b"])), "{events:?}");
     // By the next claim, too.
     world.lock().mps.clear();
     world.prepare(&executor, &share("c")).unwrap();
@@ -242,7 +358,37 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
         }
         claim
     };
+    let own_of_two = owned("two", &["gpu-0", "gpu-1"], &[], &json!({}));
+    let with_slice = {
+        let mut claim = own("a");
+        claim.configs[0].parameters["timeSlicing"] = json!({"interval": "Short"});
+        claim
+    };
     for (claim, ability, category, words) in [
+        (
+            own("a"),
+            MpsAbility::SwitchedOff,
+            "mps-unavailable",
+            "its config asks for an MPS server, which cannot be had here: MPS is switched off",
+        ),
+        (
+            own("a"),
+            MpsAbility::NewDriver,
+            "mps-unavailable",
+            "remove mps from the GpuConfig",
+        ),
+        (
+            own_of_two,
+            able,
+            "mps-targets",
+            "its claim has MPS on device gpu-0 already",
+        ),
+        (
+            with_slice,
+            able,
+            "bad-config",
+            "field \"mps\" and field \"timeSlicing\" exclude each other",
+        ),
         (
             share("a"),
             MpsAbility::NoProgram,
@@ -299,9 +445,11 @@ fn a_gpu_with_mig_mode_on_by_hand_is_refused_and_left_alone() {
     sim(&world).set_mig_mode(&gpu, true).ok();
     sim(&world).edit(divvy_gpu_sim::Engine::reboot);
     world.changed(&gpu);
-    let error = world.prepare(&executor, &share("a")).unwrap_err();
-    assert_eq!(error.category(), "wrong-mode");
-    assert_eq!(world.lock().mps.get(&gpu), None);
+    for claim in [share("a"), own("b")] {
+        let error = world.prepare(&executor, &claim).unwrap_err();
+        assert_eq!(error.category(), "wrong-mode");
+        assert_eq!(world.lock().mps.get(&gpu), None);
+    }
 }
 
 #[test]

@@ -154,6 +154,22 @@ fn wrong_limits() -> Vec<(Value, &'static str)> {
             "limits has cores, a whole number from 1 to 100",
         ),
         (mps(json!({"memory": 10})), "an amount with its unit"),
+        (
+            gpu(json!({"kind": "GpuConfig", "mps": {"limits": {"cores": 101}}})),
+            "mps has limits, with cores, a whole number from 1 to 100",
+        ),
+        (
+            gpu(json!({"kind": "GpuConfig", "mps": {"cores": 50}})),
+            "mps has limits, with cores",
+        ),
+        (
+            gpu(json!({"kind": "GpuConfig", "mps": {}, "timeSlicing": {"interval": "Short"}})),
+            "has either mps or timeSlicing",
+        ),
+        (
+            gpu(json!({"kind": "ShareConfig", "mps": {}})),
+            "ShareConfig has mps",
+        ),
     ]
 }
 
@@ -179,6 +195,16 @@ fn right() -> Vec<Value> {
         limited("percent", "50", "75%"),
         limited("memory", "10Gi", "75%"),
         of(names::CLASS_GPU),
+        with_config(
+            of(names::CLASS_GPU),
+            &["gpu"],
+            json!({"kind": "GpuConfig", "mps": {}}),
+        ),
+        with_config(
+            of(names::CLASS_GPU),
+            &["gpu"],
+            json!({"kind": "GpuConfig", "mps": {"limits": {"cores": 50, "memory": "10Gi"}}}),
+        ),
         request(names::CLASS_ADMIN, json!({"adminAccess": true})),
         with_config(request(names::CLASS_SHARE, share), &["gpu"], nodes),
         with_config(of(names::CLASS_MIG), &[], json!({"kind": "MigConfig"})),

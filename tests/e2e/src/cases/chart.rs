@@ -235,12 +235,12 @@ fn serves_anew(env: &Env, slices: &str, folder: &Path) -> Result<()> {
         env.delete("ResourceClaim", "again")?;
         env.wait_until_gone("ResourceClaim", "again")
     };
-    let served = serves();
+    let outcome = serves();
     helm(
         env.cluster,
         &["uninstall", RELEASE, "--namespace", RELEASE, "--wait"],
     )?;
-    served
+    outcome
 }
 
 /// The value of docs/migrate/device-plugin.md for shares; whole GPUs and MIG profiles have their

@@ -36,15 +36,16 @@ const AT_ONCE: usize = 3;
 /// Its GPUs must be in one mode: where a GPU is in use and offered in several, there is a class of
 /// its own for monitors (ADR 3), which `admin-beside-others` uses.
 const ONE_MODE: &str = "admin-access";
-/// The example that needs the chart with MPS.
-const NOT_HERE: &str = "mps-share";
+/// The examples that need the chart with MPS.
+const NOT_HERE: [&str; 2] = ["mps-share", "shared-claim-mps"];
 
 pub(super) fn all(env: &Env) -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let entries = fs_err::read_dir(&folder)?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<Vec<_>>>()?;
-    let is_run = |path: &PathBuf| path.is_dir() && !path.ends_with(NOT_HERE);
+    let is_run =
+        |path: &PathBuf| path.is_dir() && !NOT_HERE.iter().any(|name| path.ends_with(name));
     let mut examples: Vec<PathBuf> = entries.into_iter().filter(is_run).collect();
     examples.sort();
     ensure!(

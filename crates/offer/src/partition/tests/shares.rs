@@ -90,6 +90,16 @@ fn while_an_mps_server_runs_its_slots_are_published() {
     assert_eq!(slots.value, Amount::Count(2));
 }
 
+/// The server of a claim that has the GPU alone says nothing about the slots of the next.
+#[test]
+fn the_server_of_one_claim_changes_nothing_that_is_published() {
+    let node = by_mps("h100x1");
+    let server = MpsServer::of_claim(Some(7), Some(1 << 30));
+    let servers = BTreeMap::from([(node.uuid(0), server)]);
+    let pool = node.carve_beside(&servers);
+    assert_eq!(pool, node.carve_beside(&BTreeMap::new()));
+}
+
 #[test]
 fn an_mps_share_that_cannot_be_had_is_left_out_with_the_reason() {
     let findings = |node: &Node| {

@@ -1,12 +1,16 @@
 //! Shares of a GPU by MPS, with a stand-in for NVIDIA's programs: the chart's second DaemonSet, and what
-//! becomes of its daemon when a program dies.
+//! becomes of its daemon when another process dies.
+
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use divvy_model::ComputeMode;
 use serde_json::json;
 
-use super::{Policy, create, end, h100, partition, request, run, share, wait_for_modes};
+use super::{
+    Policy, create, end, given, gpu_of, h100, partition, request, run, share, wait_for_modes,
+};
 use crate::case::{Env, PATIENCE};
 use crate::objects::{Pod, SAY_AND_STAY, claim_for};
 use crate::process::Signal;
@@ -140,7 +144,11 @@ fn with_share(env: &Env, name: &str, gpu: &str) -> Result<String> {
 
 fn running(env: &Env, pod: &str) -> Result<()> {
     env.wait_until_running(pod)?;
-    let (seen, expected) = (env.seen(pod, "main")?, env.minors(pod)?);
+    let mut expected = BTreeSet::new();
+    for one in given(env, pod)? {
+        expected.insert(env.driver.gpus().get(&gpu_of(env, &one.device)?)?.minor);
+    }
+    let seen = env.seen(pod, "main")?;
     ensure!(
         seen == expected,
         "pod {pod} sees GPUs {seen:?}; its claim has {expected:?}"
