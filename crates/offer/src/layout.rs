@@ -34,10 +34,10 @@ pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
     // Groups by fixed ordinals first. Whatever a GPU gains or loses, the groups of others stay.
     for (ordinal, card) in cards {
         let group = ordinal / ONE_EACH;
-        let (mut partitions, mut shared) = (Vec::new(), Vec::new());
+        let (mut partitions, mut beside) = (Vec::new(), Vec::new());
         for (used, devices) in card.by {
             match (used.target, used.sharing) {
-                (TargetKind::Partition, sharing) if sharing.is_shared() => shared.extend(devices),
+                (TargetKind::Partition, sharing) if sharing.is_shared() => beside.extend(devices),
                 (TargetKind::Partition, _) => partitions.extend(devices),
                 (TargetKind::Gpu, Sharing::Exclusive) => {
                     whole.entry(group).or_default().extend(devices);
@@ -56,7 +56,7 @@ pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
         twins
             .entry(ordinal / GPUS_IN_SLICE)
             .or_default()
-            .push(shared);
+            .push(beside);
         sets.entry(ordinal / max_sets)
             .or_default()
             .counter_sets
