@@ -80,8 +80,8 @@ fn eight_gpus_with_shares_of_all_partitions_fit_the_api() {
     let is_plain = |name: &&str| name.contains("-mig-") && !name.ends_with("-ts");
     assert_eq!(all.iter().copied().filter(|n| is_twin(n)).count(), 8 * 18);
     // A claim for a partition passes none of the shares.
-    let last_plain = all.iter().rposition(|name| is_plain(name));
-    let first_twin = all.iter().position(|name| is_twin(name));
+    let last_plain = all.iter().rposition(is_plain);
+    let first_twin = all.iter().position(is_twin);
     assert!(last_plain < first_twin);
 }
 
