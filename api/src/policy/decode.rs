@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    GpuPolicy, GpuPolicySpec, Instances, KIND, MigSettings, NodeMatch, OfferedMode,
+    GpuPolicy, GpuPolicySpec, Instances, KIND, MigSettings, NodeMatch, OfferedMode, OveruseAction,
     PartitionSharing, PolicyRule, ShareSettings, ShareUnit,
 };
 use crate::names::API_VERSION;
@@ -168,6 +168,12 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
     }
     if let Some(mig) = &rule.mig {
         check_sharing(&format!("{path}.mig.sharing"), mig)?;
+        let overuse = rule.usage.as_ref().and_then(|usage| usage.overuse);
+        if mig.sharing.is_some() && overuse == Some(OveruseAction::Evict) {
+            let problem = "does not go with mig.sharing: harm is judged by the memory of the whole GPU, and not of \
+                           the partition (use Report)";
+            return Err(wrong(format!("{path}.usage.overuse"), problem));
+        }
     }
     if let Some(profiles) = rule.mig.as_ref().and_then(|mig| mig.profiles.as_ref()) {
         let path = format!("{path}.mig.profiles");

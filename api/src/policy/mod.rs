@@ -142,6 +142,10 @@ pub struct GpuPolicySpec {
         "rule": "!has(self.mig) || !has(self.mig.sharing) || has(self.modes)",
         "message": "mig.sharing requires Mig in modes",
     },
+    {
+        "rule": "!has(self.mig) || !has(self.mig.sharing) || !has(self.usage) || !has(self.usage.overuse) || self.usage.overuse != 'Evict'",
+        "message": "usage.overuse Evict does not go with mig.sharing: harm is judged by the memory of the whole GPU (use Report)",
+    },
 ]))]
 pub struct PolicyRule {
     /// The name by which reports and messages refer to the rule. It must be unique within the

@@ -239,7 +239,9 @@ fn class(kind: &DeviceKind) -> (&'static str, u8) {
     match (kind.sharing, kind.partition()) {
         (Sharing::Admin, _) => (names::CLASS_ADMIN, 4),
         (Sharing::Mps, _) => (names::CLASS_MPS, 3),
-        (Sharing::TimeSliced, _) => (names::CLASS_SHARE, 2),
+        // They have no class of their own: a claim selects them by their type.
+        (Sharing::TimeSliced, Some(_)) => ("none: type mig-share", 2),
+        (Sharing::TimeSliced, None) => (names::CLASS_SHARE, 2),
         (Sharing::Exclusive, Some(_)) => (names::CLASS_MIG, 1),
         (Sharing::Exclusive, None) => (names::CLASS_GPU, 0),
     }
