@@ -171,6 +171,13 @@ impl Neighbours {
                     .collect();
                 memory.drivers = Some((Instant::now(), found));
             }
+            // The first offer waits for it.
+            Err(error) if memory.drivers.is_none() && self.config.naming().stands_in() => {
+                tracing::warn!(
+                    error = crate::chain(&error),
+                    "failed to list claims of NVIDIA's plugin; nothing is published until they are known, will retry"
+                );
+            }
             Err(error) => {
                 tracing::debug!(
                     error = crate::chain(&error),

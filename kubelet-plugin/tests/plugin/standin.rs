@@ -286,7 +286,6 @@ async fn a_gpu_of_a_claim_of_nvidias_pool_is_tainted_and_not_prepared() {
     let plugin = node.start_with(config(&node));
     plugin.wait_ready().await;
     published(&node, &[("gpu-1", true), ("gpu-0", false)]).await;
-
     let note = "NVIDIA's plugin has allocated it to claim default/theirs (it is free when its pods have ended; delete them, so that they are scheduled anew)";
     wait("the Event", || {
         let mut events = node.api.list::<Event>().into_iter();
@@ -309,6 +308,23 @@ async fn a_gpu_of_a_claim_of_nvidias_pool_is_tainted_and_not_prepared() {
         .delete::<ResourceClaim>("default", "theirs")
         .unwrap();
     published(&node, &[("gpu-1", false), ("gpu-0", false)]).await;
+    plugin.stop().await;
+}
+
+/// Pods of NVIDIA's plugin may still run on a GPU: it is never offered without a taint, also where
+/// others are slow to say so, as a kubelet that does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_of_nvidias_pool_is_tainted_from_the_first() {
+    let node = Node::new("h100x1");
+    let mut config = config(&node);
+    let silent = node.dir.path().join("silent.sock");
+    let _listens = UnixListener::bind(&silent).unwrap();
+    config.args.pod_resources_socket = silent;
+    let minor = node.sim.inventory().gpus[&node.sim.uuids()[0]].facts.minor;
+    put(&node, "theirs", "n1", &format!("gpu-{}", minor.unwrap()));
+    let plugin = node.start_with(config);
+    published(&node, &[("gpu-0", true)]).await;
+    assert_eq!(node.api.count("update", "resourceslices"), 0);
     plugin.stop().await;
 }
 
