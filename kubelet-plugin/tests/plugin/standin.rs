@@ -286,11 +286,11 @@ async fn a_gpu_of_a_claim_of_nvidias_pool_is_tainted_and_not_prepared() {
     let plugin = node.start_with(config(&node));
     plugin.wait_ready().await;
     published(&node, &[("gpu-1", true), ("gpu-0", false)]).await;
-    let note = "NVIDIA's plugin has allocated it to claim default/theirs (it is free when its pods have ended; delete them, so that they are scheduled anew)";
+    let sentence = "NVIDIA's plugin has allocated it to claim default/theirs (it is free when its pods have ended; delete them, so that they are scheduled anew)";
     wait("the Event", || {
         let mut events = node.api.list::<Event>().into_iter();
         events
-            .any(|event| event.note.is_some_and(|said| said.ends_with(note)))
+            .any(|event| event.note.is_some_and(|said| said.ends_with(sentence)))
             .then_some(())
     })
     .await;

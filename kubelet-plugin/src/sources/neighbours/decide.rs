@@ -92,13 +92,14 @@ pub(crate) fn decide(around: &Observations<'_>) -> BTreeMap<GpuUuid, BTreeSet<Us
                 .driver_device()
                 .and_then(|device| around.devices.get(&device))
                 .map(|gpu| {
-                    let used = if around.nvidias == Some((name, pool)) {
+                    let by_nvidia = around.nvidias == Some((name, pool));
+                    let name = name.clone();
+                    let given = if by_nvidia {
                         Use::NvidiaPlugin { to }
                     } else {
-                        let name = name.clone();
                         Use::Driver { name, to }
                     };
-                    (gpu.clone(), used)
+                    (gpu.clone(), given)
                 }),
         };
         if let Some((gpu, used)) = found {
