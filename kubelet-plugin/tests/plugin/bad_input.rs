@@ -67,7 +67,7 @@ async fn claims_that_are_not_what_the_kubelet_means_are_refused_in_words() {
     assert_eq!(
         node.prepare(&strange).await.unwrap_err(),
         format!(
-            "device gpu-0-vgpu of claim default/strange (UID {}): this driver publishes no such device (delete the pod and the claim, so that they are scheduled again): device name \"gpu-0-vgpu\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-mps, gpu-<number>-admin or gpu-<number>-mig-<profile>-<profile id>-<start>)",
+            "device gpu-0-vgpu of claim default/strange (UID {}): this driver publishes no such device (delete the pod and the claim, so that they are scheduled again): device name \"gpu-0-vgpu\" is not one this driver publishes (expected gpu-<number>, gpu-<number>-ts, gpu-<number>-mps, gpu-<number>-admin, gpu-<number>-mig-<profile>-<profile id>-<start> or the same with -ts)",
             strange.uid
         )
     );
