@@ -34,7 +34,7 @@ const FORMS: [&str; 10] = [
     "two-claims",
     "two-gpus",
     "deployment",
-    "extended-resource",
+    "by-memory",
     "by-product",
     "by-driver-version",
     "time-slicing",
