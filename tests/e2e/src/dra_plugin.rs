@@ -8,6 +8,9 @@
 //! connections and answers nothing. divvy looks for the second.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use divvy_api::names::NVIDIA_DRIVER;
@@ -22,7 +25,10 @@ use tonic::{Request, Response, Status};
 
 use crate::cluster::Cluster;
 use crate::device_plugin::PluginGpu;
+use crate::wait::poll;
 
+/// How long the kubelet may take to register it: it dials both sockets.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The kubelet's folder of registration sockets.
 const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
 /// The socket by which divvy knows NVIDIA's plugin.
@@ -51,6 +57,8 @@ struct Service {
     gpu: PluginGpu,
     /// The folder of CDI files as this process sees it.
     cdi: PathBuf,
+    /// True once the kubelet has registered it.
+    is_registered: Arc<AtomicBool>,
 }
 
 impl DraPlugin {
@@ -71,7 +79,9 @@ impl DraPlugin {
             pool: cluster.layout().node().to_owned(),
             gpu,
             cdi: cluster.node_path(CDI),
+            is_registered: Arc::default(),
         };
+        let is_registered = service.is_registered.clone();
         {
             let _entered = runtime.enter();
             let calls = plugin.listen(folder.join(DRA))?;
@@ -88,6 +98,10 @@ impl DraPlugin {
             runtime.spawn(router.serve_with_incoming(registration));
         }
         plugin.runtime = Some(runtime);
+        // Before its slice is there: a pod whose first prepare fails waits a minute for the next.
+        poll("the registration of NVIDIA's plugin", PATIENCE, || {
+            Ok(is_registered.load(Ordering::Relaxed))
+        })?;
         Ok(plugin)
     }
 
@@ -170,8 +184,10 @@ impl reg::registration_server::Registration for Service {
 
     async fn notify_registration_status(
         &self,
-        _: Request<reg::RegistrationStatus>,
+        status: Request<reg::RegistrationStatus>,
     ) -> Result<Response<reg::RegistrationStatusResponse>, Status> {
+        let is_registered = status.into_inner().plugin_registered;
+        self.is_registered.store(is_registered, Ordering::Relaxed);
         Ok(Response::new(reg::RegistrationStatusResponse {}))
     }
 }
