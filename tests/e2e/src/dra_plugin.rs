@@ -28,7 +28,7 @@ use crate::device_plugin::PluginGpu;
 use crate::wait::poll;
 
 /// How long the kubelet may take to register it: it dials both sockets.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// The kubelet's folder of registration sockets.
 const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
 /// The socket by which divvy knows NVIDIA's plugin.
