@@ -142,7 +142,11 @@ impl<'a> Gpus<'a> {
         // Read the file; four answers.
         let (on_disk, found, writable) = match state.gpu(gpu)? {
             Stored::Fine(found) => (Some(found.clone()), found, true),
-            Stored::Absent => (Some(GpuState::default()), self.without_file(gpu), true),
+            Stored::Absent => (
+                Some(GpuState::default()),
+                without_file(self.context, gpu),
+                true,
+            ),
             // A later version knows more about the GPU than can be read here: nothing of it is
             // guessed, and nothing is written over it.
             Stored::Newer { .. } => (Some(GpuState::default()), GpuState::default(), false),
@@ -189,21 +193,11 @@ impl<'a> Gpus<'a> {
         }
     }
 
-    /// Returns the state of a GPU without a file: what was granted to this process.
-    pub(crate) fn without_file(self, gpu: &GpuUuid) -> GpuState {
-        let mut state = GpuState::default();
-        let grants = lock(&self.context.grants);
-        if let Some(grant) = grants.get(gpu) {
-            state.take(grant);
-        }
-        state
-    }
-
     /// Makes the state of a GPU again whose file is damaged. Its settings before us are not known
     /// any more, so they are taken for what they are now.
     fn remade(self, gpu: &GpuUuid, records: &Records) -> GpuState {
         let boot = &self.context.config.boot;
-        let mut state = self.without_file(gpu).in_boot(boot);
+        let mut state = without_file(self.context, gpu).in_boot(boot);
         state.add_given(gpu, boot, fine(records));
         state.add_unsure(gpu, boot, fine(records));
         state
@@ -331,4 +325,14 @@ fn unreadable(gpu: &GpuUuid, reason: &str) -> StoreError {
         action: "rebuilt",
         source: std::io::ErrorKind::InvalidData.into(),
     }
+}
+
+/// Returns the state of a GPU without a file: what was granted to this process.
+pub(crate) fn without_file(context: &Context, gpu: &GpuUuid) -> GpuState {
+    let mut state = GpuState::default();
+    let grants = lock(&context.grants);
+    if let Some(grant) = grants.get(gpu) {
+        state.take(grant);
+    }
+    state
 }

@@ -12,7 +12,7 @@ use divvy_model::{
 use crate::StoreError;
 use crate::context::Context;
 use crate::executor::ExecutorConfig;
-use crate::gpus::Gpus;
+use crate::gpus::{Gpus, without_file};
 use crate::records::{holds_of_others, is_prepared, others};
 use crate::state::Records;
 
@@ -30,7 +30,7 @@ pub(crate) fn look<'a>(
     // A GPU without a file has what was granted to this process.
     for gpu in concerned {
         gpus.entry(gpu.clone())
-            .or_insert_with(|| Arc::new(Stored::Fine(Gpus::of(context).without_file(gpu))));
+            .or_insert_with(|| Arc::new(Stored::Fine(without_file(context, gpu))));
     }
     let places = places(claim, &records, ordinals, inventory.as_deref());
     let hardware = concerned
