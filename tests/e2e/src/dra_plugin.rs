@@ -27,7 +27,7 @@ use crate::cluster::Cluster;
 use crate::device_plugin::PluginGpu;
 use crate::wait::poll;
 
-/// How long the kubelet may take to register it: it dials both sockets.
+/// Time that the kubelet may take to register it: it dials both sockets.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// The kubelet's folder of registration sockets.
 const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
