@@ -68,10 +68,30 @@ const CASES: &[Case] = &[
         classes: &[("half", "nvidia.com/mig-3g.40gb", None)],
         says: &[],
     },
-    // An upgrade finds its own classes, also one that it removes.
+    // An upgrade finds its own classes.
     Case {
         values: "{}",
-        classes: &[("before", "nvidia.com/gpu", Some("divvy"))],
+        classes: &[("gpu.divvy.dev", "nvidia.com/gpu", Some("divvy"))],
+        says: &[],
+    },
+    // It takes a name away from a class, or gives it to one, and not both at once: the driver gets
+    // another name, or a resource another class.
+    Case {
+        values: "driverName: gpu.nvidia.com",
+        classes: &[("gpu.divvy.dev", "nvidia.com/gpu", Some("divvy"))],
+        says: &[
+            "this upgrade moves nvidia.com/gpu from DeviceClass gpu.divvy.dev to gpu.nvidia.com",
+            "upgrade once before with other values, set deviceClass.extendedResourceNames.gpu to \"\"",
+        ],
+    },
+    Case {
+        values: "deviceClass: {extendedResourceNames: {gpu: '', share: nvidia.com/gpu}}",
+        classes: &[("gpu.divvy.dev", "nvidia.com/gpu", Some("divvy"))],
+        says: &["from DeviceClass gpu.divvy.dev to share.divvy.dev"],
+    },
+    Case {
+        values: "{driverName: gpu.nvidia.com, deviceClass: {extendedResourceNames: {gpu: ''}}}",
+        classes: &[("gpu.divvy.dev", "nvidia.com/gpu", Some("divvy"))],
         says: &[],
     },
     // Helm itself refuses a class of another release, unless it is taken over.

@@ -218,6 +218,14 @@ const WHOLE: &[Case] = &[
         migration::one_by_one,
     ),
     alone(
+        "manifests_for_nvidias_driver_run_unchanged_under_its_name",
+        stand_in::manifests,
+    ),
+    alone(
+        "nodes_move_from_nvidias_driver_to_divvy_under_its_name_and_back",
+        stand_in::node_by_node,
+    ),
+    alone(
         "what_another_driver_has_given_out_is_not_given_out",
         neighbours::other_driver,
     ),
@@ -268,16 +276,6 @@ const WHOLE: &[Case] = &[
     ),
     // Of every mode: here because it begins with the default offer, and the other set takes longer.
     modes("every_example_runs_as_it_is", examples::all),
-    // Last: the release has another name meanwhile, and classes come and go. After that the scheduler of this
-    // cluster did not serve `nvidia.com/gpu` any more.
-    alone(
-        "manifests_for_nvidias_driver_run_unchanged_under_its_name",
-        stand_in::manifests,
-    ),
-    alone(
-        "nodes_move_from_nvidias_driver_to_divvy_under_its_name_and_back",
-        stand_in::node_by_node,
-    ),
 ];
 
 /// The first of these that needs it installs the chart with `offer=everything`.

@@ -34,17 +34,23 @@ const FORMS: [&str; 10] = [
     "two-claims",
     "two-gpus",
     "deployment",
-    "by-memory",
+    "extended-resource",
     "by-product",
     "by-driver-version",
     "time-slicing",
 ];
 
+/// The release with NVIDIA's name.
+const RENAMED: &str = "driverName=gpu.nvidia.com";
+/// A class without a resource. The chart moves `nvidia.com/gpu` from one class to another in two steps.
+const WITHOUT: &str = "deviceClass.extendedResourceNames.gpu=";
+
 /// Gives the release NVIDIA's name while something is done, and then its own again.
 fn under_its_name(env: &Env, run: impl FnOnce() -> Result<()>) -> Result<()> {
-    let renamed = format!("driverName={NVIDIA_DRIVER}");
-    let ran = env.driver.upgrade(&[&renamed]).and_then(|()| run());
+    env.driver.change(&[WITHOUT])?;
+    let ran = env.driver.upgrade(&[RENAMED]).and_then(|()| run());
     env.driver.label_node(Layout::NODE, true)?;
+    env.driver.change(&[RENAMED, WITHOUT])?;
     env.driver.upgrade(&[])?;
     env.driver.wait_for_slices()?;
     ran
@@ -222,11 +228,12 @@ pub(super) fn node_by_node(env: &Env) -> Result<()> {
     let second = Node::new(&cluster, &gpus, "")?;
     // Not on node 1 yet: its slices under the own name go with it.
     env.driver.stop()?;
-    let renamed = format!("driverName={NVIDIA_DRIVER}");
-    env.driver.change(&[&renamed])?;
+    env.driver.change(&[WITHOUT])?;
+    env.driver.change(&[RENAMED])?;
     let moved = moves(env, &first, &second);
     env.driver.label_node(second.name(), false)?;
     env.driver.label_node(Layout::NODE, true)?;
+    env.driver.change(&[RENAMED, WITHOUT])?;
     env.driver.change(&[])?;
     env.driver.wait_until_alone()?;
     env.driver.wait_for_slices()?;
