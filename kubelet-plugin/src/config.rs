@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_api::names::Naming;
+use divvy_host::DriverAt;
 use divvy_model::health::HealthRules;
 use divvy_offer::{GpuRules, Modes};
 
@@ -105,6 +106,14 @@ impl Config {
     /// Returns whether a device is one of NVIDIA's driver on this node, in whose place we stand.
     pub(crate) fn is_nvidias(&self, driver: &str, pool: &str) -> bool {
         self.naming().stands_in() && driver == self.driver_name && pool == self.node_name
+    }
+
+    /// Returns where to look for the NVIDIA driver.
+    pub(crate) fn driver_at(&self) -> DriverAt {
+        DriverAt {
+            seen: self.driver_root.clone(),
+            host: self.host_driver_root.clone(),
+        }
     }
 
     /// Returns the socket on which the hook program asks for caps of memory.

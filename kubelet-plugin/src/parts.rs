@@ -11,7 +11,7 @@ use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
     InventorySource, MpsServers, NoMps, Parts, SystemClock,
 };
-use divvy_host::{DeviceNodes, DriverAt, HostRoot, LibraryDelivery, Smi};
+use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
 use tokio::sync::{Notify, watch};
 
@@ -86,15 +86,8 @@ impl InventorySource for Latest {
     }
 }
 
-fn driver_at(config: &Config) -> DriverAt {
-    DriverAt {
-        seen: config.driver_root.clone(),
-        host: config.host_driver_root.clone(),
-    }
-}
-
 pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> anyhow::Result<HostEdits> {
-    let at = driver_at(config);
+    let at = config.driver_at();
     let nodes = match &config.device_nodes {
         None => DeviceNodes::Real,
         Some(table) => {
@@ -157,7 +150,7 @@ pub(crate) fn executor(
         gpus: gpus.clone(),
         time_slices: Arc::new(SmiSlices {
             host: host.clone(),
-            at: driver_at(config),
+            at: config.driver_at(),
             smi: Smi::new(),
             inventory: inventory.clone(),
             clock: clock.clone(),

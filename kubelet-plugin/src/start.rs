@@ -16,7 +16,6 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{Args, Config, Deps, run};
-use divvy_host::DriverAt;
 
 /// The executor's threads are not among these: it has one for each claim at work.
 const WORKER_THREADS: usize = 2;
@@ -82,10 +81,7 @@ fn hook_beside_us() -> Option<PathBuf> {
 fn gpus(config: &Config) -> Arc<dyn GpuDriver> {
     let library = config.nvml_library.clone();
     let host = HostRoot::under(&config.host_root);
-    let at = DriverAt {
-        seen: config.driver_root.clone(),
-        host: config.host_driver_root.clone(),
-    };
+    let at = config.driver_at();
     let marks = Arc::new(FileMarks::new(config.plugin_dir.join("locks")));
     Arc::new(Session::marked(
         SessionConfig::default(),

@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use divvy_claims::{Cause, ChangeError};
 use divvy_executor::{Clock, InventorySource, TimeSliceError, TimeSlices};
-use divvy_host::{Driver, HostRoot, Smi, SmiError};
+use divvy_host::{Driver, DriverAt, HostRoot, Smi, SmiError};
 use divvy_model::{GpuUuid, TimeSlice};
-
-use divvy_host::DriverAt;
 
 /// The program takes a tenth of a second, or as long as the driver needs to wake a GPU up.
 const LONGEST: Duration = Duration::from_secs(10);
