@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::mig_world::{claim_of, living, mig_world, sim};
 use crate::story::{Cast, alone, sequences, uid, with_log};
 use crate::world::accessors::{counts, picture_of, place_of, settings, wanted_time_slice};
-use crate::world::{DRIVER, HardwareFault};
+use crate::world::{DRIVER, HardwareFault, Place};
 
 mod truth;
 
@@ -697,4 +697,20 @@ fn a_time_slice_that_unprepare_could_not_restore_reconcile_does() {
     let events = executor.reconcile(&world.view()).events;
     assert_eq!(events, [Event::SettingsGivenBack { gpu }]);
     assert_eq!(slices(), BTreeMap::new());
+}
+
+/// That a slice is not sure any more before it is given back cannot be written: it is given back all
+/// the same.
+#[test]
+fn a_full_disk_keeps_no_time_slice_from_being_given_back() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &["gpu-0".to_owned()], Some(TimeSlice::Long), "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().write_error = Some((Place::Store, std::io::ErrorKind::StorageFull));
+    assert_eq!(
+        world.unprepare(&executor, &a.uid).unwrap(),
+        divvy_executor::Unprepared::Done
+    );
+    assert_eq!(world.lock().slices.clone().unwrap(), BTreeMap::new());
 }
