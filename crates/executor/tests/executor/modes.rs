@@ -699,8 +699,7 @@ fn a_time_slice_that_unprepare_could_not_restore_reconcile_does() {
     assert_eq!(slices(), BTreeMap::new());
 }
 
-/// That a slice is not sure any more before it is given back cannot be written: it is given back all
-/// the same.
+/// A slice is given back although the note that it is not sure any more cannot be written before.
 #[test]
 fn a_full_disk_keeps_no_time_slice_from_being_given_back() {
     let world = mig_world("h100x2", 1);
