@@ -564,7 +564,11 @@ impl Shared {
         } = self.channels.clone();
         let (timing, reporter) = (
             self.config.timing,
-            Reporter::new(changed, self.metrics.clone(), self.notifier.clone()),
+            Reporter::new(
+                changed,
+                self.metrics.clone(),
+                (self.notifier.clone(), self.reports.clone()),
+            ),
         );
         Keeper {
             files: CdiFiles {

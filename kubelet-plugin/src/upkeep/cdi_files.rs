@@ -192,7 +192,7 @@ impl CdiFiles {
             Err(_) => true,
         };
         if let Ok(report) = report {
-            self.reporter.log_report(&report);
+            self.reporter.report(&report);
         }
         self.due = self.due.after(failed, self.timing.driver_retry);
     }

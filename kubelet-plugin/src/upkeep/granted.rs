@@ -69,7 +69,7 @@ impl Granted {
             let failed = report.is_open();
             // Ever less often: some failures last until an administrator acts.
             pause = failed.then(|| pause.map_or(self.retry, |last| (last * 2).min(LONGEST_RETRY)));
-            self.reporter.report(&report).await;
+            self.reporter.report(&report);
         }
     }
 }

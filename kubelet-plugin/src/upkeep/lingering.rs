@@ -48,7 +48,7 @@ impl Lingering {
                 .events
                 .retain(|event| !matches!(event, Event::Kept { .. }));
             some = left;
-            self.reporter.log_report(&report);
+            self.reporter.report(&report);
         }
     }
 }

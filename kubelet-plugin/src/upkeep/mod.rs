@@ -20,6 +20,7 @@ use divvy_executor::{Event, Report};
 use divvy_model::ClaimUid;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::events::Notifier;
 use crate::metrics::Metrics;
@@ -56,23 +57,30 @@ pub(crate) struct Reporter {
     changed: Arc<Notify>,
     metrics: Metrics,
     notifier: Arc<Notifier>,
+    /// Where Events are written.
+    tasks: TaskTracker,
     /// Conditions that last and are in the log already.
     logged: BTreeSet<Event>,
 }
 
 impl Reporter {
-    pub(crate) fn new(changed: Arc<Notify>, metrics: Metrics, notifier: Arc<Notifier>) -> Self {
+    pub(crate) fn new(
+        changed: Arc<Notify>,
+        metrics: Metrics,
+        (notifier, tasks): (Arc<Notifier>, TaskTracker),
+    ) -> Self {
         Self {
             changed,
             metrics,
             notifier,
+            tasks,
             logged: BTreeSet::new(),
         }
     }
 
-    /// Does the same as [`Self::log_report`], and writes Events on claims whose programs are hit.
-    async fn report(&mut self, report: &Report) {
-        self.log_report(report);
+    /// Writes Events on claims whose programs are hit. Not waited for: the API server may hang, and
+    /// files and GPUs are brought right all the same.
+    fn write_events(&self, report: &Report) {
         for event in &report.events {
             let Event::MpsServerRestarted { gpu, claims } = event else {
                 continue;
@@ -81,16 +89,20 @@ impl Reporter {
                 "the MPS server of {gpu} had ended and was started again: programs that computed there have lost their memory and contexts, \
                  and have to start again (delete pods that do not do so by themselves)"
             );
-            for claim in claims {
-                self.notifier
-                    .warn(claim, "mps-server-restarted", &note)
-                    .await;
+            for claim in claims.clone() {
+                let (notifier, note) = (self.notifier.clone(), note.clone());
+                self.tasks.spawn(async move {
+                    let reason = "mps-server-restarted";
+                    notifier.warn(&claim, reason, &note).await;
+                });
             }
         }
     }
 
-    /// Logs new events, counts, and notifies tasks that depend on records.
-    fn log_report(&mut self, report: &Report) {
+    /// Logs new events, counts, writes Events for users, and notifies tasks that depend on records.
+    /// Every loop reports so: any of them may be the one that starts a server again.
+    fn report(&mut self, report: &Report) {
+        self.write_events(report);
         let events: BTreeSet<Event> = report.events.iter().cloned().collect();
         for event in events.difference(&self.logged) {
             match event {

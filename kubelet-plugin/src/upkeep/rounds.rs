@@ -180,7 +180,7 @@ impl Rounds {
             .iter()
             .any(|e| matches!(e, Event::Kept { .. }))
             || report.is_open();
-        self.reporter.report(&report).await;
+        self.reporter.report(&report);
         let unreported = match found {
             Some(found) => self.report_new(found, reported).await,
             None => false,
