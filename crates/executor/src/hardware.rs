@@ -24,6 +24,9 @@ use crate::context::Context;
 pub use self::mps::{MpsServers, NoMps, RunningServer};
 pub use self::settings::{TimeSliceError, TimeSlices};
 
+/// So many answers in a row that nothing can live on a GPU are believed.
+const AGREEING: usize = 3;
+
 /// The hardware of GPUs through the driver and `nvidia-smi`.
 #[derive(Clone, Copy)]
 pub struct Hardware<'a> {
@@ -78,24 +81,35 @@ impl<'a> Hardware<'a> {
     }
 
     /// Returns the GPU instances that live on a GPU; none while MIG mode is off, or where the GPU
-    /// or its driver is gone.
+    /// or its driver is gone. An instance that is taken for gone is never removed, so that an odd
+    /// answer must not do: it has to come several times in a row.
     pub(crate) fn instances(self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        for _ in 0..AGREEING {
+            if let Some(listed) = self.instances_if_any_can_be(gpu)? {
+                return Ok(listed);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Returns what NVML lists, or `None` where it says that nothing can live there.
+    fn instances_if_any_can_be(self, gpu: &GpuUuid) -> Result<Option<Vec<GpuInstance>>, GpuError> {
         match self.gpus.gpu_instances(gpu) {
-            // An instance that is taken for gone is never removed: odd answers must not do.
+            Ok(listed) => Ok(Some(listed)),
             Err(error) if is_gone(error.code) => match self.mig_mode(gpu) {
                 Ok(mode) if mode.is_on() => Err(error),
-                Ok(_) => Ok(Vec::new()),
+                Ok(_) => Ok(None),
                 Err(mode) if is_gone(mode.code) && mode.code != GpuErrorCode::NOT_SUPPORTED => {
                     match self.gpus.list() {
                         Ok(listed) if listed.contains(gpu) => Err(mode),
-                        Ok(_) => Ok(Vec::new()),
-                        Err(list) if list.code == GpuErrorCode::DRIVER_NOT_LOADED => Ok(Vec::new()),
+                        Ok(_) => Ok(None),
+                        Err(list) if list.code == GpuErrorCode::DRIVER_NOT_LOADED => Ok(None),
                         Err(list) => Err(list),
                     }
                 }
                 Err(mode) => Err(mode),
             },
-            other => other,
+            Err(error) => Err(error),
         }
     }
 

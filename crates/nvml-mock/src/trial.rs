@@ -123,13 +123,33 @@ pub(crate) fn in_memory() -> Option<Arc<MockState>> {
 /// Returns the odd answer to a call, if it is to have one. Only an answer that `has_value` can be
 /// another than a failure.
 pub(crate) fn odd(at: &Location<'_>, has_value: bool) -> Option<Odd> {
+    odd_if(at, has_value, |_, _| true)
+}
+
+/// Returns the same for the MIG mode. A library that says at every call that a GPU has none cannot be
+/// distinguished from a good one of another GPU.
+pub(crate) fn odd_mode(at: &Location<'_>) -> Option<Odd> {
+    let none = [
+        GpuErrorCode::NOT_SUPPORTED.0,
+        GpuErrorCode::FUNCTION_NOT_FOUND.0,
+    ];
+    odd_if(at, false, |odd, always| match odd {
+        Odd::Fails(code) | Odd::FailsAfter(code) => !(always && none.contains(&code)),
+        Odd::WritesNothing | Odd::WritesOnes | Odd::LeavesOut => true,
+    })
+}
+
+/// Returns the odd answer to a call if it can be; the second value given to `can_be` says that every
+/// call of this site has the same.
+fn odd_if(at: &Location<'_>, has_value: bool, can_be: impl Fn(Odd, bool) -> bool) -> Option<Odd> {
     CALLS.fetch_add(1, Ordering::Relaxed);
     if !IS_ODD.load(Ordering::Relaxed) {
         return None;
     }
     let mut trial = trial();
     let site = mixed(trial.seed ^ u64::from(at.line()) << 32 ^ at.file().len() as u64);
-    let dice = if trial.sites > 0 && site.is_multiple_of(trial.sites) {
+    let always = trial.sites > 0 && site.is_multiple_of(trial.sites);
+    let dice = if always {
         mixed(site)
     } else if trial.one_in > 0 && trial.next().is_multiple_of(trial.one_in) {
         trial.next()
@@ -146,6 +166,9 @@ pub(crate) fn odd(at: &Location<'_>, has_value: bool) -> Option<Odd> {
         4 | 5 => Odd::FailsAfter(code),
         _ => Odd::Fails(code),
     };
+    if !can_be(odd, always) {
+        return None;
+    }
     if trial.count < NOTED {
         trial.count += 1;
         let file = at.file().rsplit('/').next().unwrap_or_default();

@@ -746,6 +746,27 @@ fn a_gpu_that_is_listed_keeps_its_partitions_whatever_it_says() {
     }
 }
 
+/// Three questions show that a driver is gone with all that lived on its GPUs. One odd answer to each
+/// does not.
+#[test]
+fn partitions_are_not_gone_with_a_driver_that_is_away_for_a_moment() {
+    let ops = [GpuOp::GpuInstances, GpuOp::MigMode, GpuOp::List];
+    for times in 1..=2 {
+        let (world, executor, a, _) = setup();
+        world.prepare(&executor, &a).unwrap();
+        let sim = sim(&world);
+        for op in ops {
+            let fails = Fault::fail(GpuErrorCode::DRIVER_NOT_LOADED);
+            sim.fault(fails.of(op).times(times));
+        }
+        // It may fail; the kubelet asks again.
+        drop(world.unprepare(&executor, &a.uid));
+        sim.clear_faults();
+        world.unprepare(&executor, &a.uid).unwrap();
+        assert!(is_clean(&world), "{times} odd answers each");
+    }
+}
+
 /// A mode that we have turned on is given back, whatever is said of that.
 #[test]
 fn a_mig_mode_that_may_be_on_is_ours_whatever_is_said_of_it() {

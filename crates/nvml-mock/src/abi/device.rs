@@ -9,7 +9,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlPciInfo_t, nvmlReturn_t, nvmlValue_t,
 };
 
-use super::{code, gpu, pci_info, put, put_count, put_text, struct_version, version_of};
+use super::{
+    code, code_of_mode, gpu, pci_info, put, put_count, put_text, struct_version, version_of,
+};
 use crate::bridge::{self, Thing};
 
 #[unsafe(no_mangle)]
@@ -198,7 +200,7 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
     if current.is_null() || pending.is_null() {
         return GpuErrorCode::INVALID_ARGUMENT.0;
     }
-    code(ask().map(|(now, later)| {
+    code_of_mode(ask().map(|(now, later)| {
         // SAFETY: see `abi`.
         unsafe {
             current.write(now);

@@ -40,7 +40,16 @@ fn plain(answer: Answer<()>) -> nvmlReturn_t {
 /// Answers a call whose work is done.
 #[track_caller]
 pub(super) fn code(answer: Answer<()>) -> nvmlReturn_t {
-    let odd = trial::odd(Location::caller(), false);
+    code_of(trial::odd(Location::caller(), false), answer)
+}
+
+/// Answers a question for the MIG mode.
+#[track_caller]
+pub(super) fn code_of_mode(answer: Answer<()>) -> nvmlReturn_t {
+    code_of(trial::odd_mode(Location::caller()), answer)
+}
+
+fn code_of(odd: Option<Odd>, answer: Answer<()>) -> nvmlReturn_t {
     if let Some(Odd::Fails(code) | Odd::FailsAfter(code)) = odd {
         return trial::code_after(code);
     }
