@@ -70,6 +70,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         );
     }
     reserved_variables(&helm)?;
+    known_variables(root)?;
     cluster::check(&helm)?;
     notes::check(&helm)?;
     let snippets = snippets(root)?;
@@ -278,6 +279,42 @@ fn reserved_variables(helm: &Helm) -> Result<()> {
             said.contains(&format!("extraEnv must not set {name}")),
             "extraEnv may set {name}: {said}"
         );
+    }
+    Ok(())
+}
+
+/// Templates that start programs, each with the source of the program's settings.
+const PROGRAMS: [(&str, &str); 3] = [
+    ("daemonset.yaml", "kubelet-plugin/src/args.rs"),
+    ("clustercontroller.yaml", "controller/cluster/src/args.rs"),
+    ("mps.yaml", "mps-supervisor/src/main.rs"),
+];
+/// Variables that libraries and NVIDIA's runtime read.
+const OF_OTHERS: [&str; 2] = ["MALLOC_ARENA_MAX", "NVIDIA_VISIBLE_DEVICES"];
+
+/// Checks that the programs read every variable of the chart: one that a program does not know would
+/// be ignored without a word, since its settings have no prefix of their own.
+fn known_variables(root: &Path) -> Result<()> {
+    for (template, source) in PROGRAMS {
+        let templates = root.join("deploy/chart/divvy/templates");
+        let text = fs_err::read_to_string(templates.join(template))?;
+        let settings = fs_err::read_to_string(root.join(source))?;
+        let names = text.lines().filter_map(|line| {
+            let (name, _) = line
+                .trim()
+                .strip_prefix("- {name: ")?
+                .split_once(", value")?;
+            Some(name)
+        });
+        let mut any = false;
+        for name in names.filter(|name| !OF_OTHERS.contains(name)) {
+            any = true;
+            ensure!(
+                settings.contains(&format!("env = \"{name}\"")),
+                "{template} sets {name}, which no flag of {source} reads"
+            );
+        }
+        ensure!(any, "{template} has no variables");
     }
     Ok(())
 }
