@@ -1,5 +1,7 @@
 //! The files that the programs of a cluster read, and where they are.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,9 +56,15 @@ const USERS: &[(&str, &str, &str)] = &[
     ("kube-proxy", "system:kube-proxy", ""),
 ];
 
+/// The file of the runtime with groups.
+const RUNC_WITH_GROUPS: &str = "runc-with-groups.sh";
+
 impl Layout {
     /// The name of the first node, which is the only one unless a case adds another.
     pub const NODE: &'static str = "node-1";
+    /// The container runtime, as a RuntimeClass names it, that makes twins of control groups: see
+    /// `runc-with-groups.sh`.
+    pub const RUNTIME_WITH_GROUPS: &'static str = "groups";
     /// Addresses of services.
     pub const SERVICES: &'static str = "10.96.0.0/16";
     /// Addresses of all pods.
@@ -143,6 +151,7 @@ impl Layout {
         fs::create_dir_all(self.file("cni"))?;
         fs::write(self.file("kubelet.yaml"), self.kubelet())?;
         fs::write(self.file("containerd.toml"), self.containerd(parts)?)?;
+        self.write_runtime(parts)?;
         fs::write(self.file("cni/10-ptp.conflist"), cni(self.node.pods))?;
         if !self.is_first() {
             return Ok(());
@@ -167,6 +176,21 @@ impl Layout {
             &key,
         ]))?;
         Ok(())
+    }
+
+    /// The folder that stands in for the node's `/`.
+    pub(crate) fn host(&self) -> PathBuf {
+        self.state.join("host")
+    }
+
+    /// Writes the runtime of [`Layout::RUNTIME_WITH_GROUPS`].
+    fn write_runtime(&self, parts: &Parts) -> Result<()> {
+        let file = self.file(RUNC_WITH_GROUPS);
+        let text = include_str!("runc-with-groups.sh")
+            .replace("@RUNC@", &parts.bin("runc")?.display().to_string())
+            .replace("@HOST@", &self.host().display().to_string());
+        fs::write(&file, text)?;
+        Ok(fs::set_permissions(&file, Permissions::from_mode(0o755))?)
     }
 
     /// A kubeconfig for any token, as one of a ServiceAccount.
@@ -246,7 +270,16 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 BinaryName = "{runc}"
 SystemdCgroup = false
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{groups}]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{groups}.options]
+BinaryName = "{with_groups}"
+SystemdCgroup = false
 "#,
+            groups = Self::RUNTIME_WITH_GROUPS,
+            with_groups = self.file(RUNC_WITH_GROUPS),
             cni = parts.cni_dir().display(),
             conf = self.file("cni"),
             runc = parts.bin("runc")?.display(),

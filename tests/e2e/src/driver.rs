@@ -213,7 +213,10 @@ impl<'a> Driver<'a> {
         let env = env
             .iter()
             .map(|(name, value)| json!({"name": name, "value": value}));
-        let mock_state = json!({"name": "DIVVY_MOCK_STATE", "value": mock});
+        let own = [
+            json!({"name": "DIVVY_MOCK_STATE", "value": mock}),
+            json!({"name": "CGROUP_ROOT", "value": Gpus::groups_in_pod()}),
+        ];
         let folder = mock.parent().unwrap_or(Path::new("/"));
         // What nvidia-smi writes is the kernel module's memory on a real node; the host's files are
         // read only here.
@@ -229,7 +232,7 @@ impl<'a> Driver<'a> {
             "recoverAfter": 5,
             // What libraries say about every frame would hide what the driver says.
             "log": {"level": "debug,h2=info,hyper=info,hyper_util=info,tower=info,tonic=info,rustls=info"},
-            "extraEnv": std::iter::once(mock_state).chain(env).collect::<Vec<_>>(),
+            "extraEnv": own.into_iter().chain(env).collect::<Vec<_>>(),
             "extraVolumes": [
                 {"name": "mock", "hostPath": {"path": folder}},
                 {"name": "time-slices", "hostPath": {"path": slices}},

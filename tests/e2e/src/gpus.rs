@@ -20,6 +20,10 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 /// The folder of the mock library's state, below the root.
 const MOCK: &str = "mock";
+/// The folder of the twins of control groups, below the root.
+const GROUPS: &str = "groups";
+/// The list of the controllers of a control group.
+pub const CONTROLLERS: &str = "cgroup.controllers";
 
 /// The simulated GPUs of a node.
 #[derive(Debug, Clone)]
@@ -72,6 +76,8 @@ impl Gpus {
     /// Makes the folder. `nvml` is the built mock library.
     pub fn create(root: &Path, spec: &SimSpec, nvml: &Path) -> Result<Self> {
         fs::create_dir_all(root.join(MOCK))?;
+        fs::create_dir_all(root.join(GROUPS))?;
+        fs::write(root.join(GROUPS).join(CONTROLLERS), "cpu misc\n")?;
         let mock = MockState::open_or_create(root.join(MOCK).join("state.json"), spec)?;
         let inventory = mock.read()?.inventory();
         let mut by_uuid = BTreeMap::new();
@@ -99,6 +105,7 @@ impl Gpus {
             by_uuid,
             fixture,
         };
+        gpus.set_controllers_of_pods("cpu misc\n")?;
         gpus.build(&gpus.fixture)?;
         Ok(gpus)
     }
@@ -180,6 +187,24 @@ impl Gpus {
 
     /// The folder in the driver's root that its `nvidia-smi` writes: the kernel module's memory.
     pub const TIME_SLICES: &'static str = "/run/nvidia/driver/run/nvidia-timeslices";
+
+    /// The root of the twins of control groups; see `runc-with-groups.sh`.
+    pub fn groups(&self) -> PathBuf {
+        self.root.join(GROUPS)
+    }
+
+    /// The same in the plugin's pod.
+    pub fn groups_in_pod() -> String {
+        format!("/host/{GROUPS}")
+    }
+
+    /// Gives the groups of pods, and those above them, these controllers from now on.
+    pub fn set_controllers_of_pods(&self, list: &str) -> Result<()> {
+        Ok(fs::write(
+            self.root.join(format!("{GROUPS}.of-pods")),
+            list,
+        )?)
+    }
 
     /// The folder that stands in for the node's `/`.
     pub fn root(&self) -> &Path {

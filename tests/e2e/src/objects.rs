@@ -22,6 +22,7 @@ pub struct Pod {
     containers: Vec<Value>,
     grace: u32,
     host_users: bool,
+    runtime_class: Option<String>,
 }
 
 impl Pod {
@@ -34,6 +35,7 @@ impl Pod {
             containers: Vec::new(),
             grace: 5,
             host_users: true,
+            runtime_class: None,
         }
     }
 
@@ -86,6 +88,13 @@ impl Pod {
         self
     }
 
+    /// Its containers are run by the runtime of this RuntimeClass.
+    #[must_use]
+    pub fn runtime_class(mut self, name: &str) -> Self {
+        self.runtime_class = Some(name.to_owned());
+        self
+    }
+
     /// The pod's spec.
     pub fn spec(&self) -> Value {
         let names: Vec<&str> = self
@@ -104,6 +113,7 @@ impl Pod {
             "containers": containers,
             "automountServiceAccountToken": false,
             "hostUsers": self.host_users,
+            "runtimeClassName": self.runtime_class,
         })
     }
 

@@ -354,6 +354,7 @@ const MODES: &[Case] = &[
         "mps_shares_run_by_a_daemon_that_outlives_its_supervisor",
         shares::mps,
     ),
+    shares("the_memory_of_shares_is_capped_pod_by_pod", shares::caps),
     modes(
         "metrics_show_who_uses_what_and_only_what_is_over_its_grant_is_reported",
         shares::usage,

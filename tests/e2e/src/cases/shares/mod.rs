@@ -2,6 +2,7 @@
 //! policy of its own what they may become, so that it depends on nothing that the chart was
 //! installed with.
 
+mod caps;
 mod flips;
 mod intervals;
 mod lock;
@@ -21,6 +22,7 @@ use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use serde_json::{Value, json};
 
+pub(super) use caps::caps;
 pub(super) use flips::flips;
 pub(super) use intervals::intervals;
 pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_shares};
