@@ -1,12 +1,14 @@
 //! Looks, from outside, whether a GPU has two holders.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use divvy_api::names;
+use divvy_model::{ClaimUid, DeviceName, GpuUuid, Hold, Sharing, Target};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::Shared;
@@ -15,28 +17,41 @@ use crate::case::Env;
 
 /// A device of a claim, by the driver's own record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Hold {
-    gpu: String,
-    device: String,
-    kind: String,
+pub(super) struct Held {
+    hold: Hold,
     claim: String,
     phase: String,
 }
 
-impl fmt::Display for Hold {
+impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Hold { device, gpu, .. } = &self.hold;
         write!(
             f,
-            "{} ({}) of {} by claim {}, {}",
-            self.device, self.kind, self.gpu, self.claim, self.phase
+            "{device} of {gpu} by claim {}, {}",
+            self.claim, self.phase
         )
     }
 }
 
+/// The part of a record's device that says how it is used.
+#[derive(Deserialize)]
+struct Device {
+    gpu: GpuUuid,
+    target: Target,
+    sharing: Sharing,
+    allocated: Allocated,
+}
+
+#[derive(Deserialize)]
+struct Allocated {
+    device: DeviceName,
+}
+
 /// What the driver has on record.
-pub(super) fn records(env: &Env) -> Result<Vec<Hold>> {
+pub(super) fn records(env: &Env) -> Result<Vec<Held>> {
     let folder = format!("/var/lib/kubelet/plugins/{}/claims", names::DRIVER);
-    let mut holds = Vec::new();
+    let mut all = Vec::new();
     for entry in fs_err::read_dir(env.cluster.node_path(folder))? {
         let path = entry?.path();
         if path.extension().is_none_or(|extension| extension != "json") {
@@ -46,54 +61,50 @@ pub(super) fn records(env: &Env) -> Result<Vec<Hold>> {
         let Ok(bytes) = fs_err::read(&path) else {
             continue;
         };
-        let record: Value = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} is no record", path.display()))?;
-        let body = at(&record, "body");
-        let text =
-            |value: &Value, path: &str| at(value, path).as_str().unwrap_or_default().to_owned();
-        for device in at(body, "devices").as_array().into_iter().flatten() {
-            holds.push(Hold {
-                gpu: text(device, "gpu"),
-                device: text(device, "allocated.device"),
-                kind: device.get("kind").map(kind_of).unwrap_or_default(),
-                claim: text(body, "name"),
-                phase: text(body, "phase.is"),
-            });
-        }
+        let record = of_record(&bytes);
+        all.extend(record.with_context(|| format!("{} is no record", path.display()))?);
     }
-    holds.sort();
-    Ok(holds)
+    all.sort();
+    Ok(all)
 }
 
-/// A kind is a word, or an object that says more.
-fn kind_of(kind: &Value) -> String {
-    let word = kind.as_str().map(str::to_owned);
-    word.or_else(|| kind.as_object()?.keys().next().cloned())
-        .unwrap_or_default()
+fn of_record(bytes: &[u8]) -> Result<Vec<Held>> {
+    let record: Value = serde_json::from_slice(bytes)?;
+    let body = at(&record, "body");
+    let text = |path: &str| at(body, path).as_str().unwrap_or_default().to_owned();
+    let uid: ClaimUid = text("uid").parse()?;
+    let devices = at(body, "devices").as_array().into_iter().flatten();
+    let held = devices.map(|device| {
+        let device = Device::deserialize(device)?;
+        let hold = Hold {
+            claim: uid.clone(),
+            gpu: device.gpu,
+            device: device.allocated.device,
+            target: device.target,
+            sharing: device.sharing,
+            theirs: false,
+            time_slice: None,
+            mps: None,
+        };
+        Ok(Held {
+            hold,
+            claim: text("name"),
+            phase: text("phase.is"),
+        })
+    });
+    held.collect()
 }
 
 /// What contradicts each other. Only what is prepared counts: a successor may be on record while it
 /// waits.
-fn contradictions(holds: &[Hold]) -> BTreeSet<String> {
-    let mut by_gpu: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
-    for hold in holds
-        .iter()
-        .filter(|hold| hold.phase == "prepared" && hold.kind != "admin")
-    {
-        by_gpu.entry(&hold.gpu).or_default().push(hold);
-    }
+fn contradictions(held: &[Held]) -> BTreeSet<String> {
+    let prepared = held.iter().filter(|held| held.phase == "prepared");
+    let prepared: Vec<&Held> = prepared.collect();
     let mut found = BTreeSet::new();
-    for holds in by_gpu.values() {
-        for (index, one) in holds.iter().enumerate() {
-            for other in holds.iter().skip(index + 1) {
-                let mode =
-                    |hold: &Hold| hold.device.split('-').nth(2).unwrap_or("whole").to_owned();
-                let (a, b) = (mode(one), mode(other));
-                let shared = a == "ts" && b == "ts";
-                let beside = a == "mig" && b == "mig" && one.device != other.device;
-                if !shared && !beside {
-                    found.insert(format!("{one}, and {other}"));
-                }
+    for (index, one) in prepared.iter().enumerate() {
+        for other in prepared.iter().skip(index + 1) {
+            if one.hold.conflicts(&other.hold) {
+                found.insert(format!("{one}, and {other}"));
             }
         }
     }
@@ -135,47 +146,55 @@ pub(crate) fn contradictions_until(env: &Env, over: &AtomicBool) -> BTreeSet<Str
 
 #[cfg(test)]
 mod tests {
-    use super::{Hold, contradictions};
+    use serde_json::json;
 
-    fn hold(device: &str, claim: &str, phase: &str) -> Hold {
-        let text = str::to_owned;
-        Hold {
-            gpu: text("GPU-1"),
-            device: text(device),
-            kind: text("x"),
-            claim: text(claim),
-            phase: text(phase),
-        }
+    use super::{Held, contradictions, of_record};
+
+    /// A claim with a device of a GPU, as the plugin's record has it.
+    fn held(claim: &str, target: &serde_json::Value, sharing: &str, phase: &str) -> Vec<Held> {
+        let device = json!({
+            "gpu": "GPU-12345678-1234-1234-0000-123456780000",
+            "target": target,
+            "sharing": sharing,
+            "allocated": {"device": "gpu-0"},
+        });
+        let body = json!({
+            "uid": format!("uid-{claim}"),
+            "name": claim,
+            "phase": {"is": phase},
+            "devices": [device],
+        });
+        of_record(json!({ "body": body }).to_string().as_bytes()).unwrap()
     }
 
-    /// Shares and other partitions do not contradict.
+    fn prepared(target: &serde_json::Value, sharing: &str, claim: &str) -> Vec<Held> {
+        held(claim, target, sharing, "prepared")
+    }
+
+    /// Shares, other partitions and admin access do not contradict.
     #[test]
     fn two_modes_or_an_exclusive_device_twice_contradict() {
-        let fine = [
-            hold("gpu-0-ts", "a", "prepared"),
-            hold("gpu-0-ts", "b", "prepared"),
-            hold("gpu-0", "c", "preparing"),
-        ];
-        assert!(contradictions(&fine).is_empty());
-        let parts = [
-            hold("gpu-0-mig-1g10gb-19-0", "a", "prepared"),
-            hold("gpu-0-mig-1g10gb-19-1", "b", "prepared"),
-        ];
-        assert!(contradictions(&parts).is_empty());
-        for other in ["gpu-0", "gpu-0-ts"] {
-            let two = [
-                hold("gpu-0-mig-1g10gb-19-0", "a", "prepared"),
-                hold(other, "b", "prepared"),
-            ];
-            assert_eq!(contradictions(&two).len(), 1, "{other}");
+        let (gpu, small) = (json!("gpu"), json!({"partition": "19@0+1"}));
+        let next = json!({"partition": "19@1+1"});
+        let share = prepared(&gpu, "time-sliced", "a");
+        let part = prepared(&small, "exclusive", "a");
+        for (one, other) in [
+            (&share, prepared(&gpu, "time-sliced", "b")),
+            (&share, prepared(&gpu, "admin", "b")),
+            (&share, held("b", &gpu, "exclusive", "preparing")),
+            (&part, prepared(&next, "exclusive", "b")),
+        ] {
+            let both = [&one[..], &other].concat();
+            assert_eq!(contradictions(&both).len(), 0, "{both:?}");
         }
-        assert_eq!(
-            contradictions(&[
-                hold("gpu-0", "a", "prepared"),
-                hold("gpu-0", "b", "prepared")
-            ])
-            .len(),
-            1
-        );
+        for (one, other) in [
+            (&share, prepared(&gpu, "exclusive", "b")),
+            (&part, prepared(&gpu, "time-sliced", "b")),
+            (&part, prepared(&small, "exclusive", "b")),
+            (&part, prepared(&small, "time-sliced", "b")),
+        ] {
+            let both = [&one[..], &other].concat();
+            assert_eq!(contradictions(&both).len(), 1, "{both:?}");
+        }
     }
 }
