@@ -25,6 +25,8 @@ pub const CLASS_GPU: &str = "gpu.divvy.dev";
 pub const CLASS_MIG: &str = "mig.divvy.dev";
 /// DeviceClass of time-sliced shares.
 pub const CLASS_SHARE: &str = "share.divvy.dev";
+/// DeviceClass of time-sliced shares of MIG partitions.
+pub const CLASS_MIG_SHARE: &str = "mig-share.divvy.dev";
 /// DeviceClass of MPS shares.
 pub const CLASS_MPS: &str = "mps.divvy.dev";
 /// DeviceClass of GPUs for admin access beside their holders.

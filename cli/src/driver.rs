@@ -36,6 +36,7 @@ pub(crate) fn class(driver: &str, form: Alternative) -> Option<&'static str> {
         Alternative::WHOLE => names::CLASS_GPU,
         Alternative::PARTITIONS => names::CLASS_MIG,
         Alternative::TIME_SLICED => names::CLASS_SHARE,
+        Alternative::SHARED_PARTITIONS => names::CLASS_MIG_SHARE,
         Alternative::MPS => names::CLASS_MPS,
         Alternative::ADMIN => names::CLASS_ADMIN,
         _ => return None,
@@ -90,6 +91,11 @@ mod tests {
             (NVIDIA, "mig.nvidia.com", Some(Alternative::PARTITIONS)),
             (NVIDIA, "gpu.divvy.dev", None),
             (NVIDIA, "share.divvy.dev", Some(Alternative::TIME_SLICED)),
+            (
+                NVIDIA,
+                "mig-share.divvy.dev",
+                Some(Alternative::SHARED_PARTITIONS),
+            ),
             (NVIDIA, "mps.divvy.dev", Some(Alternative::MPS)),
             (NVIDIA, "admin.divvy.dev", Some(Alternative::ADMIN)),
         ] {

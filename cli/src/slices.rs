@@ -25,20 +25,26 @@ pub(crate) struct Part {
     pub(crate) size: u32,
     /// Profile, such as `1g.10gb`.
     pub(crate) profile: String,
-    /// Holder, if it is known.
+    /// Holder, if it is known: the first, where the partition is shared.
     pub(crate) holder: Option<String>,
+    /// The further holders of a partition that is given out in shares.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) more: Vec<String>,
+    /// Mark of a partition that is given out in time-sliced shares.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) shared: bool,
 }
 
 /// Characters of the whole row.
 const WIDTH: u32 = 72;
 
 impl Picture {
-    /// The instances that live on a GPU; `holder` knows whose they are.
+    /// The instances that live on a GPU; `holders` knows whose they are, and if they have shares.
     pub(crate) fn of(
         gpu: String,
         capabilities: &MigCapabilities,
         instances: &[GpuInstance],
-        holder: impl Fn(&GpuInstance) -> Option<String>,
+        holders: impl Fn(&GpuInstance) -> (Vec<String>, bool),
     ) -> Self {
         let profile = |instance: &GpuInstance| {
             let name = capabilities
@@ -51,11 +57,17 @@ impl Picture {
         };
         let mut partitions: Vec<Part> = instances
             .iter()
-            .map(|instance| Part {
-                start: instance.placement.start,
-                size: instance.placement.size,
-                profile: profile(instance),
-                holder: holder(instance),
+            .map(|instance| {
+                let (holders, shared) = holders(instance);
+                let mut holders = holders.into_iter();
+                Part {
+                    start: instance.placement.start,
+                    size: instance.placement.size,
+                    profile: profile(instance),
+                    holder: holders.next(),
+                    more: holders.collect(),
+                    shared,
+                }
             })
             .collect();
         partitions.sort_by_key(|part| part.start);
@@ -81,7 +93,17 @@ impl Picture {
                 Some(part) => {
                     let key = letter(legend.len());
                     let holder = part.holder.as_deref().unwrap_or("(no claim)");
-                    legend.push(format!("{key}  {}  {holder}", part.profile));
+                    let how = if part.shared { " shared by" } else { "" };
+                    let head = format!("{key}  {}{how}  ", part.profile);
+                    let rest = part
+                        .more
+                        .iter()
+                        .map(|more| format!("{:width$}{more}", "", width = head.chars().count()));
+                    legend.push(
+                        std::iter::once(format!("{head}{holder}"))
+                            .chain(rest)
+                            .collect::<Vec<_>>(),
+                    );
                     (part.size, format!("{key} {}", part.profile))
                 }
                 None => (1, "free".to_owned()),
@@ -99,7 +121,8 @@ impl Picture {
                 .trim_end()
                 .to_owned(),
         );
-        lines.extend(legend.into_iter().map(|line| format!("{blank}  {line}")));
+        let legend = legend.into_iter().flatten();
+        lines.extend(legend.map(|line| format!("{blank}  {line}")));
         lines
     }
 }
@@ -138,6 +161,8 @@ mod tests {
             size,
             profile: profile.to_owned(),
             holder: holder.map(str::to_owned),
+            more: Vec::new(),
+            shared: false,
         };
         let partitions = vec![
             part(0, 1, "1g.10gb", Some("default/a")),
@@ -159,6 +184,17 @@ mod tests {
             "        C  3g.40gb  default/c",
         ];
         assert_eq!(picture.lines(), expected);
+        let mut shared = picture.partitions[0].clone();
+        (shared.more, shared.shared) = (vec!["default/b".to_owned()], true);
+        let shared = Picture {
+            partitions: vec![shared],
+            ..picture
+        };
+        let expected = [
+            "        A  1g.10gb shared by  default/a",
+            "                              default/b",
+        ];
+        assert_eq!(shared.lines()[4..], expected);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{DeviceId, DeviceReason, Explanation, Holder, Reason, RequestReason};
 use divvy_api::names::{self, attributes, capacity};
-use divvy_model::{Alternative, Mode};
+use divvy_model::{Alternative, Mode, TargetKind};
 
 use super::scene::{Mig, Scene};
 use super::{Cause, Held, Need, Obstacle, named};
@@ -243,7 +243,7 @@ fn held(request: &RequestReason, scene: &Scene<'_>) -> Held {
                 (Some(mode), state)
             });
         let form = Form::of(device, scene);
-        let is_partition = matches!(form, Form::Partition(_));
+        let is_partition = matches!(form, Form::Partition(_) | Form::PartitionShare);
         forms.insert(form);
         if let Reason::CapacityShort {
             capacity,
@@ -283,6 +283,8 @@ enum Form {
     /// A partition, by its profile.
     Partition(String),
     Share,
+    /// A share of a partition.
+    PartitionShare,
 }
 
 impl Form {
@@ -295,6 +297,7 @@ impl Form {
                 Self::Partition(profile.unwrap_or_default().to_owned())
             }
             Some(Alternative::TIME_SLICED | Alternative::MPS) => Self::Share,
+            Some(Alternative::SHARED_PARTITIONS) => Self::PartitionShare,
             _ => Self::Whole,
         }
     }
@@ -310,6 +313,7 @@ fn in_words(count: usize, forms: &BTreeSet<Form>) -> String {
         }
         all if all.iter().all(is_partition) => format!("{count} such partitions"),
         [Form::Share] => format!("{count} shares"),
+        [Form::PartitionShare] => format!("{count} shares of partitions"),
         _ => format!("{count} such devices"),
     }
 }
@@ -364,7 +368,7 @@ fn class_without_devices(request: &RequestReason, scene: &Scene<'_>) -> Cause {
         };
     }
     let there = profiles_of(boards.iter().map(|(_, product)| product.as_str()));
-    let wanted = wanted.filter(|_| form == Alternative::PARTITIONS);
+    let wanted = wanted.filter(|_| form.target == TargetKind::Partition);
     match wanted.filter(|wanted| !there.is_empty() && !there.contains(*wanted)) {
         Some(profile) => Cause::NoProfile {
             profile: profile.to_owned(),
@@ -393,13 +397,16 @@ fn obstacle(
 ) -> Obstacle {
     let at_once = boards.iter().any(|(mig, _)| *mig == Mig::AtOnce);
     let with_reset = boards.iter().find(|(mig, _)| *mig == Mig::WithReset);
-    match (form, with_reset) {
-        (Alternative::PARTITIONS, _) if at_once => Obstacle::Policy,
-        (Alternative::PARTITIONS, Some((_, product))) => Obstacle::Reset {
+    let partitioned =
+        devices(request).any(|id| kind(&id.device).is_some_and(|kind| kind.partition().is_some()));
+    match (form.target, with_reset) {
+        // Shares of partitions need a policy alone where there are partitions.
+        (TargetKind::Partition, _) if at_once || partitioned => Obstacle::Policy,
+        (TargetKind::Partition, Some((_, product))) => Obstacle::Reset {
             product: product.clone(),
             on: false,
         },
-        (Alternative::PARTITIONS, None) => match boards.first() {
+        (TargetKind::Partition, None) => match boards.first() {
             Some((_, product)) => Obstacle::NoMig {
                 product: product.clone(),
                 shared: devices(request).any(|id| Form::of(id, scene) == Form::Share),
@@ -411,7 +418,7 @@ fn obstacle(
             product: product.clone(),
             on: true,
         },
-        (Alternative::TIME_SLICED, _) if asked(request, capacity::PERCENT).is_some() => {
+        _ if form == Alternative::TIME_SLICED && asked(request, capacity::PERCENT).is_some() => {
             Obstacle::PolicyByPercent
         }
         _ => Obstacle::Policy,
@@ -511,6 +518,7 @@ fn what(class: &str, scene: &Scene<'_>) -> String {
         Some(Alternative::WHOLE) => "whole GPUs".to_owned(),
         Some(Alternative::PARTITIONS) => "such partitions".to_owned(),
         Some(Alternative::TIME_SLICED) => "shares".to_owned(),
+        Some(Alternative::SHARED_PARTITIONS) => "shares of partitions".to_owned(),
         _ => format!("devices of class {class}"),
     }
 }

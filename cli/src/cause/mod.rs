@@ -420,6 +420,7 @@ fn not_offered(form: Alternative, obstacle: &Obstacle, place: &str) -> String {
         Alternative::WHOLE => "whole",
         Alternative::PARTITIONS => "in partitions",
         Alternative::TIME_SLICED => "in shares",
+        Alternative::SHARED_PARTITIONS => "in shares of partitions",
         Alternative::MPS => "in MPS shares",
         _ => "for admin access",
     };
@@ -446,13 +447,14 @@ fn way_out(form: Alternative, obstacle: &Obstacle, reader: Reader) -> String {
             match form {
                 Alternative::WHOLE => "modes: [Whole]",
                 Alternative::PARTITIONS => "modes: [Mig]",
+                Alternative::SHARED_PARTITIONS => "modes: [Mig], mig: {sharing: [TimeSlicing]}",
                 Alternative::MPS => "modes: [Mps]",
                 _ => "modes: [TimeSlicing]",
             },
-            if form == Alternative::MPS {
-                WITH_MPS
-            } else {
-                ALL_MODES
+            match form {
+                Alternative::MPS => WITH_MPS,
+                Alternative::SHARED_PARTITIONS => IN_PARTITIONS,
+                _ => ALL_MODES,
             },
             reader,
         ),
@@ -490,6 +492,8 @@ fn way_out(form: Alternative, obstacle: &Obstacle, reader: Reader) -> String {
 pub(crate) const ALL_MODES: &str = "examples/all-modes.yaml";
 /// A policy of MPS shares.
 pub(crate) const WITH_MPS: &str = "examples/mps-share/manifests.yaml";
+/// A policy of shares inside partitions.
+pub(crate) const IN_PARTITIONS: &str = "examples/mig-share/manifests.yaml";
 /// The policy of every form with shares by percent.
 pub(crate) const BY_PERCENT: &str = "examples/by-percent.yaml";
 

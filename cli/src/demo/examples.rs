@@ -56,6 +56,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "policy-shares",
     "share-percent",
     "mps-share",
+    "mig-share",
     "policy-profiles",
     "policy-one-mode",
 ];

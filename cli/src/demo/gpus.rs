@@ -136,20 +136,22 @@ fn picture(
         .filter(|(kind, _, device)| device.admin || !kind.sharing.holds());
     let admins = admins.map(|(_, report, _)| report.claim.clone()).collect();
     let whole = who(&|kind| kind.alternative() == Alternative::WHOLE);
-    let shares = who(&|kind| kind.sharing.is_shared());
+    let shares = who(&|kind| kind.partition().is_none() && kind.sharing.is_shared());
     let mode = if let Some((capabilities, instances)) =
         mig.filter(|(_, instances)| !instances.is_empty())
     {
-        let holder = |instance: &GpuInstance| {
+        let holders = |instance: &GpuInstance| {
             let is_it = |kind: &DeviceKind| {
                 kind.partition().is_some_and(|name| {
                     (name.profile, name.start) == (instance.profile, instance.placement.start)
                 })
             };
-            who(&is_it).into_iter().next().map(|(claim, _)| claim)
+            let is_shared = |kind: &DeviceKind| is_it(kind) && kind.sharing.is_shared();
+            let claims = who(&is_it).into_iter().map(|(claim, _)| claim).collect();
+            (claims, !who(&is_shared).is_empty())
         };
         Mode::Partitioned {
-            picture: Picture::of(gpu.clone(), capabilities, instances, holder),
+            picture: Picture::of(gpu.clone(), capabilities, instances, holders),
         }
     } else if !shares.is_empty() {
         let by_mps = held

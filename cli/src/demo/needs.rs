@@ -14,7 +14,14 @@ const NEEDS: &str = "demo.divvy.dev/needs";
 const POLICY: &str = "demo.divvy.dev/policy";
 
 /// The types of devices that can be needed.
-const TYPES: [&str; 5] = ["gpu", "gpu-share", "gpu-mps", "gpu-admin", "mig"];
+const TYPES: [&str; 6] = [
+    "gpu",
+    "gpu-share",
+    "gpu-mps",
+    "gpu-admin",
+    "mig",
+    "mig-share",
+];
 
 /// So many devices of a type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +82,9 @@ fn parse(text: &str) -> Result<Need> {
     };
     let (count, kind, profile) = match words {
         [count, kind] => (count, kind, None),
-        [count, "mig", profile] => (count, &"mig", Some((*profile).to_owned())),
+        [count, kind @ ("mig" | "mig-share"), profile] => {
+            (count, kind, Some((*profile).to_owned()))
+        }
         _ => bail!("{text:?} is not a number, a type and, for mig, a profile"),
     };
     if !TYPES.contains(kind) {
@@ -114,6 +123,8 @@ impl Need {
             ("gpu-share", _) => "GPU in shares".to_owned(),
             ("gpu-mps", _) => "GPU in MPS shares".to_owned(),
             ("gpu-admin", _) => "GPU in several modes".to_owned(),
+            ("mig-share", Some(profile)) => format!("{profile} partition in shares"),
+            ("mig-share", None) => "partition in shares".to_owned(),
             (_, None) => "partition".to_owned(),
             (_, Some(profile)) => format!("{profile} partition"),
         };
@@ -121,9 +132,9 @@ impl Need {
             .memory
             .map(|memory| format!(" with {} of memory", crate::format::bytes(memory)));
         let with = with.unwrap_or_default();
-        match (self.count, what.strip_prefix("GPU ")) {
+        match (self.count, what.split_once(" in ")) {
             (1, _) => format!("1 {what}{with}"),
-            (count, Some(rest)) => format!("{count} GPUs {rest}{with}"),
+            (count, Some((what, rest))) => format!("{count} {what}s in {rest}{with}"),
             (count, None) => format!("{count} {what}s{with}"),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::attributes;
+use divvy_model::Sharing;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 use serde_json::Value;
@@ -271,26 +272,28 @@ pub(crate) struct DeviceReport {
 /// Devices by name; those that differ only in where a partition begins are one row:
 /// `gpu-0-mig-1g10gb-19-{0,1,2}`.
 pub(crate) fn rows(devices: &[PublishedDevice]) -> Vec<(String, &PublishedDevice)> {
-    let mut rows: BTreeMap<&str, (Vec<&str>, &PublishedDevice)> = BTreeMap::new();
+    let mut rows: BTreeMap<(&str, &str), (Vec<&str>, &PublishedDevice)> = BTreeMap::new();
     for device in devices {
-        let partition = device
-            .name
+        // Shares of partitions have a suffix behind the start.
+        let shares = Sharing::TimeSliced.suffix();
+        let bare = device.name.strip_suffix(shares);
+        let (bare, suffix) = bare.map_or((device.name.as_str(), ""), |bare| (bare, shares));
+        let partition = bare
             .rsplit_once('-')
             .filter(|(stem, _)| stem.contains("-mig-"));
         let (stem, start) = partition.unzip();
-        let (starts, _) = rows
-            .entry(stem.unwrap_or(&device.name))
-            .or_insert((Vec::new(), device));
+        let key = stem.map_or((device.name.as_str(), ""), |stem| (stem, suffix));
+        let (starts, _) = rows.entry(key).or_insert((Vec::new(), device));
         starts.extend(start);
     }
-    let name = |stem: &str, starts: &[&str]| match starts {
+    let name = |(stem, suffix): (&str, &str), starts: &[&str]| match starts {
         [] => stem.to_owned(),
-        [one] => format!("{stem}-{one}"),
-        several => format!("{stem}-{{{}}}", several.join(",")),
+        [one] => format!("{stem}-{one}{suffix}"),
+        several => format!("{stem}-{{{}}}{suffix}", several.join(",")),
     };
     let rows = rows
         .into_iter()
-        .map(|(stem, (starts, device))| (name(stem, &starts), device));
+        .map(|(key, (starts, device))| (name(key, &starts), device));
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|(a, _), (b, _)| a.cmp(b));
     rows

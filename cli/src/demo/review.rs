@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::MemoryBound;
 use divvy_api::names::{self, attributes, capacity};
-use divvy_model::{Alternative, Quantity};
+use divvy_model::{Alternative, Quantity, Sharing};
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceRequest, DeviceToleration, ExactDeviceRequest, OpaqueDeviceConfiguration,
     ResourceSlice,
@@ -108,7 +108,7 @@ impl Known {
                 capacities: found.capacities.clone(),
                 memory: found.memory.clone(),
             },
-            None if kind == Alternative::TIME_SLICED => OfType::of_shares(self.driver),
+            None if kind.sharing == Sharing::TimeSliced => OfType::of_shares(self.driver),
             None if kind == Alternative::MPS => OfType {
                 capacities: [driver::capacity(self.driver, capacity::SLOTS)].into(),
                 ..OfType::default()
@@ -401,7 +401,7 @@ impl Findings {
             let takes = match driver::form(driver, class) {
                 Some(Alternative::WHOLE | Alternative::ADMIN) => "GpuConfig",
                 Some(Alternative::PARTITIONS) => "MigConfig",
-                Some(Alternative::TIME_SLICED) => "ShareConfig",
+                Some(Alternative::TIME_SLICED | Alternative::SHARED_PARTITIONS) => "ShareConfig",
                 Some(Alternative::MPS) => "MpsConfig",
                 _ => continue,
             };
@@ -525,7 +525,9 @@ impl Findings {
         let form = driver::form(known.driver, class);
         if matches!(
             form,
-            Some(Alternative::PARTITIONS | Alternative::TIME_SLICED)
+            Some(
+                Alternative::PARTITIONS | Alternative::TIME_SLICED | Alternative::SHARED_PARTITIONS
+            )
         ) && admin
         {
             self.refuse(
@@ -548,7 +550,8 @@ impl Findings {
 
     /// Notes amounts of a share that are hardly meant: in two units, or without memory.
     fn share_amounts(&mut self, at: &str, of: &ExactDeviceRequest) {
-        let is_share = of.device_class_name == names::CLASS_SHARE;
+        let is_share =
+            [names::CLASS_SHARE, names::CLASS_MIG_SHARE].contains(&of.device_class_name.as_str());
         let asks = |id: &str| {
             capacity_requests(of)
                 .any(|(name, _)| name.rsplit_once('/').map_or(name.as_str(), |n| n.1) == id)

@@ -107,7 +107,9 @@ impl Shown {
             let picture = gpu.mig.as_ref().and_then(|mig| {
                 let living = mig.instances.as_ref()?;
                 let name = name.clone().unwrap_or_default();
-                Some(Picture::of(name, &mig.capabilities, living, |_| None))
+                Some(Picture::of(name, &mig.capabilities, living, |_| {
+                    (Vec::new(), false)
+                }))
             });
             let shown = Gpu {
                 name,
@@ -239,8 +241,7 @@ fn class(kind: &DeviceKind) -> (&'static str, u8) {
     match (kind.sharing, kind.partition()) {
         (Sharing::Admin, _) => (names::CLASS_ADMIN, 4),
         (Sharing::Mps, _) => (names::CLASS_MPS, 3),
-        // They have no class of their own: a claim selects them by their type.
-        (Sharing::TimeSliced, Some(_)) => ("none: type mig-share", 2),
+        (Sharing::TimeSliced, Some(_)) => (names::CLASS_MIG_SHARE, 2),
         (Sharing::TimeSliced, None) => (names::CLASS_SHARE, 2),
         (Sharing::Exclusive, Some(_)) => (names::CLASS_MIG, 1),
         (Sharing::Exclusive, None) => (names::CLASS_GPU, 0),

@@ -306,7 +306,15 @@ fn hold(
         (Sharing::TimeSliced | Sharing::Mps, _) => {
             let percent = published.percent(id, &holder.uid).filter(|of| *of > 0);
             let percent = percent.map_or_else(String::new, |of| format!(" {of} %"));
-            (format!("{}{percent}", used.noun()), None)
+            match partition {
+                // Its place is that of the partition, in which the others are too.
+                Some(at) => {
+                    let profile = published.profile(id).unwrap_or("a partition");
+                    let part = format!("{}{percent} of {profile}", used.noun());
+                    (part, published.place(id, at.start))
+                }
+                None => (format!("{}{percent}", used.noun()), None),
+            }
         }
         (Sharing::Admin, _) => (used.noun().to_owned(), None),
     };

@@ -252,7 +252,7 @@ impl<'a> Published<'a> {
                     largest = memory;
                     free.largest_partition = self.profile(*id).map(str::to_owned);
                 }
-                (_, Sharing::TimeSliced | Sharing::Mps) => {
+                (TargetKind::Gpu, Sharing::TimeSliced | Sharing::Mps) => {
                     let given = self
                         .given
                         .get(id)
@@ -263,7 +263,8 @@ impl<'a> Published<'a> {
                     free.share_memory += left;
                     free.largest_share = free.largest_share.max(left);
                 }
-                (TargetKind::Partition, Sharing::Exclusive) | (_, Sharing::Admin) => {}
+                // Shares of partitions have the memory of partitions: it is not counted again.
+                (TargetKind::Partition, _) | (_, Sharing::Admin) => {}
             }
         }
         Some(free)

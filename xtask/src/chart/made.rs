@@ -104,6 +104,7 @@ pub(super) const CASES: &[(&str, &[Expected])] = &[
             There("DeviceClass/mig.nvidia.com"),
             There("DeviceClass/1g.10gb.mig.divvy.dev"),
             There("DeviceClass/share.divvy.dev"),
+            There("DeviceClass/mig-share.divvy.dev"),
             There("DeviceClass/mps.divvy.dev"),
             There("DeviceClass/admin.divvy.dev"),
             Absent("DeviceClass/gpu.divvy.dev"),

@@ -70,7 +70,7 @@ impl Findings {
         let at = format!("{at}.limits.memory");
         let requests = devices.requests.iter().flatten();
         let shares = requests.flat_map(shares).filter(|share| {
-            share.class == names::CLASS_SHARE
+            [names::CLASS_SHARE, names::CLASS_MIG_SHARE].contains(&share.class)
                 && (named.is_empty() || share.names.iter().any(|name| named.contains(name)))
         });
         for share in shares {
@@ -106,6 +106,12 @@ impl Allowed {
         request: Option<u64>,
         share: &Share<'_>,
     ) -> Option<String> {
+        if share.class == names::CLASS_MIG_SHARE {
+            return Some(
+                "no share of a partition has a limit, so one with it is refused when its pod starts"
+                    .to_owned(),
+            );
+        }
         let most = self.percent?;
         if most == 0 {
             return Some(format!(

@@ -85,6 +85,10 @@ other name the name itself. */}}
 {{- printf "share.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}
 
+{{- define "divvy.migShareClass" -}}
+{{- printf "mig-share.%s" (include "divvy.classDomain" .) -}}
+{{- end -}}
+
 {{- define "divvy.mpsClass" -}}
 {{- printf "mps.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}
@@ -137,12 +141,12 @@ The extended resources of the classes, as JSON: a list of resource, class, and t
 
 {{/* The kind of config that devices of a mode take. */}}
 {{- define "divvy.configKind" -}}
-{{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "mps" "MpsConfig" "admin" "GpuConfig") . -}}
+{{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "mig-share" "ShareConfig" "mps" "MpsConfig" "admin" "GpuConfig") . -}}
 {{- end -}}
 
 {{/* The CEL expression that selects the devices of a mode. */}}
 {{- define "divvy.devicesOf" -}}
-{{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "mps" "gpu-mps" "admin" "gpu-admin") .mode -}}
+{{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "mig-share" "mig-share" "mps" "gpu-mps" "admin" "gpu-admin") .mode -}}
 device.driver == '{{ .driver }}' && device.attributes['{{ .driver }}'].type == '{{ $type }}'
 {{- end -}}
 
