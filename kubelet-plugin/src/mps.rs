@@ -11,7 +11,7 @@ use divvy_cdi::{ContainerEdits, Mount};
 use divvy_claims::{Cause, ChangeError, MpsSlot};
 use divvy_executor::{Clock, MpsServers, RunningServer};
 use divvy_host::DriverRoot;
-use divvy_model::{GpuUuid, MpsPriority, MpsServer};
+use divvy_model::{GpuUuid, MpsPriority, MpsProtocol, MpsServer};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{Daemon, Limits, StartRequest, StateRequest, StopRequest};
 use tokio::runtime::Handle;
@@ -50,7 +50,7 @@ pub(crate) fn edits(dir: &Path, gpu: &GpuUuid, slot: &MpsSlot) -> ContainerEdits
     variables.extend(priority.map(|number| format!("{}={number}", env::MPS_PRIORITY)));
     ContainerEdits {
         mounts: vec![
-            mount(dir.join(gpu.as_str()).join("pipe"), PIPE),
+            mount(dir.join(MpsProtocol::V2.pipe(gpu)), PIPE),
             mount(dir.join("shm"), "/dev/shm"),
         ],
         ..ContainerEdits::env(variables)
@@ -141,11 +141,13 @@ impl MpsServers for SupervisedMps {
                 slots,
                 cores,
                 memory_mib,
+                protocol,
             } = daemon.limits?;
             let server = MpsServer {
                 slots: Some(slots).filter(|slots| *slots > 0),
                 cores,
                 memory_mib: Some(memory_mib).filter(|mib| *mib > 0),
+                protocol: MpsProtocol::of_number(protocol)?,
             };
             let pids = daemon.pids.into_iter().collect();
             Some((
@@ -165,6 +167,7 @@ impl MpsServers for SupervisedMps {
                 slots: server.slots.unwrap_or(0),
                 cores: server.cores,
                 memory_mib: server.memory_mib.unwrap_or(0),
+                protocol: server.protocol.number(),
             }),
         };
         self.change(until, async move |mut client| client.start(asked).await)

@@ -1,5 +1,8 @@
-//! `nvidia-cuda-mps-control`, protocol v2: a command on its standard input, the answer on its standard
-//! output. It ends with 0 whenever it has spoken to the daemon, also where that has refused.
+//! `nvidia-cuda-mps-control`: with protocol v2 a command on its standard input, with v3 as its arguments
+//! (`namespaces`), the answer on its standard output. It ends with 0 whenever it has spoken to the
+//! daemon, also where that has refused.
+
+mod namespaces;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -7,6 +10,9 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use divvy_host::{Driver, Smi};
+use divvy_model::MpsProtocol;
+
+pub use self::namespaces::{Row, ServerState};
 
 /// Pause between two looks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(10);
@@ -51,8 +57,31 @@ pub struct Control<'a> {
 
 impl Control<'_> {
     /// Starts the daemon, which goes into the background: for users of all UIDs, as pods have.
-    pub fn launch(&self, within: Duration) -> Result<(), ControlError> {
-        self.run(&["-M", "-d"], "", within).map(drop)
+    pub fn launch(&self, protocol: MpsProtocol, within: Duration) -> Result<(), ControlError> {
+        let args: &[&str] = match protocol {
+            MpsProtocol::V2 => &["-M", "-d"],
+            MpsProtocol::V3 => &["-p", "3", "-m", "-d"],
+        };
+        self.run(args, "", within).map(drop)
+    }
+
+    /// Asks the daemon to end, once its clients do not work any more, and not much later.
+    pub fn quit(&self, protocol: MpsProtocol, within: Duration) -> Result<(), ControlError> {
+        match protocol {
+            MpsProtocol::V2 => self.ask(&format!("quit -t {}", within.as_secs()), within),
+            MpsProtocol::V3 => self.run(&["-p", "3", "-q"], "", within),
+        }
+        .map(drop)
+    }
+
+    /// Asks something that every daemon answers.
+    pub fn greet(&self, protocol: MpsProtocol, within: Duration) -> Result<(), ControlError> {
+        match protocol {
+            MpsProtocol::V2 => self
+                .ask("get_default_active_thread_percentage", within)
+                .map(drop),
+            MpsProtocol::V3 => self.server_state(within).map(drop),
+        }
     }
 
     /// Returns the answer to a command.

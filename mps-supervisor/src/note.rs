@@ -1,10 +1,12 @@
-//! The note beside a daemon: which process it is, and the limits of its server. It lies outside of the
-//! folder that containers have mounted, which they can write to.
+//! The note beside a daemon: which process it is, the limits of its server, and those of its namespaces,
+//! which the daemon rounds. It lies outside of the folders that containers have mounted, which they
+//! can write to.
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-use divvy_model::MpsServer;
+use divvy_model::{MpsNamespace, MpsNamespaceName, MpsServer};
 use serde::{Deserialize, Serialize};
 
 use crate::process::Process;
@@ -36,6 +38,9 @@ pub struct Note {
     pub daemon: Daemon,
     /// True once the server was there.
     pub ready: bool,
+    /// Namespaces that are there with their limits. Another that the daemon lists is only begun.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
 }
 
 impl Note {

@@ -1,6 +1,6 @@
 //! The steps that follow from what was found of a GPU's daemon. Pure.
 
-use divvy_model::MpsServer;
+use divvy_model::{MpsProtocol, MpsServer};
 
 use crate::note::Note;
 use crate::process::Process;
@@ -34,39 +34,42 @@ pub fn judge(note: Option<&Note>, process: Option<&Process>, remains: bool) -> F
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Asks the daemon to quit and waits for it.
-    Quit,
+    Quit(MpsProtocol),
     /// Kills the daemon and the servers that are left, and waits until they are gone.
     Kill,
-    /// Removes what is in the folder of sockets. The folder stays: containers have it mounted.
-    Clear,
+    /// Removes what is in the folder of sockets. The folder stays, and those of namespaces: containers
+    /// have them mounted.
+    Clear(MpsProtocol),
     /// Removes the folder and the note.
     Remove,
     /// Starts the daemon and notes which process it is.
-    Launch,
+    Launch(MpsProtocol),
     /// Sets the limits of the servers that the daemon will start.
     SetLimits(MpsServer),
     /// Starts the server and waits until it is there.
     StartServer,
+    /// Makes the server of protocol v3, waits until it is ready, and limits its default namespace.
+    CreateServer,
     /// Notes that it is ready.
     Ready,
 }
 
 /// Returns the steps of a start.
 pub fn start(found: &Found, server: MpsServer) -> Vec<Step> {
-    let fresh = [
-        Step::Clear,
-        Step::Launch,
-        Step::SetLimits(server),
-        Step::StartServer,
-        Step::Ready,
-    ];
-    match found {
-        Found::Running(running) if *running == server => Vec::new(),
-        Found::Nothing => fresh.into(),
-        Found::Remains => [Step::Kill].into_iter().chain(fresh).collect(),
+    let before = match found {
+        Found::Running(running) if *running == server => return Vec::new(),
+        Found::Nothing => Vec::new(),
+        Found::Remains => vec![Step::Kill],
         // Limits are read by a server at its start. The node plugin stops it first; this is the same.
-        Found::Running(_) => [Step::Quit, Step::Kill].into_iter().chain(fresh).collect(),
-    }
+        Found::Running(running) => vec![Step::Quit(running.protocol), Step::Kill],
+    };
+    let fresh = [Step::Clear(server.protocol), Step::Launch(server.protocol)];
+    let serve = match server.protocol {
+        MpsProtocol::V2 => vec![Step::SetLimits(server), Step::StartServer],
+        MpsProtocol::V3 => vec![Step::CreateServer],
+    };
+    let steps = before.into_iter().chain(fresh).chain(serve);
+    steps.chain([Step::Ready]).collect()
 }
 
 /// Returns the steps of a stop.
@@ -75,12 +78,14 @@ pub fn stop(found: &Found) -> Vec<Step> {
         Found::Nothing => Vec::new(),
         Found::Remains => vec![Step::Kill, Step::Remove],
         // Killed all the same: a daemon that has quit may leave a server that hangs.
-        Found::Running(_) => vec![Step::Quit, Step::Kill, Step::Remove],
+        Found::Running(running) => vec![Step::Quit(running.protocol), Step::Kill, Step::Remove],
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::note::Daemon;
 
@@ -97,6 +102,7 @@ mod tests {
                 program: "nvidia-cuda-mps-control".to_owned(),
             },
             ready,
+            namespaces: BTreeMap::new(),
         }
     }
 
@@ -152,14 +158,33 @@ mod tests {
         assert_eq!(stop(&Found::Nothing), []);
         assert_eq!(start(&Found::Remains, server(4))[0], Step::Kill);
         let other = start(&Found::Running(server(4)), server(2));
-        assert_eq!(other[..2], [Step::Quit, Step::Kill]);
+        assert_eq!(other[..2], [Step::Quit(MpsProtocol::V2), Step::Kill]);
         for steps in [start(&Found::Nothing, server(4)), other] {
             let at = |step| steps.iter().position(|other| *other == step).unwrap();
             // A server takes the limits that are set when it is started.
-            assert!(at(Step::Launch) < at(Step::SetLimits(steps_server(&steps))));
+            assert!(at(Step::Launch(MpsProtocol::V2)) < at(Step::SetLimits(steps_server(&steps))));
             assert!(at(Step::SetLimits(steps_server(&steps))) < at(Step::StartServer));
             assert_eq!(steps.last(), Some(&Step::Ready));
         }
+    }
+
+    #[test]
+    fn a_server_with_namespaces_takes_the_place_of_one_with_slots() {
+        let new = MpsServer::NAMESPACES;
+        assert_eq!(start(&Found::Running(new), new), []);
+        let (old, next) = (MpsProtocol::V2, MpsProtocol::V3);
+        assert_eq!(
+            start(&Found::Running(server(4)), new),
+            [
+                Step::Quit(old),
+                Step::Kill,
+                Step::Clear(next),
+                Step::Launch(next),
+                Step::CreateServer,
+                Step::Ready
+            ]
+        );
+        assert_eq!(stop(&Found::Running(new))[0], Step::Quit(next));
     }
 
     fn steps_server(steps: &[Step]) -> MpsServer {

@@ -52,20 +52,22 @@ fn stat(text: &str) -> Option<(u32, u64)> {
 }
 
 /// Returns the servers of a daemon: its children, and processes of this program that were started for
-/// its folder of sockets, since a daemon that dies leaves them behind. A container can start
+/// one of these folders of sockets, since a daemon that dies leaves them behind. A container can start
 /// this program too, which then is ended with them; it computes nothing.
-pub fn servers(daemon: Option<u32>, program: &Path, pipe: &Path) -> Vec<Process> {
+pub fn servers(daemon: Option<u32>, program: &Path, pipes: &[PathBuf]) -> Vec<Process> {
     let file = |path: &Path| {
         let of = fs_err::metadata(path).ok()?;
         Some((of.dev(), of.ino()))
     };
     let wanted = file(program);
-    let variable = [b"CUDA_MPS_PIPE_DIRECTORY=", pipe.as_os_str().as_bytes()].concat();
+    let variable =
+        |pipe: &PathBuf| [b"CUDA_MPS_PIPE_DIRECTORY=", pipe.as_os_str().as_bytes()].concat();
+    let of_ours: Vec<Vec<u8>> = pipes.iter().map(variable).collect();
     let is_ours = |process: &Process| {
         let folder = PathBuf::from(format!("/proc/{}", process.pid));
         let environ = fs_err::read(folder.join("environ")).unwrap_or_default();
         let mut variables = environ.split(|byte| *byte == 0);
-        let started_for = variables.any(|one| one == variable);
+        let started_for = variables.any(|one| of_ours.iter().any(|ours| ours == one));
         started_for && wanted.is_some() && file(&folder.join("exe")) == wanted
     };
     all()

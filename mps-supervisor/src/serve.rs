@@ -5,10 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use divvy_model::{GpuUuid, MpsServer};
+use divvy_model::{
+    GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer, NotOurNamespace,
+};
 use divvy_proto::mps::v1::supervisor_server::{Supervisor as Service, SupervisorServer};
 use divvy_proto::mps::v1::{
-    Daemon, Limits, StartRequest, StartResponse, StateRequest, StateResponse, StopRequest,
+    Daemon, Limits, Namespace, PutNamespaceRequest, PutNamespaceResponse, RemoveNamespaceRequest,
+    RemoveNamespaceResponse, StartRequest, StartResponse, StateRequest, StateResponse, StopRequest,
     StopResponse,
 };
 use divvy_telemetry::chain;
@@ -59,6 +62,19 @@ fn gpu(text: &str) -> Result<GpuUuid, Status> {
         .map_err(|_| Status::invalid_argument(format!("gpu_uuid {text:?} is no UUID of a GPU")))
 }
 
+fn name(text: &str) -> Result<MpsNamespaceName, Status> {
+    text.parse()
+        .map_err(|error: NotOurNamespace| Status::invalid_argument(error.to_string()))
+}
+
+fn message(namespace: MpsNamespace) -> Namespace {
+    Namespace {
+        name: namespace.name.to_string(),
+        cores: namespace.cores,
+        memory_mib: namespace.memory_mib.unwrap_or(0),
+    }
+}
+
 #[tonic::async_trait]
 impl Service for Answers {
     async fn state(&self, _: Request<StateRequest>) -> Result<Response<StateResponse>, Status> {
@@ -69,8 +85,10 @@ impl Service for Answers {
                 slots: running.server.slots.unwrap_or(0),
                 cores: running.server.cores,
                 memory_mib: running.server.memory_mib.unwrap_or(0),
+                protocol: running.server.protocol.number(),
             }),
             pids: running.pids,
+            namespaces: running.namespaces.into_iter().map(message).collect(),
         };
         let daemons = running.into_iter().map(daemon).collect();
         Ok(Response::new(StateResponse { daemons }))
@@ -83,11 +101,19 @@ impl Service for Answers {
         if !(1..=100).contains(&limits.cores) {
             return Err(Status::invalid_argument("limits.cores must be 1 to 100"));
         }
+        let protocol = MpsProtocol::of_number(limits.protocol);
         let server = MpsServer {
             slots: Some(limits.slots).filter(|slots| *slots > 0),
             cores: limits.cores,
             memory_mib: Some(limits.memory_mib).filter(|mib| *mib > 0),
+            protocol: protocol
+                .ok_or_else(|| Status::invalid_argument("limits.protocol must be 2 or 3"))?,
         };
+        if server.protocol == MpsProtocol::V3 && server != MpsServer::NAMESPACES {
+            return Err(Status::invalid_argument(
+                "limits with protocol 3 must be none: namespaces have them",
+            ));
+        }
         self.blocking(move |supervisor| supervisor.start(&gpu, server))
             .await?;
         Ok(Response::new(StartResponse {}))
@@ -98,5 +124,37 @@ impl Service for Answers {
         self.blocking(move |supervisor| supervisor.stop(&gpu))
             .await?;
         Ok(Response::new(StopResponse {}))
+    }
+
+    async fn put_namespace(
+        &self,
+        asked: Request<PutNamespaceRequest>,
+    ) -> Result<Response<PutNamespaceResponse>, Status> {
+        let asked = asked.into_inner();
+        let gpu = gpu(&asked.gpu_uuid)?;
+        let wanted = asked.namespace;
+        let wanted = wanted.ok_or_else(|| Status::invalid_argument("namespace is missing"))?;
+        if !(1..=100).contains(&wanted.cores) {
+            return Err(Status::invalid_argument("namespace.cores must be 1 to 100"));
+        }
+        let namespace = MpsNamespace {
+            name: name(&wanted.name)?,
+            cores: wanted.cores,
+            memory_mib: Some(wanted.memory_mib).filter(|mib| *mib > 0),
+        };
+        self.blocking(move |supervisor| supervisor.put_namespace(&gpu, namespace))
+            .await?;
+        Ok(Response::new(PutNamespaceResponse {}))
+    }
+
+    async fn remove_namespace(
+        &self,
+        asked: Request<RemoveNamespaceRequest>,
+    ) -> Result<Response<RemoveNamespaceResponse>, Status> {
+        let asked = asked.into_inner();
+        let (gpu, name) = (gpu(&asked.gpu_uuid)?, name(&asked.name)?);
+        self.blocking(move |supervisor| supervisor.remove_namespace(&gpu, name))
+            .await?;
+        Ok(Response::new(RemoveNamespaceResponse {}))
     }
 }

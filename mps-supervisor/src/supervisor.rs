@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_host::{Driver, DriverAt, DriverRootError, HostRoot};
-use divvy_model::{GpuUuid, MpsServer};
+use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
+
+mod namespaces;
 
 use crate::cgroup;
-use crate::control::{Control, ControlError};
+use crate::control::{Control, ControlError, ServerState};
 use crate::note::{Daemon, Note};
 use crate::plan::{self, Found, Step};
 use crate::process::{self, Process};
@@ -75,6 +77,17 @@ pub enum SupervisorError {
     NotReady { what: &'static str, log: String },
     #[error("process {pid} of the MPS daemon could not be ended")]
     Stuck { pid: u32 },
+    #[error("no MPS server with namespaces runs on {0}")]
+    NoServer(GpuUuid),
+    #[error("namespace {0} has clients, and limits cannot be changed under them (end them first)")]
+    InUse(MpsNamespaceName),
+    #[error("namespace {0} could not be ended")]
+    Left(MpsNamespaceName),
+    #[error("the sockets of namespace {name} are in {}, where they were not expected", found.display())]
+    Elsewhere {
+        name: MpsNamespaceName,
+        found: PathBuf,
+    },
 }
 
 /// A daemon that runs.
@@ -83,6 +96,8 @@ pub struct Running {
     pub server: MpsServer,
     /// Its processes: the daemon and its servers.
     pub pids: Vec<u32>,
+    /// Its namespaces, with protocol v3.
+    pub namespaces: Vec<MpsNamespace>,
 }
 
 /// Keeps the daemons of a node. Shared between threads; the steps for one GPU are done one after the
@@ -97,10 +112,21 @@ pub struct Supervisor {
 struct Files {
     /// The folder of it all.
     dir: PathBuf,
-    /// The folder of sockets, which containers have mounted.
-    pipe: PathBuf,
+    /// The folders of sockets, which containers have mounted: of protocol v2 and of v3.
+    pipes: [PathBuf; 2],
     log: PathBuf,
     note: PathBuf,
+}
+
+impl Files {
+    /// Returns the folder of sockets.
+    fn pipe(&self, protocol: MpsProtocol) -> &Path {
+        let [v2, v3] = &self.pipes;
+        match protocol {
+            MpsProtocol::V2 => v2,
+            MpsProtocol::V3 => v3,
+        }
+    }
 }
 
 impl Supervisor {
@@ -116,12 +142,16 @@ impl Supervisor {
         let mut running = BTreeMap::new();
         for gpu in self.known()? {
             let files = self.files(&gpu);
-            let (note, found) = Self::find(&files)?;
+            let (note, found) = self.find(&files)?;
             if let (Found::Running(server), Some(note)) = (found, note) {
                 let servers = self.servers(&files, Some(note.daemon.pid));
                 let pids = servers.iter().map(|server| server.pid);
-                let pids = pids.chain([note.daemon.pid]).collect();
-                running.insert(gpu, Running { server, pids });
+                let running_now = Running {
+                    server,
+                    pids: pids.chain([note.daemon.pid]).collect(),
+                    namespaces: self.namespaces(&gpu, &files, &note),
+                };
+                running.insert(gpu, running_now);
             }
         }
         Ok(running)
@@ -135,7 +165,7 @@ impl Supervisor {
             let lock = self.lock(&gpu);
             let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
             let files = self.files(&gpu);
-            match Self::find(&files)?.1 {
+            match self.find(&files)?.1 {
                 Found::Running(_) => kept += 1,
                 // The folder stays: the containers of a daemon that has died have it mounted, and get
                 // the next one there.
@@ -151,10 +181,14 @@ impl Supervisor {
         let lock = self.lock(gpu);
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.files(gpu);
-        if files.pipe.as_os_str().len() > LONGEST {
-            return Err(SupervisorError::TooLong(files.pipe));
+        let mut longest = files.pipe(server.protocol).to_owned();
+        if server.protocol == MpsProtocol::V3 {
+            longest.push(MpsNamespaceName::longest_folder());
         }
-        let (_, found) = Self::find(&files)?;
+        if longest.as_os_str().len() > LONGEST {
+            return Err(SupervisorError::TooLong(longest));
+        }
+        let (_, found) = self.find(&files)?;
         let steps = plan::start(&found, server);
         for step in steps {
             if let Err(error) = self.step(gpu, &files, step) {
@@ -174,7 +208,7 @@ impl Supervisor {
         let lock = self.lock(gpu);
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.files(gpu);
-        let (_, found) = Self::find(&files)?;
+        let (_, found) = self.find(&files)?;
         for step in plan::stop(&found) {
             self.step(gpu, &files, step)?;
         }
@@ -188,8 +222,9 @@ impl Supervisor {
 
     fn files(&self, gpu: &GpuUuid) -> Files {
         let dir = self.settings.dir.join(gpu.as_str());
+        let pipe = |protocol: MpsProtocol| self.settings.dir.join(protocol.pipe(gpu));
         Files {
-            pipe: dir.join("pipe"),
+            pipes: [MpsProtocol::V2, MpsProtocol::V3].map(pipe),
             log: dir.join("log"),
             note: dir.join("daemon.json"),
             dir,
@@ -208,13 +243,22 @@ impl Supervisor {
         Ok(known)
     }
 
-    fn find(files: &Files) -> Result<(Option<Note>, Found), SupervisorError> {
+    fn find(&self, files: &Files) -> Result<(Option<Note>, Found), SupervisorError> {
         let note = Note::read(&files.note).map_err(|source| file(&files.note, "read", source))?;
         let process = note
             .as_ref()
             .and_then(|note| process::read(note.daemon.pid));
-        let found = plan::judge(note.as_ref(), process.as_ref(), files.dir.exists());
-        Ok((note, found))
+        let remains = files.dir.exists() || files.pipe(MpsProtocol::V3).exists();
+        let found = plan::judge(note.as_ref(), process.as_ref(), remains);
+        // A daemon of protocol v3 starts no other server by itself when its server has died.
+        let serves = match (&found, &note) {
+            (Found::Running(server), Some(note)) => {
+                server.protocol == MpsProtocol::V2
+                    || !self.servers(files, Some(note.daemon.pid)).is_empty()
+            }
+            _ => true,
+        };
+        Ok((note, if serves { found } else { Found::Remains }))
     }
 
     fn servers(&self, files: &Files, daemon: Option<u32>) -> Vec<Process> {
@@ -223,7 +267,7 @@ impl Supervisor {
             let inside = program(&driver, SERVER).ok()?;
             Some(driver.root.see(&inside))
         });
-        process::servers(daemon, &server.unwrap_or_default(), &files.pipe)
+        process::servers(daemon, &server.unwrap_or_default(), &files.pipes)
     }
 
     fn driver(&self) -> Result<Driver, DriverRootError> {
@@ -234,32 +278,26 @@ impl Supervisor {
         tracing::info!(%gpu, ?step, "MPS daemon");
         match step {
             Step::Kill => return self.kill(files),
-            Step::Clear => return clear(files),
+            Step::Clear(protocol) => return clear(files, protocol),
+            // The folder of the note last: by it the GPU is known.
             Step::Remove => {
-                return match fs_err::remove_dir_all(&files.dir) {
-                    Err(error) if error.kind() != ErrorKind::NotFound => {
-                        Err(file(&files.dir, "removed", error))
-                    }
-                    _ => Ok(()),
-                };
+                remove(files.pipe(MpsProtocol::V3))?;
+                return remove(&files.dir);
             }
-            Step::Quit | Step::Launch | Step::SetLimits(_) | Step::StartServer | Step::Ready => {}
+            Step::Ready => return change_note(files, |note| note.ready = true),
+            Step::Quit(_)
+            | Step::Launch(_)
+            | Step::SetLimits(_)
+            | Step::StartServer
+            | Step::CreateServer => {}
         }
-        let driver = match self.driver() {
-            // The daemon outlives its driver's files. It is killed by the next step.
-            Err(_) if step == Step::Quit => return Ok(()),
-            driver => driver?,
+        let protocol = match step {
+            Step::Quit(protocol) | Step::Launch(protocol) => protocol,
+            Step::CreateServer => MpsProtocol::V3,
+            _ => MpsProtocol::V2,
         };
-        let program = program(&driver, CONTROL)?;
-        let control = Control {
-            driver: &driver,
-            program: &program,
-            pipe: &files.pipe,
-            log: &files.log,
-            gpu: gpu.as_str(),
-        };
-        match step {
-            Step::Launch => self.launch(&control, files),
+        let done = self.with_control(gpu, files, protocol, |control| match step {
+            Step::Launch(_) => self.launch(control, files, protocol),
             Step::SetLimits(server) => {
                 control.set_threads(server.cores, COMMAND_WITHIN)?;
                 if let Some(mib) = server.memory_mib {
@@ -267,26 +305,54 @@ impl Supervisor {
                 }
                 change_note(files, |note| note.server = server)
             }
-            Step::StartServer => Self::start_server(&control, files),
-            Step::Ready => change_note(files, |note| note.ready = true),
-            Step::Quit => Self::quit(&control, files),
-            Step::Kill | Step::Clear | Step::Remove => Ok(()),
+            Step::StartServer => Self::start_server(control, files),
+            Step::CreateServer => self.create_server(control, files),
+            Step::Quit(_) => self.quit(control, files, protocol),
+            Step::Kill | Step::Clear(_) | Step::Remove | Step::Ready => Ok(()),
+        });
+        match done {
+            // The daemon outlives its driver's files. It is killed by the next step.
+            Err(SupervisorError::NoDriver(_)) if matches!(step, Step::Quit(_)) => Ok(()),
+            done => done,
         }
     }
 
+    /// Does something with the program, for the daemon of a GPU.
+    fn with_control<T>(
+        &self,
+        gpu: &GpuUuid,
+        files: &Files,
+        protocol: MpsProtocol,
+        what: impl FnOnce(&Control<'_>) -> Result<T, SupervisorError>,
+    ) -> Result<T, SupervisorError> {
+        let driver = self.driver()?;
+        let program = program(&driver, CONTROL)?;
+        what(&Control {
+            driver: &driver,
+            program: &program,
+            pipe: files.pipe(protocol),
+            log: &files.log,
+            gpu: gpu.as_str(),
+        })
+    }
+
     /// Starts the daemon, waits until it answers, and notes which process it is.
-    fn launch(&self, control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
+    fn launch(
+        &self,
+        control: &Control<'_>,
+        files: &Files,
+        protocol: MpsProtocol,
+    ) -> Result<(), SupervisorError> {
         // Without the server's program the daemon starts, and every client fails.
         program(control.driver, SERVER)?;
-        control.launch(READY_WITHIN)?;
-        let answers = || control.ask("get_default_active_thread_percentage", COMMAND_WITHIN);
-        wait_for(|| pid_in(files).is_some() && answers().is_ok()).ok_or_else(|| {
-            SupervisorError::NotReady {
-                what: "daemon",
-                log: log_of(files),
-            }
+        control.launch(protocol, READY_WITHIN)?;
+        let pid = || pid_in(control.pipe);
+        let answers = || control.greet(protocol, COMMAND_WITHIN).is_ok();
+        wait_for(|| pid().is_some() && answers()).ok_or_else(|| SupervisorError::NotReady {
+            what: "daemon",
+            log: log_of(files),
         })?;
-        let process = pid_in(files).and_then(process::read);
+        let process = pid().and_then(process::read);
         let process = process.ok_or_else(|| SupervisorError::NotReady {
             what: "daemon",
             log: log_of(files),
@@ -297,7 +363,11 @@ impl Supervisor {
         }
         let note = Note {
             // Until limits are set, it has none.
-            server: MpsServer::of_claim(None, None),
+            server: match protocol {
+                MpsProtocol::V2 => MpsServer::of_claim(None, None),
+                MpsProtocol::V3 => MpsServer::NAMESPACES,
+            },
+            namespaces: BTreeMap::new(),
             daemon: Daemon {
                 pid: process.pid,
                 start_ticks: process.start_ticks,
@@ -322,14 +392,43 @@ impl Supervisor {
         })
     }
 
+    /// Makes the server of protocol v3 at once, for the same reason, and waits until it is ready: one
+    /// that dies leaves its clients without limits.
+    fn create_server(&self, control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
+        control.create_server(COMMAND_WITHIN)?;
+        let daemon = pid_in(control.pipe);
+        let mut state = ServerState::Starting;
+        let has_ended = || {
+            state = control
+                .server_state(COMMAND_WITHIN)
+                .unwrap_or(ServerState::Starting);
+            state != ServerState::Starting
+        };
+        let waited = wait_for(has_ended);
+        if waited.is_none()
+            || state == ServerState::Failed
+            || self.servers(files, daemon).is_empty()
+        {
+            return Err(SupervisorError::NotReady {
+                what: "server",
+                log: log_of(files),
+            });
+        }
+        Ok(control.cap_default(COMMAND_WITHIN)?)
+    }
+
     /// Asks the daemon to quit and waits for it. A daemon that does not is killed by the next step.
-    fn quit(control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
-        let seconds = QUIT_WITHIN.as_secs();
-        if let Err(error) = control.ask(&format!("quit -t {seconds}"), QUIT_WITHIN) {
+    fn quit(
+        &self,
+        control: &Control<'_>,
+        files: &Files,
+        protocol: MpsProtocol,
+    ) -> Result<(), SupervisorError> {
+        if let Err(error) = control.quit(protocol, QUIT_WITHIN) {
             tracing::warn!(gpu = control.gpu, %error, "the MPS daemon did not quit, and is killed");
             return Ok(());
         }
-        let (note, _) = Self::find(files)?;
+        let (note, _) = self.find(files)?;
         let gone = |note: &Note| {
             process::read(note.daemon.pid).is_none_or(|process| !note.daemon.is(&process))
         };
@@ -350,7 +449,8 @@ impl Supervisor {
         // A start that was cut short has no note; the folder of sockets then was in no container, and
         // its file of the number is the daemon's own.
         let unnoted = || {
-            let found = pid_in(files).and_then(process::read)?;
+            let mut pipes = files.pipes.iter();
+            let found = pipes.find_map(|pipe| pid_in(pipe).and_then(process::read))?;
             let driver = self.driver().ok()?;
             let control = program(&driver, CONTROL).ok()?;
             let name = control.file_name()?.to_string_lossy().into_owned();
@@ -391,27 +491,43 @@ fn program(driver: &Driver, name: &str) -> Result<PathBuf, SupervisorError> {
 }
 
 /// Makes the folders, and removes what an earlier daemon has left in the folder of sockets. The
-/// folder itself stays.
-fn clear(files: &Files) -> Result<(), SupervisorError> {
-    for dir in [&files.pipe, &files.log] {
+/// folder itself stays, and so do those of a server and its namespaces.
+fn clear(files: &Files, protocol: MpsProtocol) -> Result<(), SupervisorError> {
+    let pipe = files.pipe(protocol);
+    for dir in [&files.log, pipe] {
         fs_err::create_dir_all(dir).map_err(|source| file(dir, "created", source))?;
     }
     // Programs of all users reach the sockets in it.
     let open = std::fs::Permissions::from_mode(0o755);
-    fs_err::set_permissions(&files.pipe, open)
-        .map_err(|source| file(&files.pipe, "opened", source))?;
-    let failed = |source| file(&files.pipe, "cleared", source);
-    for entry in fs_err::read_dir(&files.pipe).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let is_dir = entry.file_type().map_err(failed)?.is_dir();
-        let removed = if is_dir {
-            fs_err::remove_dir_all(entry.path())
+    fs_err::set_permissions(pipe, open).map_err(|source| file(pipe, "opened", source))?;
+    let levels = match protocol {
+        MpsProtocol::V2 => 0,
+        MpsProtocol::V3 => 2,
+    };
+    empty(pipe, levels).map_err(|source| file(pipe, "cleared", source))
+}
+
+/// Removes what is in a folder, but for folders on so many levels below it: what containers have
+/// made in theirs goes too.
+fn empty(dir: &Path, levels: u32) -> io::Result<()> {
+    for entry in fs_err::read_dir(dir)? {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() {
+            fs_err::remove_file(entry.path())?;
+        } else if levels > 0 {
+            empty(&entry.path(), levels - 1)?;
         } else {
-            fs_err::remove_file(entry.path())
-        };
-        removed.map_err(failed)?;
+            fs_err::remove_dir_all(entry.path())?;
+        }
     }
     Ok(())
+}
+
+fn remove(dir: &Path) -> Result<(), SupervisorError> {
+    match fs_err::remove_dir_all(dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(file(dir, "removed", error)),
+        _ => Ok(()),
+    }
 }
 
 fn change_note(files: &Files, change: impl FnOnce(&mut Note)) -> Result<(), SupervisorError> {
@@ -423,8 +539,8 @@ fn change_note(files: &Files, change: impl FnOnce(&mut Note)) -> Result<(), Supe
         .map_err(|source| file(&files.note, "written", source))
 }
 
-fn pid_in(files: &Files) -> Option<u32> {
-    let text = fs_err::read_to_string(files.pipe.join(PID_FILE)).ok()?;
+fn pid_in(pipe: &Path) -> Option<u32> {
+    let text = fs_err::read_to_string(pipe.join(PID_FILE)).ok()?;
     text.trim().parse().ok()
 }
 

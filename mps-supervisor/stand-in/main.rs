@@ -1,10 +1,12 @@
-//! A stand-in for `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`, protocol v2, by the table of
-//! `reference/limits.md` 5.1: which of the two it is, its file name says. For tests; it computes
-//! nothing and has no clients.
+//! A stand-in for `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`, protocols v2 and v3 (`v3`), by the tables of
+//! `reference/limits.md` 5.1 and 5.2: which of the two it is, its file name says. For tests; it computes
+//! nothing. Each connection to the socket of a namespace is a client of it. GPUs that are not in a file `gpus`
+//! beside it, if there is one, are not known to a server.
 //!
 //! Faults are words in a file `faults` beside it:
 //! `refuse-start` (the daemon does not start), `server-dies` (each server ends at once), `slow-quit`
-//! (`quit` never ends), `refuse-limits` (the limit of threads is refused), `hang` (no command ends).
+//! (`quit` never ends), `refuse-limits` (the limit of threads is refused), `hang` (no command ends),
+//! `no-v3` (an older driver), `sticky` (a namespace is not ended).
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +14,8 @@
     clippy::print_stderr,
     reason = "a program for tests"
 )]
+
+mod v3;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -30,12 +34,23 @@ fn main() -> ExitCode {
     let exe = std::env::current_exe().unwrap();
     let args: Vec<String> = std::env::args().skip(1).collect();
     if exe.file_name() == Some(OsStr::new(SERVER)) {
-        return server();
+        return server(args.first().map_or("", |gpus| gpus.as_str()));
     }
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--as-daemon"] => daemon(),
-        ["-M", "-d"] | ["-d", "-M"] | ["-d"] => start(),
-        [] => client(),
+        ["--as-daemon", protocol] => daemon(protocol),
+        ["-M", "-d"] | ["-d", "-M"] | ["-d"] => start("2"),
+        ["-p", "3", ..] if has_fault("no-v3") => {
+            println!("nvidia-cuda-mps-control: invalid option -- 'p'");
+            ExitCode::FAILURE
+        }
+        ["-p", "3", "-m", "-d"] => start("3"),
+        ["-p", "3", "-q"] => client("quit"),
+        ["-p", "3", ref words @ ..] if !words.is_empty() => client(&words.join(" ")),
+        [] => {
+            let mut commands = String::new();
+            std::io::stdin().read_to_string(&mut commands).unwrap();
+            client(&commands)
+        }
         _ => {
             eprintln!("unknown arguments: {args:?}");
             ExitCode::FAILURE
@@ -72,7 +87,7 @@ fn log(file: &str, line: &str) {
 }
 
 /// `-d`: goes on in the background once the daemon answers.
-fn start() -> ExitCode {
+fn start(protocol: &str) -> ExitCode {
     let socket = pipe().join("control");
     if UnixStream::connect(&socket).is_ok() {
         println!("An instance of this daemon is already running");
@@ -84,7 +99,7 @@ fn start() -> ExitCode {
     }
     drop(fs_err::remove_file(&socket));
     let started = Command::new(std::env::current_exe().unwrap())
-        .arg("--as-daemon")
+        .args(["--as-daemon", protocol])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -100,10 +115,8 @@ fn start() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Without arguments: gives the commands of its input to the daemon.
-fn client() -> ExitCode {
-    let mut commands = String::new();
-    std::io::stdin().read_to_string(&mut commands).unwrap();
+/// Gives commands to the daemon.
+fn client(commands: &str) -> ExitCode {
     let Ok(mut daemon) = UnixStream::connect(pipe().join("control")) else {
         println!("Cannot find MPS control daemon process");
         return ExitCode::FAILURE;
@@ -126,9 +139,11 @@ struct Daemon {
     percent: f64,
     memory: Option<u64>,
     servers: Vec<Child>,
+    /// With protocol v3.
+    named: Option<v3::Servers>,
 }
 
-fn daemon() -> ExitCode {
+fn daemon(protocol: &str) -> ExitCode {
     // Its own session: the end of who started it does not end it.
     let _ = rustix::process::setsid();
     let socket = pipe().join("control");
@@ -144,9 +159,13 @@ fn daemon() -> ExitCode {
         percent: 100.0,
         memory: None,
         servers: Vec::new(),
+        named: (protocol == "3").then(v3::Servers::default),
     };
     // Ends with its folder: a test that fails leaves none behind.
     while pipe().exists() {
+        if let Some(named) = &mut daemon.named {
+            named.accept();
+        }
         let Ok((mut caller, _)) = listener.accept() else {
             std::thread::sleep(LOOK);
             continue;
@@ -171,7 +190,10 @@ fn daemon() -> ExitCode {
                 drop(fs_err::remove_file(&socket));
                 return ExitCode::SUCCESS;
             }
-            let answer = daemon.answer(&words);
+            let answer = match &mut daemon.named {
+                Some(named) => named.answer(&words),
+                None => daemon.answer(&words),
+            };
             drop(caller.write_all(answer.as_bytes()));
         }
     }
@@ -181,7 +203,8 @@ fn daemon() -> ExitCode {
 
 impl Daemon {
     fn end_servers(&mut self) {
-        for server in &mut self.servers {
+        let named = self.named.as_mut().map(v3::Servers::processes);
+        for server in self.servers.iter_mut().chain(named.into_iter().flatten()) {
             drop(server.kill());
             drop(server.wait());
         }
@@ -243,20 +266,36 @@ impl Daemon {
             let line = format!("Device pinned memory limit for device 0 set to {bytes:#x} bytes");
             log("server.log", &line);
         }
-        let program = std::env::current_exe().unwrap().with_file_name(SERVER);
-        let started = Command::new(program)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        match started {
-            Ok(server) => self.servers.push(server),
-            Err(error) => log(
-                "control.log",
-                &format!("Failed to start the server: {error}"),
-            ),
-        }
+        self.servers.extend(start_server(""));
     }
+}
+
+/// Starts a server for GPUs; none are all.
+fn start_server(gpus: &str) -> Option<Child> {
+    let program = std::env::current_exe().unwrap().with_file_name(SERVER);
+    let started = Command::new(program)
+        .arg(gpus)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let failed = |error| {
+        let line = format!("Failed to start the server: {error}");
+        log("control.log", &line);
+    };
+    started.map_err(failed).ok()
+}
+
+/// Returns whether the driver knows all of these GPUs.
+fn knows(gpus: &str) -> bool {
+    let file = std::env::current_exe().unwrap().with_file_name("gpus");
+    let Ok(known) = fs_err::read_to_string(file) else {
+        return true;
+    };
+    let asked = gpus.split(',').filter(|gpu| !gpu.is_empty());
+    asked
+        .into_iter()
+        .all(|gpu| known.lines().any(|line| line == gpu))
 }
 
 /// Reads `10G` or `512M`.
@@ -269,8 +308,8 @@ fn bytes(amount: &str) -> Option<u64> {
 }
 
 /// The server: lives until it is killed, also when its daemon has died.
-fn server() -> ExitCode {
-    if has_fault("server-dies") {
+fn server(gpus: &str) -> ExitCode {
+    if has_fault("server-dies") || !knows(gpus) {
         log(
             "server.log",
             "Server encountered a fatal exception. Shutting down",

@@ -7,6 +7,7 @@
     reason = "tests; a failure is a panic"
 )]
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -14,10 +15,13 @@ use std::time::{Duration, Instant};
 
 use divvy_host::fixture::Fixture;
 use divvy_host::{DriverAt, HostRoot};
-use divvy_model::{GpuUuid, MpsServer};
+use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
 use divvy_mps_supervisor::{Settings, Supervisor, process};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
-use divvy_proto::mps::v1::{Limits, StartRequest, StateRequest, StopRequest};
+use divvy_proto::mps::v1::{
+    Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest, StateRequest,
+    StopRequest,
+};
 
 /// A node with a driver root and a folder for daemons.
 struct Node {
@@ -191,10 +195,6 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     let supervisor = node.supervisor();
     supervisor.start(&gpu(1), server(4)).unwrap();
     let pipe = node.folder().join(gpu(1).as_str()).join("pipe");
-    let inode = |path: &Path| {
-        use std::os::unix::fs::MetadataExt;
-        fs_err::metadata(path).unwrap().ino()
-    };
     let mounted = inode(&pipe);
     let daemon: u32 = fs_err::read_to_string(pipe.join("nvidia-cuda-mps-control.pid"))
         .unwrap()
@@ -311,6 +311,208 @@ fn a_daemon_ends_although_the_driver_is_gone() {
     assert_eq!(error.to_string(), "the NVIDIA driver cannot be found");
 }
 
+/// A namespace of a claim with this size.
+fn namespace(claim: u32, cores: u32, mib: u64) -> MpsNamespace {
+    MpsNamespace {
+        name: name(claim),
+        cores,
+        memory_mib: Some(mib),
+    }
+}
+
+fn name(claim: u32) -> MpsNamespaceName {
+    format!("c_{claim:016x}").parse().unwrap()
+}
+
+/// A supervisor with a server of protocol v3 on the first GPU.
+fn with_namespaces(node: &Node) -> Supervisor {
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), MpsServer::NAMESPACES).unwrap();
+    supervisor
+}
+
+fn namespaces(supervisor: &Supervisor) -> Vec<MpsNamespace> {
+    supervisor.state().unwrap()[&gpu(1)].namespaces.clone()
+}
+
+/// The folder of sockets of a claim's namespace.
+fn sockets(node: &Node, claim: u32) -> PathBuf {
+    let pipe = node.folder().join(MpsProtocol::V3.pipe(&gpu(1)));
+    pipe.join(name(claim).folder())
+}
+
+/// A client of a namespace, which is one until it is dropped.
+fn attach(node: &Node, claim: u32) -> UnixStream {
+    UnixStream::connect(sockets(node, claim).join("control")).unwrap()
+}
+
+#[test]
+fn namespaces_of_claims_come_and_go_in_one_server() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    assert_eq!(node.processes().len(), 2, "the daemon and its server");
+    assert_eq!(namespaces(&supervisor), []);
+    let (a, b) = (namespace(1, 30, 10_240), namespace(2, 25, 1044));
+    for one in [a, b, a] {
+        supervisor.put_namespace(&gpu(1), one).unwrap();
+    }
+    assert_eq!(namespaces(&supervisor), [a, b]);
+    assert!(sockets(&node, 1).join("control").exists());
+    supervisor.start(&gpu(1), MpsServer::NAMESPACES).unwrap();
+    assert_eq!(namespaces(&supervisor), [a, b], "the same again is nothing");
+    supervisor.remove_namespace(&gpu(1), name(1)).unwrap();
+    supervisor.remove_namespace(&gpu(1), name(1)).unwrap();
+    assert_eq!(namespaces(&supervisor), [b]);
+    assert!(!sockets(&node, 1).exists());
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+    assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
+    let error = supervisor.put_namespace(&gpu(1), a).unwrap_err();
+    assert!(error.to_string().contains("no MPS server"), "{error}");
+    supervisor.remove_namespace(&gpu(1), name(1)).unwrap();
+}
+
+/// A client that comes without a namespace is not limited by its server.
+#[test]
+fn the_default_namespace_gets_next_to_nothing() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    let log = node.log(&gpu(1), "control.log");
+    for limit in ["active-thread-percentage=1", "pinned-memory-limit=64M"] {
+        let command = format!("Cmd:namespace set default --server=s --{limit}");
+        assert!(log.contains(&command), "{log}");
+    }
+    let create = format!("Cmd:server create s --uid=0 --allowed-devices={}", gpu(1));
+    assert!(log.contains(&create), "{log}");
+    supervisor.stop(&gpu(1)).unwrap();
+}
+
+#[test]
+fn a_size_changes_only_while_no_client_is_there() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    supervisor
+        .put_namespace(&gpu(1), namespace(1, 30, 1024))
+        .unwrap();
+    let client = attach(&node, 1);
+    let error = supervisor.put_namespace(&gpu(1), namespace(1, 50, 1024));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("has clients"), "{error}");
+    assert_eq!(namespaces(&supervisor), [namespace(1, 30, 1024)]);
+    // The same size is nothing to do.
+    supervisor
+        .put_namespace(&gpu(1), namespace(1, 30, 1024))
+        .unwrap();
+    drop(client);
+    supervisor
+        .put_namespace(&gpu(1), namespace(1, 50, 2048))
+        .unwrap();
+    assert_eq!(namespaces(&supervisor), [namespace(1, 50, 2048)]);
+    // What is left of a claim that is gone goes with it.
+    let _client = attach(&node, 1);
+    supervisor.remove_namespace(&gpu(1), name(1)).unwrap();
+    assert_eq!(namespaces(&supervisor), []);
+    supervisor.stop(&gpu(1)).unwrap();
+}
+
+#[test]
+fn a_namespace_that_fails_says_why_and_leaves_nothing() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    node.fault("refuse-limits");
+    let error = supervisor.put_namespace(&gpu(1), namespace(1, 30, 1024));
+    let text = divvy_model::chain(&error.unwrap_err());
+    assert!(text.contains("Invalid value"), "{text}");
+    assert_eq!(namespaces(&supervisor), []);
+    node.fault("");
+    supervisor
+        .put_namespace(&gpu(1), namespace(1, 30, 1024))
+        .unwrap();
+    node.fault("sticky");
+    let error = supervisor.remove_namespace(&gpu(1), name(1)).unwrap_err();
+    assert!(error.to_string().contains("could not be ended"), "{error}");
+    assert_eq!(namespaces(&supervisor), [namespace(1, 30, 1024)]);
+    node.fault("");
+    supervisor.stop(&gpu(1)).unwrap();
+}
+
+#[test]
+fn a_daemon_or_server_that_dies_takes_its_namespaces_along() {
+    for whole in [true, false] {
+        let node = Node::new();
+        let supervisor = with_namespaces(&node);
+        supervisor
+            .put_namespace(&gpu(1), namespace(1, 30, 1024))
+            .unwrap();
+        let before = inode(&sockets(&node, 1));
+        let pipe = node.folder().join(MpsProtocol::V3.pipe(&gpu(1)));
+        let daemon = fs_err::read_to_string(pipe.join("nvidia-cuda-mps-control.pid"));
+        let daemon: u32 = daemon.unwrap().parse().unwrap();
+        let pids = node.processes();
+        let victim = pids.into_iter().find(|pid| (*pid == daemon) == whole);
+        let victim = victim.unwrap();
+        kill(victim);
+        node.wait_for("it ends", || process::read(victim).is_none());
+        assert!(supervisor.state().unwrap().is_empty(), "{whole}");
+        supervisor.start(&gpu(1), MpsServer::NAMESPACES).unwrap();
+        assert_eq!(node.processes().len(), 2, "{whole}");
+        assert_eq!(namespaces(&supervisor), [], "{whole}");
+        supervisor
+            .put_namespace(&gpu(1), namespace(1, 30, 1024))
+            .unwrap();
+        let after = inode(&sockets(&node, 1));
+        assert_eq!(after, before, "containers have the folder mounted");
+        supervisor.stop(&gpu(1)).unwrap();
+        node.has_no_process();
+    }
+}
+
+/// A server of another protocol takes its place, and comes back.
+#[test]
+fn a_server_with_slots_and_one_with_namespaces_follow_each_other() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    for server in [server(4), MpsServer::NAMESPACES, server(2)] {
+        supervisor.start(&gpu(1), server).unwrap();
+        assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, server);
+        assert_eq!(node.processes().len(), 2);
+    }
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+    assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_server_of_v3_that_does_not_serve_is_no_server() {
+    for (fault, gpus, expected) in [
+        ("no-v3", None, "`-p 3 -m -d` failed"),
+        ("server-dies", None, "the MPS server was not there"),
+        (
+            "",
+            Some("GPU-other"),
+            "Server encountered a fatal exception",
+        ),
+        ("refuse-limits", None, "refused `namespace set default`"),
+    ] {
+        let node = Node::new();
+        let supervisor = node.supervisor();
+        node.fault(fault);
+        if let Some(known) = gpus {
+            fs_err::write(node.bin().join("gpus"), known).unwrap();
+        }
+        let error = supervisor.start(&gpu(1), MpsServer::NAMESPACES);
+        let text = divvy_model::chain(&error.unwrap_err());
+        assert!(text.contains(expected), "{fault}: {text}");
+        node.has_no_process();
+        assert!(supervisor.state().unwrap().is_empty());
+    }
+}
+
+fn inode(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs_err::metadata(path).unwrap().ino()
+}
+
 /// The supervisor as a process of its own.
 struct Program(Child);
 
@@ -354,11 +556,13 @@ fn limits() -> Limits {
         slots,
         cores,
         memory_mib,
+        protocol,
     } = server(4);
     Limits {
         slots: slots.unwrap(),
         cores,
         memory_mib: memory_mib.unwrap(),
+        protocol: protocol.number(),
     }
 }
 
@@ -378,6 +582,7 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         slots: 0,
         cores: 50,
         memory_mib: 0,
+        protocol: 2,
     };
     let start_own = StartRequest {
         gpu_uuid: gpu(2).to_string(),
@@ -405,6 +610,68 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         })
         .await;
     assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
+    let node = Node::new();
+    let program = Program::start(&node);
+    let mut asks = client(&node).await;
+    let gpu_uuid = gpu(1).to_string();
+    let unlimited = Limits {
+        slots: 0,
+        cores: 100,
+        memory_mib: 0,
+        protocol: 3,
+    };
+    let start = |limits| StartRequest {
+        gpu_uuid: gpu(1).to_string(),
+        limits: Some(limits),
+    };
+    asks.start(start(unlimited)).await.unwrap();
+    let put = |name: &str, cores| PutNamespaceRequest {
+        gpu_uuid: gpu(1).to_string(),
+        namespace: Some(Namespace {
+            name: name.to_owned(),
+            cores,
+            memory_mib: 1044,
+        }),
+    };
+    let ours = name(7).to_string();
+    asks.put_namespace(put(&ours, 30)).await.unwrap();
+    let before = asks.state(StateRequest {}).await.unwrap().into_inner();
+    assert_eq!(before.daemons[0].namespaces.len(), 1);
+    drop(program);
+    let _program = Program::start(&node);
+    let mut asks = client(&node).await;
+    let after = asks.state(StateRequest {}).await.unwrap().into_inner();
+    assert_eq!(after, before);
+    let limited = Limits {
+        cores: 50,
+        ..unlimited
+    };
+    let odd = Limits {
+        protocol: 4,
+        ..unlimited
+    };
+    for refused in [
+        asks.put_namespace(put("../default", 30)).await.map(drop),
+        asks.put_namespace(put("default", 30)).await.map(drop),
+        asks.put_namespace(put(&ours, 0)).await.map(drop),
+        asks.start(start(limited)).await.map(drop),
+        asks.start(start(odd)).await.map(drop),
+    ] {
+        assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+    let end = RemoveNamespaceRequest {
+        gpu_uuid: gpu_uuid.clone(),
+        name: ours,
+    };
+    asks.remove_namespace(end).await.unwrap();
+    let after = asks.state(StateRequest {}).await.unwrap().into_inner();
+    assert_eq!(after.daemons[0].namespaces, []);
+    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    node.has_no_process();
 }
 
 /// At any moment of a start or a stop; what is left is ended by the next process.

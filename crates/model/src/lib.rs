@@ -49,7 +49,10 @@ pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
 pub use lock::lock;
 pub use memory_limit::{MemoryCaps, MemoryLimit};
 pub use mode::{Grant, Mode, TimeSlice};
-pub use mps::{MpsAbility, MpsPriority, MpsServer};
+pub use mps::{
+    MpsAbility, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer,
+    NotOurNamespace,
+};
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
 pub use quantity::{Format, Quantity, QuantityError};

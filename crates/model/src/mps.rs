@@ -1,8 +1,68 @@
 //! Sharing of a GPU by MPS: the ability of a node, and the server of a GPU.
 
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
-use crate::Architecture;
+use crate::{Architecture, ClaimUid, DeviceName, GpuUuid, fnv1a};
+
+/// Protocol between a daemon and its servers, and so the commands that it takes.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "camelCase")]
+pub enum MpsProtocol {
+    /// A server has limits, the same for all of its clients.
+    #[default]
+    V2,
+    /// A server has namespaces, each with limits of its own.
+    V3,
+}
+
+impl MpsProtocol {
+    /// First branch of the driver with protocol v3.
+    const V3_DRIVER: u32 = 615;
+
+    /// Returns the protocol for a driver of this branch.
+    pub fn of_branch(branch: u32) -> Self {
+        if branch >= Self::V3_DRIVER {
+            Self::V3
+        } else {
+            Self::V2
+        }
+    }
+
+    /// Returns its number.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::V2 => 2,
+            Self::V3 => 3,
+        }
+    }
+
+    /// Reads a number back.
+    pub fn of_number(number: u32) -> Option<Self> {
+        [Self::V2, Self::V3]
+            .into_iter()
+            .find(|protocol| protocol.number() == number)
+    }
+
+    /// Returns the folder of sockets of a GPU's daemon, within the supervisor's folder. It
+    /// is short with protocol v3: namespaces are below it, and a daemon fails with long paths.
+    pub fn pipe(self, gpu: &GpuUuid) -> PathBuf {
+        match self {
+            Self::V2 => Path::new(gpu.as_str()).join("pipe"),
+            Self::V3 => format!("{:016x}", fnv1a(gpu.as_str().bytes())).into(),
+        }
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    const fn is_v2(&self) -> bool {
+        matches!(self, Self::V2)
+    }
+}
 
 /// Ability of a node to share GPUs by MPS, which is protocol v2 with equal slots (ADR 18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,9 +84,6 @@ pub enum MpsAbility {
 impl MpsAbility {
     /// First branch of the driver whose servers take limits for their clients as divvy sets them.
     const FIRST_DRIVER: u32 = 535;
-    /// First branch with protocol v3.
-    const V3_DRIVER: u32 = 615;
-
     /// Returns the ability of a node with a driver of this version. `switched_on` says that the
     /// administrator wants MPS, `has_programs` that the driver root has both programs.
     pub fn of_node(driver_version: &str, switched_on: bool, has_programs: bool) -> Self {
@@ -36,7 +93,7 @@ impl MpsAbility {
             Self::SwitchedOff
         } else if branch.is_none_or(|branch| branch < Self::FIRST_DRIVER) {
             Self::OldDriver
-        } else if branch >= Some(Self::V3_DRIVER) {
+        } else if branch.map(MpsProtocol::of_branch) == Some(MpsProtocol::V3) {
             Self::NewDriver
         } else if has_programs {
             Self::Available
@@ -73,7 +130,7 @@ impl MpsAbility {
 }
 
 /// The MPS server of a GPU: limits that it sets for every client, the same for all, since a server of
-/// protocol v2 has one limit.
+/// protocol v2 has one limit. A server of protocol v3 has none; its namespaces have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MpsServer {
@@ -86,9 +143,20 @@ pub struct MpsServer {
     /// Memory in MiB that a client can allocate. `None`: all of it, or the board has none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
+    /// Protocol that it is run with.
+    #[serde(default, skip_serializing_if = "MpsProtocol::is_v2")]
+    pub protocol: MpsProtocol,
 }
 
 impl MpsServer {
+    /// The server of a GPU whose clients are in namespaces.
+    pub const NAMESPACES: Self = Self {
+        slots: None,
+        cores: 100,
+        memory_mib: None,
+        protocol: MpsProtocol::V3,
+    };
+
     /// Number of clients that a server takes on all drivers that divvy uses MPS with: more slots would be
     /// published than can be used.
     pub const MOST_SLOTS: u32 = 48;
@@ -105,6 +173,7 @@ impl MpsServer {
             slots: Some(slots),
             cores: 100 / slots,
             memory_mib,
+            protocol: MpsProtocol::V2,
         })
     }
 
@@ -115,6 +184,7 @@ impl MpsServer {
             slots: None,
             cores: cores.unwrap_or(100),
             memory_mib: memory.map(|bytes| bytes >> 20),
+            protocol: MpsProtocol::V2,
         }
     }
 
@@ -122,6 +192,85 @@ impl MpsServer {
     pub fn places(self) -> u32 {
         self.slots.unwrap_or(1)
     }
+}
+
+/// Name of a namespace of ours: a claim's part of a server of protocol v3. It is worked out from that part,
+/// so that no name is ever stored to be found again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct MpsNamespaceName(u64);
+
+impl MpsNamespaceName {
+    /// Returns the name for a share of a claim. Claims of a GPU are few, and no user chooses the UID
+    /// of a claim, so that 64 bits are enough.
+    pub fn of(claim: &ClaimUid, device: &DeviceName, share: Option<&str>) -> Self {
+        // A byte that is in none of the parts keeps them apart.
+        let parts = [claim.as_str(), device.as_str(), share.unwrap_or_default()];
+        Self(fnv1a(parts.join("\0").bytes()))
+    }
+
+    /// Returns the folder of its sockets, within the folder of sockets of its daemon.
+    pub fn folder(self) -> PathBuf {
+        Path::new(Self::SERVER).join(self.to_string())
+    }
+
+    /// Returns a folder as long as any.
+    pub fn longest_folder() -> PathBuf {
+        Self(u64::MAX).folder()
+    }
+
+    /// Name of the one server of a daemon: short, since it is in the path of each namespace.
+    pub const SERVER: &str = "s";
+}
+
+impl fmt::Display for MpsNamespaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Small letters, digits and underscores, 64 at most, is all that a daemon takes.
+        write!(f, "c_{:016x}", self.0)
+    }
+}
+
+impl From<MpsNamespaceName> for String {
+    fn from(name: MpsNamespaceName) -> Self {
+        name.to_string()
+    }
+}
+
+impl TryFrom<String> for MpsNamespaceName {
+    type Error = NotOurNamespace;
+
+    fn try_from(text: String) -> Result<Self, NotOurNamespace> {
+        text.parse()
+    }
+}
+
+impl FromStr for MpsNamespaceName {
+    type Err = NotOurNamespace;
+
+    fn from_str(text: &str) -> Result<Self, NotOurNamespace> {
+        let digits = text.strip_prefix("c_");
+        let name = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let name = name.map(Self).filter(|name| name.to_string() == text);
+        name.ok_or_else(|| NotOurNamespace(text.to_owned()))
+    }
+}
+
+/// A name that is not one of our namespaces.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no namespace of divvy's, which are c_ and 16 hexadecimal digits")]
+pub struct NotOurNamespace(String);
+
+/// A namespace of a server of protocol v3: the limits of the clients that reach it through the
+/// namespace's sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MpsNamespace {
+    pub name: MpsNamespaceName,
+    /// Part of the GPU's threads that a client can use, in percent. 0: it was only begun.
+    pub cores: u32,
+    /// Memory in MiB that a client can allocate. `None`: all of it, or the board has none of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
 }
 
 /// Priority of the programs of an MPS client beside those of others: a hint to the driver.
@@ -181,6 +330,68 @@ mod tests {
             let found = MpsAbility::of_node(driver, on, programs);
             assert_eq!(found, expected, "{driver} {on} {programs}");
             assert_eq!(found.lack().is_none(), expected == MpsAbility::Available);
+        }
+    }
+
+    fn gpu(number: u32) -> GpuUuid {
+        let uuid = format!("GPU-12345678-1234-1234-1234-12345678000{number}");
+        uuid.parse().unwrap()
+    }
+
+    #[test]
+    fn a_namespace_has_a_name_that_daemons_take_and_that_reads_back() {
+        let claim = |n: u32| -> ClaimUid {
+            let uid = format!("0b5a4a3e-9b1f-4a8e-b3f1-00000000000{n}");
+            uid.parse().unwrap()
+        };
+        let device = |name: &str| -> DeviceName { name.parse().unwrap() };
+        let names = [
+            MpsNamespaceName::of(&claim(1), &device("gpu-0-mps"), None),
+            MpsNamespaceName::of(&claim(1), &device("gpu-0-mps"), Some("a")),
+            MpsNamespaceName::of(&claim(1), &device("gpu-1-mps"), Some("a")),
+            MpsNamespaceName::of(&claim(2), &device("gpu-0-mps"), Some("a")),
+        ];
+        for (at, name) in names.iter().enumerate() {
+            let text = name.to_string();
+            assert_eq!(text.parse(), Ok(*name));
+            assert!(text.len() <= 64, "{text}");
+            let takes = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            assert!(text.chars().all(takes), "{text}");
+            assert!(!names.iter().skip(at + 1).any(|other| other == name));
+        }
+        for text in [
+            "default",
+            "c_",
+            "c_1",
+            "c_00000000000000AA",
+            "../c_0000000000000001",
+        ] {
+            assert!(text.parse::<MpsNamespaceName>().is_err(), "{text}");
+        }
+    }
+
+    /// A daemon fails without a word with a longer path.
+    #[test]
+    fn the_sockets_of_a_namespace_have_a_path_that_daemons_take() {
+        let name = MpsNamespaceName(u64::MAX).folder();
+        let dir = Path::new("/run/divvy/gpu.divvy.dev/mps");
+        let path = dir.join(MpsProtocol::V3.pipe(&gpu(1))).join(name);
+        assert!(path.as_os_str().len() <= 83, "{}", path.display());
+        let pipes = [1, 2].map(|n| MpsProtocol::V3.pipe(&gpu(n)));
+        assert_ne!(pipes[0], pipes[1]);
+    }
+
+    #[test]
+    fn the_protocol_follows_from_the_branch_of_the_driver() {
+        for (branch, expected) in [
+            (535, MpsProtocol::V2),
+            (610, MpsProtocol::V2),
+            (615, MpsProtocol::V3),
+            (620, MpsProtocol::V3),
+        ] {
+            let found = MpsProtocol::of_branch(branch);
+            assert_eq!(found, expected, "{branch}");
+            assert_eq!(MpsProtocol::of_number(found.number()), Some(found));
         }
     }
 

@@ -1,6 +1,6 @@
 //! A claim that has the GPU alone and whose users share it by MPS.
 
-use divvy_model::{Architecture, ComputeMode, MpsAbility, MpsServer};
+use divvy_model::{Architecture, ComputeMode, MpsAbility, MpsProtocol, MpsServer};
 use serde_json::{Value, json};
 
 use super::*;
@@ -43,6 +43,7 @@ fn the_limits_of_a_config_are_those_of_the_server_and_no_grant() {
             slots: None,
             cores,
             memory_mib,
+            protocol: MpsProtocol::V2,
         };
         assert_eq!(
             device.mps.map(|place| place.server),

@@ -1,0 +1,155 @@
+//! Namespaces of a server of protocol v3: made, found and ended, one claim's at a time.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
+
+use super::{COMMAND_WITHIN, Files, Supervisor, SupervisorError, change_note, remove};
+use crate::control::{Control, Row};
+use crate::note::Note;
+use crate::plan::Found;
+
+/// Time limit for a list: it is asked for at every look, of all daemons.
+const LIST_WITHIN: Duration = Duration::from_secs(1);
+
+impl Supervisor {
+    /// Returns the namespaces of a daemon that runs. A namespace that is not noted, or has other limits than
+    /// noted, was only begun. A daemon that does not answer has those that are noted: nothing is lost
+    /// while it lives.
+    pub(super) fn namespaces(
+        &self,
+        gpu: &GpuUuid,
+        files: &Files,
+        note: &Note,
+    ) -> Vec<MpsNamespace> {
+        if note.server.protocol == MpsProtocol::V2 {
+            return Vec::new();
+        }
+        let listed = self.with_control(gpu, files, MpsProtocol::V3, |control| {
+            Ok(control.namespaces(LIST_WITHIN)?)
+        });
+        match listed {
+            Ok(rows) => rows.iter().filter_map(|row| known(row, note)).collect(),
+            Err(error) => {
+                tracing::warn!(%gpu, error = divvy_telemetry::chain(&error), "failed to list the namespaces of an MPS server");
+                note.namespaces.values().copied().collect()
+            }
+        }
+    }
+
+    /// Makes a namespace, or one of another size in its place. Leaves nothing if it fails.
+    pub fn put_namespace(
+        &self,
+        gpu: &GpuUuid,
+        namespace: MpsNamespace,
+    ) -> Result<(), SupervisorError> {
+        let lock = self.lock(gpu);
+        let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files(gpu);
+        let (Some(note), Found::Running(MpsServer::NAMESPACES)) = self.find(&files)? else {
+            return Err(SupervisorError::NoServer(gpu.clone()));
+        };
+        tracing::info!(%gpu, ?namespace, "MPS namespace");
+        self.with_control(gpu, &files, MpsProtocol::V3, |control| {
+            let name = namespace.name;
+            match listed(control, name)? {
+                Some(row) if known(&row, &note) == Some(namespace) => return Ok(()),
+                Some(_) => {
+                    delete(control, name, &[false], SupervisorError::InUse(name))?;
+                    forget(&files, name)?;
+                }
+                None => {}
+            }
+            let made = make(control, &namespace).and_then(|()| {
+                change_note(&files, |note| {
+                    note.namespaces.insert(name, namespace);
+                })
+            });
+            if made.is_err()
+                && let Err(left) = delete(control, name, &[true], SupervisorError::Left(name))
+            {
+                tracing::error!(%gpu, %left, "failed to end what a failed namespace has left");
+            }
+            made
+        })
+    }
+
+    /// Ends a namespace. Clients that are left in it are ended: their claim is gone.
+    pub fn remove_namespace(
+        &self,
+        gpu: &GpuUuid,
+        name: MpsNamespaceName,
+    ) -> Result<(), SupervisorError> {
+        let lock = self.lock(gpu);
+        let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files(gpu);
+        // Without a server there are no namespaces.
+        if let Found::Running(MpsServer::NAMESPACES) = self.find(&files)?.1 {
+            tracing::info!(%gpu, %name, "end of an MPS namespace");
+            self.with_control(gpu, &files, MpsProtocol::V3, |control| {
+                if listed(control, name)?.is_some() {
+                    delete(control, name, &[false, true], SupervisorError::Left(name))?;
+                }
+                Ok(())
+            })?;
+            forget(&files, name)?;
+        }
+        // Of a daemon that has died, or that leaves it.
+        remove(&files.pipe(MpsProtocol::V3).join(name.folder()))
+    }
+}
+
+/// Returns a listed namespace with its limits, if it is one of ours.
+fn known(row: &Row, note: &Note) -> Option<MpsNamespace> {
+    let name: MpsNamespaceName = row.name.parse().ok()?;
+    let begun = MpsNamespace {
+        name,
+        cores: 0,
+        memory_mib: None,
+    };
+    let noted = note.namespaces.get(&name).copied();
+    Some(noted.filter(|noted| row.is(noted)).unwrap_or(begun))
+}
+
+fn forget(files: &Files, name: MpsNamespaceName) -> Result<(), SupervisorError> {
+    change_note(files, |note| {
+        note.namespaces.remove(&name);
+    })
+}
+
+fn listed(control: &Control<'_>, name: MpsNamespaceName) -> Result<Option<Row>, SupervisorError> {
+    let rows = control.namespaces(COMMAND_WITHIN)?;
+    Ok(rows.into_iter().find(|row| row.name == name.to_string()))
+}
+
+/// Makes a namespace, whose sockets must be where containers get them from.
+fn make(control: &Control<'_>, namespace: &MpsNamespace) -> Result<(), SupervisorError> {
+    let name = namespace.name;
+    control.create_namespace(namespace, COMMAND_WITHIN)?;
+    let found = control.folder_of(name, COMMAND_WITHIN)?;
+    let expected = control.pipe.join(name.folder());
+    // As a daemon in another root names it.
+    let is_there = found == expected || control.driver.root.see(&found) == expected;
+    if is_there && expected.is_dir() {
+        Ok(())
+    } else {
+        Err(SupervisorError::Elsewhere { name, found })
+    }
+}
+
+/// Ends a namespace, by force or not, in this order, until it is gone.
+fn delete(
+    control: &Control<'_>,
+    name: MpsNamespaceName,
+    tries: &[bool],
+    or: SupervisorError,
+) -> Result<(), SupervisorError> {
+    for force in tries {
+        control.delete_namespace(name, *force, COMMAND_WITHIN)?;
+        if listed(control, name)?.is_none() {
+            return Ok(());
+        }
+    }
+    Err(or)
+}
