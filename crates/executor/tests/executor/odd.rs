@@ -746,7 +746,7 @@ fn a_gpu_that_is_listed_keeps_its_partitions_whatever_it_says() {
     }
 }
 
-/// Three questions show that a driver is gone with all that lived on its GPUs. One odd answer to each
+/// Three questions show that a driver is gone with all that lived on its GPUs; an odd answer to each
 /// does not.
 #[test]
 fn partitions_are_not_gone_with_a_driver_that_is_away_for_a_moment() {

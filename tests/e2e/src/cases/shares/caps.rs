@@ -95,8 +95,8 @@ impl<'a> Sharing<'a> {
         )
     }
 
-    /// Runs four pods with shares of different sizes, and one in a user namespace: who takes more than its
-    /// own is out of memory, and nobody else.
+    /// Runs four pods with shares of different sizes, and one in a user namespace. A program that takes
+    /// more than its pod's share is out of memory; the others get theirs.
     fn of_different_sizes(&self) -> Result<Vec<(String, Claims)>> {
         let mut pods = Vec::new();
         for (name, gib) in [("small", 4), ("medium", 8), ("large", 16), ("larger", 20)] {
