@@ -194,6 +194,12 @@ impl<'a> Subject<'a> {
     }
 }
 
+/// Returns the value of the taint of a GPU that is held in a mode. The words for people have spaces,
+/// which the API server refuses in a taint.
+fn held_as(mode: Alternative) -> String {
+    format!("{}-held", mode.device_type())
+}
+
 impl Carving<'_> {
     /// All taints of one device.
     pub(crate) fn taints(&self, of: &Subject<'_>) -> Vec<Taint> {
@@ -216,8 +222,7 @@ impl Carving<'_> {
             Standing::Offered | Standing::AsItWas => {}
         }
         if let Some(other) = of.guard.filter(|other| *other != of.mode) {
-            let held = format!("{}-held", other.noun());
-            all.push(blocked(keys::MODE, Some(&held)));
+            all.push(blocked(keys::MODE, Some(&held_as(other))));
         }
         if of.unknown_held {
             // Their places are not known, so nothing beside them can be given out.
@@ -268,6 +273,8 @@ pub(crate) fn add(taints: &mut Vec<Taint>, taint: Taint) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn taint(key: &str, effect: TaintEffect) -> Taint {
@@ -275,6 +282,17 @@ mod tests {
             key: format!("gpu.divvy.dev/{key}"),
             value: None,
             effect,
+        }
+    }
+
+    /// The API server refuses a slice with another value of a taint, and with it all of its devices.
+    #[test]
+    fn the_mode_of_a_held_gpu_is_a_value_that_a_taint_can_have() {
+        let may_be = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        let values: BTreeSet<String> = Alternative::HELD.into_iter().map(held_as).collect();
+        assert_eq!(values.len(), Alternative::HELD.len(), "{values:?}");
+        for value in values {
+            assert!(value.chars().all(may_be) && value.len() <= 63, "{value}");
         }
     }
 

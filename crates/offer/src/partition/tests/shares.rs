@@ -576,7 +576,7 @@ fn a_held_share_stays_and_keeps_the_others_off_its_gpu() {
     );
     assert_eq!(
         device(&old, "gpu-1").taints,
-        [Taint::no_schedule(keys::MODE, Some("share-held"))]
+        [Taint::no_schedule(keys::MODE, Some("gpu-share-held"))]
     );
 }
 
