@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::mig::{MigCapabilities, Placement};
-use divvy_model::{Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Ordinals};
+use divvy_model::{
+    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Mode, MpsAbility, Ordinals,
+};
 use divvy_offer::{
     Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes,
     PlacementOrder, Pool, Rules, ServerFeatures, Taint, carve, validate,
@@ -53,11 +55,8 @@ fn rules() -> impl Strategy<Value = GpuRules> {
     let modes = prop_oneof![
         Just(Modes::AsIs),
         Just(Modes::everything()),
-        prop::sample::subsequence(
-            [&Alternative::OFFERED[..], &[Alternative::SHARED_PARTITIONS]].concat(),
-            0..=4
-        )
-        .prop_map(|modes| Modes::Only(modes.into_iter().collect())),
+        prop::sample::subsequence(Alternative::HELD.to_vec(), 0..=Alternative::HELD.len())
+            .prop_map(|modes| Modes::Only(modes.into_iter().collect())),
     ];
     let order = prop_oneof![
         Just(PlacementOrder::Ascending),
@@ -100,6 +99,7 @@ fn event() -> impl Strategy<Value = Event> {
         Just("mig-1g10gb-me-20-1".to_owned()),
         Just("mig-9g90gb-77-0".to_owned()),
         Just("ts".to_owned()),
+        Just("mps".to_owned()),
         Just("admin".to_owned()),
     ];
     prop_oneof![
@@ -138,7 +138,8 @@ struct World {
 impl World {
     fn new(spec: &str) -> Self {
         let engine = Engine::new(&spec.parse().unwrap());
-        let inventory = engine.inventory();
+        let mut inventory = engine.inventory();
+        inventory.system.mps = MpsAbility::Available;
         let mut ordinals = Ordinals::default();
         ordinals.assign(
             inventory
@@ -413,10 +414,11 @@ proptest! {
             world.last = Some(carved.pool);
             // Without a broken scheduler nothing was ever given out in two modes of one GPU.
             if !world.broken {
-                let mut used: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
+                // A partition and a share of another are one mode.
+                let mut used: BTreeMap<u32, BTreeSet<Mode>> = BTreeMap::new();
                 for device in world.last.iter().flat_map(Pool::devices) {
                     if let Some((ordinal, mode)) = mode(device).filter(|_| world.held.contains(&device.name)) {
-                        used.entry(ordinal).or_default().insert(mode);
+                        used.entry(ordinal).or_default().extend(mode.mode());
                     }
                 }
                 prop_assert!(used.values().all(|modes| modes.len() == 1), "{:?}", used);
