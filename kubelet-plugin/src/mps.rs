@@ -11,9 +11,12 @@ use divvy_cdi::{ContainerEdits, Mount};
 use divvy_claims::{Cause, ChangeError, MpsSlot};
 use divvy_executor::{Clock, MpsServers, RunningServer};
 use divvy_host::DriverRoot;
-use divvy_model::{GpuUuid, MpsPriority, MpsProtocol, MpsServer};
+use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
-use divvy_proto::mps::v1::{Daemon, Limits, StartRequest, StateRequest, StopRequest};
+use divvy_proto::mps::v1::{
+    Daemon, Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest,
+    StateRequest, StopRequest,
+};
 use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -31,28 +34,31 @@ pub(crate) fn has_programs(root: &DriverRoot) -> bool {
     PROGRAMS.iter().all(is_there)
 }
 
-/// Returns what a container with a slot needs: the sockets of the GPU's server and the memory that it
-/// shares with its clients. `dir` is the supervisor's folder.
+/// Returns what a container with a place at the GPU's server needs: its sockets, or those of its claim's
+/// namespace alone, and before protocol v3 the memory that the server shares with its clients. `dir` is the
+/// supervisor's folder.
 pub(crate) fn edits(dir: &Path, gpu: &GpuUuid, slot: &MpsSlot) -> ContainerEdits {
     let mount = |host: PathBuf, container: &str| Mount {
         host_path: host.display().to_string(),
         container_path: container.to_owned(),
         options: ["rw", "bind", "nosuid", "nodev"].map(str::to_owned).into(),
     };
+    let pipe = dir.join(slot.server.protocol.pipe(gpu));
     let mut variables = vec![format!("{}={PIPE}", env::MPS_PIPE_DIRECTORY)];
+    let mounts = match slot.namespace {
+        Some(namespace) => vec![mount(pipe.join(namespace.name.folder()), PIPE)],
+        None => vec![mount(pipe, PIPE), mount(dir.join("shm"), "/dev/shm")],
+    };
     if let Some(mib) = slot.server.memory_mib {
         // By the number of the GPU, which is 0 for every client: its server sees no other. The server
         // has the same limit; a program that names another GPU here loses both.
         variables.push(format!("{}=0={mib}M", env::MPS_PINNED_MEMORY));
     }
-    // The limit of threads is the server's alone.
+    // The limit of threads is the server's alone, and those of a namespace are all its server's.
     let priority = slot.priority.map(MpsPriority::number);
     variables.extend(priority.map(|number| format!("{}={number}", env::MPS_PRIORITY)));
     ContainerEdits {
-        mounts: vec![
-            mount(dir.join(MpsProtocol::V2.pipe(gpu)), PIPE),
-            mount(dir.join("shm"), "/dev/shm"),
-        ],
+        mounts,
         ..ContainerEdits::env(variables)
     }
 }
@@ -150,9 +156,27 @@ impl MpsServers for SupervisedMps {
                 protocol: MpsProtocol::of_number(protocol)?,
             };
             let pids = daemon.pids.into_iter().collect();
+            let namespace = |one: Namespace| {
+                let name: MpsNamespaceName = one.name.parse().ok()?;
+                let memory_mib = Some(one.memory_mib).filter(|mib| *mib > 0);
+                let cores = one.cores;
+                Some((
+                    name,
+                    MpsNamespace {
+                        name,
+                        cores,
+                        memory_mib,
+                    },
+                ))
+            };
+            let namespaces = daemon.namespaces.into_iter().filter_map(namespace);
             Some((
                 daemon.gpu_uuid.parse().ok()?,
-                RunningServer { server, pids },
+                RunningServer {
+                    server,
+                    pids,
+                    namespaces: namespaces.collect(),
+                },
             ))
         };
         let daemons = state.into_inner().daemons.into_iter();
@@ -178,5 +202,41 @@ impl MpsServers for SupervisedMps {
         let gpu_uuid = gpu.to_string();
         let asked = StopRequest { gpu_uuid };
         self.change(until, async move |mut client| client.stop(asked).await)
+    }
+
+    fn put_namespace(
+        &self,
+        gpu: &GpuUuid,
+        namespace: MpsNamespace,
+        until: Duration,
+    ) -> Result<(), ChangeError> {
+        tracing::info!(%gpu, ?namespace, "making a namespace of the MPS server");
+        let asked = PutNamespaceRequest {
+            gpu_uuid: gpu.to_string(),
+            namespace: Some(Namespace {
+                name: namespace.name.to_string(),
+                cores: namespace.cores,
+                memory_mib: namespace.memory_mib.unwrap_or(0),
+            }),
+        };
+        self.change(until, async move |mut client| {
+            client.put_namespace(asked).await
+        })
+    }
+
+    fn remove_namespace(
+        &self,
+        gpu: &GpuUuid,
+        name: MpsNamespaceName,
+        until: Duration,
+    ) -> Result<(), ChangeError> {
+        tracing::info!(%gpu, %name, "ending a namespace of the MPS server");
+        let asked = RemoveNamespaceRequest {
+            gpu_uuid: gpu.to_string(),
+            name: name.to_string(),
+        };
+        self.change(until, async move |mut client| {
+            client.remove_namespace(asked).await
+        })
     }
 }

@@ -5,7 +5,6 @@
 mod examples;
 mod expect;
 mod gpus;
-mod mps;
 mod needs;
 mod render;
 mod report;

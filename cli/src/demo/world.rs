@@ -88,7 +88,7 @@ impl World {
         args.mps_dir = Some(folder.path().join("run/divvy/mps"));
         let kubelet = FakeKubelet::start(kubelet_config).context("the demo's kubelet")?;
         let deps = Deps {
-            mps: Some(Arc::new(super::mps::Servers::default())),
+            mps: Some(Arc::new(divvy_executor::ListedServers::default())),
             client: api.client(),
             kube: None,
             gpus: Arc::new(sim.clone()),

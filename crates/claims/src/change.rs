@@ -1,7 +1,10 @@
 //! Changes of a GPU, how each ended, and what the hardware shows where that is not known.
 
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
-use divvy_model::{ComputeMode, GpuError, GpuUuid, MigUuid, MpsServer, Place, TimeSlice};
+use divvy_model::{
+    ComputeMode, GpuError, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer, Place,
+    TimeSlice,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::Retry;
@@ -23,8 +26,10 @@ pub struct Made {
 pub enum Change {
     /// Drops the note of an instance that is certainly gone. Changes the GPU's file only.
     Forget(Place),
-    /// Ends the MPS server, whichever runs.
+    /// Ends the MPS server, whichever runs, with its namespaces.
     StopMps,
+    /// Ends a namespace of the MPS server, with the clients that are left in it.
+    RemoveNamespace(MpsNamespaceName),
     /// Removes an instance of ours, as far as it was made.
     Remove(Place, Life),
     /// Turns MIG mode on or off.
@@ -35,13 +40,18 @@ pub enum Change {
     Create(Place),
     /// Starts an MPS server; nothing but its clients can compute then.
     StartMps(MpsServer),
+    /// Makes a namespace of the MPS server, or one of another size in its place.
+    PutNamespace(MpsNamespace),
 }
 
 impl Change {
     /// Returns true if it ends something that keeps its part of the GPU from others: until it is done, the
     /// claim goes on holding.
     pub fn is_removal(&self) -> bool {
-        matches!(self, Self::StopMps | Self::Remove(..))
+        matches!(
+            self,
+            Self::StopMps | Self::RemoveNamespace(_) | Self::Remove(..)
+        )
     }
 
     /// Returns true if this change cannot succeed, or would do harm, after `failed` was not done.
@@ -57,7 +67,8 @@ impl Change {
             // else is made there.
             (Self::Create(_), Self::SetMigMode(_) | Self::StopMps)
             | (Self::StartMps(_), Self::SetMigMode(_) | Self::SetComputeMode(_) | Self::StopMps)
-            | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps) => true,
+            | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps)
+            | (Self::PutNamespace(_), Self::StartMps(_)) => true,
             _ => false,
         }
     }
@@ -77,8 +88,20 @@ impl Change {
             Self::StopMps => format!("stop the MPS server of {gpu}"),
             Self::StartMps(server) => match server.slots {
                 Some(slots) => format!("start an MPS server with {slots} equal slots on {gpu}"),
+                None if server.has_namespaces() => {
+                    format!("start an MPS server with namespaces on {gpu}")
+                }
                 None => format!("start the MPS server of a claim on {gpu}"),
             },
+            Self::RemoveNamespace(name) => {
+                format!("end the namespace {name} of the MPS server of {gpu}")
+            }
+            Self::PutNamespace(namespace) => {
+                let MpsNamespace { name, cores, .. } = namespace;
+                format!(
+                    "make the namespace {name} of the MPS server of {gpu}, with {cores} percent of the threads"
+                )
+            }
             Self::SetMigMode(on) => {
                 format!("turn MIG mode of {gpu} {}", if *on { "on" } else { "off" })
             }

@@ -10,6 +10,8 @@ mod servable;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use divvy_api::MemoryBound;
+use divvy_api::policy::MemorySize;
 use divvy_model::mig::PartitionName;
 use divvy_model::{
     BootId, ClaimUid, DeviceKind, Gpu, GpuError, GpuUuid, Inventory, MemoryCaps, MigMode,
@@ -275,6 +277,7 @@ pub fn resolve_devices(claim: &Claim, seen: &Snapshot<'_>) -> Result<Vec<Recorde
             )
         })?);
     }
+    mps::add_up(&mut devices);
     Ok(devices)
 }
 
@@ -327,8 +330,13 @@ fn resolve_device(
         Sharing::Exclusive | Sharing::Admin => None,
     };
     let mps = match (target, sharing) {
-        (Target::Gpu, Sharing::Mps) => Some(mps::slot(&claim.uid, uuid, config.mps, seen)?),
-        (Target::Gpu, Sharing::Exclusive) => config.mps_server.map(mps::of_claim),
+        (Target::Gpu, Sharing::Mps) => {
+            Some(mps::slot(&claim.uid, (uuid, result), config.mps, seen)?)
+        }
+        (Target::Gpu, Sharing::Exclusive) => {
+            let limits = config.mps_server;
+            limits.map(|limits| mps::of_claim(&claim.uid, result, limits, seen))
+        }
         _ => None,
     };
     let slot = mps.filter(|_| sharing.is_shared());
@@ -348,8 +356,13 @@ fn resolve_device(
         extra_nodes,
         given: None,
     };
+    // A slot has its limit already; a namespace has that of its share.
+    let of_namespace = slot
+        .and_then(|slot| slot.namespace)
+        .and(config.mps.limits.memory);
+    let of_namespace = of_namespace.map(|bytes| MemoryBound::Amount(MemorySize { bytes }));
     let wanted = memory::Wanted {
-        limit: config.memory_limit,
+        limit: config.memory_limit.or(of_namespace),
         demanded: claim.demands_cap.contains(&result.request),
     };
     let memory_cap = memory::cap(&device, wanted, (gpu, state), seen.memory_caps())?;

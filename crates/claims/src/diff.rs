@@ -1,11 +1,12 @@
 //! The differences between a GPU and its goal.
 
-use divvy_model::{MigMode, MpsServer, Place};
+use divvy_model::{MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place};
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
 use crate::gpu_state::{GpuState, Life, MpsNote};
-use crate::seen::{GpuSeen, Now};
+use crate::holds::Ends;
+use crate::seen::{GpuSeen, MpsSeen, Now};
 
 /// Lists the changes that bring a GPU to its goal. Empty at the goal.
 ///
@@ -48,15 +49,18 @@ pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
     // MIG mode can change only once no instance is left, and instances can be made only once it is
     // on, so settings stand between removals and creations.
     let (stop, start) = mps(state, seen, goal);
+    let (end, put) = namespaces(seen, goal, stop.is_some(), start.is_some());
     forget
         .into_iter()
         .chain(stop)
+        .chain(end.into_iter().map(Change::RemoveNamespace))
         .chain(remove)
         .chain(mig(state, seen, goal))
         .chain(compute(state, seen, goal))
         .chain(slice(state, seen, goal))
         .chain(make)
         .chain(start)
+        .chain(put.into_iter().map(Change::PutNamespace))
         .collect()
 }
 
@@ -89,8 +93,9 @@ fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
 /// Returns what ends one MPS server and what starts another. A server that runs with other limits
 /// cannot be changed: clients keep what it was started with.
 fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Option<Change>, Option<Change>) {
+    let server = |running: &Option<MpsSeen>| running.as_ref().map(|one| one.server);
     let runs = match &seen.mps {
-        Some(Ok(running)) => Some(*running),
+        Some(Ok(running)) => Some(server(running)),
         Some(Err(_)) | None => None,
     };
     // What cannot be found out is stopped or started all the same: both do nothing where it is so
@@ -113,6 +118,42 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Option<Change>, Opt
             (stop, (!is_so).then_some(Change::StartMps(server)))
         }
     }
+}
+
+/// Returns the namespaces that end and those that are made. `stops` and `starts` say if a server is ended
+/// or started: its namespaces end with it, and another has none.
+fn namespaces(
+    seen: &GpuSeen,
+    goal: &GpuGoal,
+    stops: bool,
+    starts: bool,
+) -> (Vec<MpsNamespaceName>, Vec<MpsNamespace>) {
+    if !matches!(goal.mps, Want::To(server) if server.has_namespaces()) {
+        return (Vec::new(), Vec::new());
+    }
+    let running = match &seen.mps {
+        Some(Ok(Some(running))) if !stops => Some(running),
+        _ => None,
+    };
+    let listed = match running.map(|running| &running.namespaces) {
+        Some(Some(listed)) => Some(listed),
+        // Not asked for: as wanted.
+        Some(None) if !starts => return (Vec::new(), Vec::new()),
+        Some(None) | None => None,
+    };
+    let names = listed.into_iter().flat_map(|listed| listed.keys());
+    let goes = |name: &&MpsNamespaceName| match &goal.ends {
+        Ends::Nothing => false,
+        Ends::These(names) => names.contains(name),
+        Ends::Strays => true,
+    };
+    let end = names.filter(|name| !goal.namespaces.contains_key(name));
+    let end = end.filter(goes).copied().collect();
+    let is_so = |wanted: &&MpsNamespace| {
+        listed.is_some_and(|listed| listed.get(&wanted.name) == Some(*wanted))
+    };
+    let put = goal.namespaces.values().filter(|wanted| !is_so(wanted));
+    (end, put.copied().collect())
 }
 
 fn slice(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {

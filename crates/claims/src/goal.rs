@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{ComputeMode, Hold, MpsServer, Place, Sharing, Target, TimeSlice};
+use divvy_model::{
+    ComputeMode, Hold, MpsNamespace, MpsNamespaceName, MpsServer, Place, Sharing, Target, TimeSlice,
+};
 
 use crate::gpu_state::Granted;
-use crate::holds::{Holds, own_place};
+use crate::holds::{Ends, Holds, own_place};
 
 /// The wanted value of a setting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,6 +37,10 @@ pub struct GpuGoal {
     pub slice: Want<TimeSlice>,
     /// The MPS server; `Found` is none.
     pub mps: Want<MpsServer>,
+    /// Namespaces of the MPS server, while one is wanted.
+    pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
+    /// Namespaces that end, if they are not named above.
+    pub ends: Ends,
     /// Instances of ours. A noted one that is not named here is removed.
     pub instances: BTreeMap<Place, Need>,
 }
@@ -85,6 +91,8 @@ pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
             None => Want::Leave,
         },
         mps: mps(holds),
+        namespaces: holds.namespaces.clone(),
+        ends: holds.leaves_namespaces.clone(),
         instances: instances(holds),
     }
 }

@@ -62,17 +62,27 @@ impl RecordedDevice {
     /// Returns the amounts that a share was granted. Percent mean that part of the compute, and of
     /// the memory what they came to when the share was prepared; an MPS share has its slot.
     pub fn amounts(&self) -> ShareAmounts {
-        let of = |name: &str| self.allocated.granted(name);
+        let granted = ShareAmounts::of(&self.allocated);
         // Limits of a claim that has the GPU alone are for each process, and no grant.
         let slot = self.mps.filter(|_| self.sharing.is_shared());
         let of_slot = || Some(u64::from(slot?.server.cores));
         ShareAmounts {
             // By amounts, by percent or by slots: a share has one of them.
-            memory: of(capacity::MEMORY).or(self.share_memory),
+            memory: granted.memory.or(self.share_memory),
             limit: self.memory_cap,
-            cores: of(capacity::CORES)
-                .or_else(|| of(capacity::PERCENT))
-                .or_else(of_slot),
+            cores: granted.cores.or_else(of_slot),
+        }
+    }
+}
+
+impl ShareAmounts {
+    /// Returns the amounts that an allocation names by itself. Percent are that part of the compute.
+    pub(crate) fn of(allocated: &AllocatedDevice) -> Self {
+        let of = |name: &str| allocated.granted(name);
+        Self {
+            memory: of(capacity::MEMORY),
+            limit: None,
+            cores: of(capacity::CORES).or_else(|| of(capacity::PERCENT)),
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_model::{BootId, ClaimUid, GpuUuid, Hold, MpsServer, Place};
+use divvy_model::{
+    BootId, ClaimUid, GpuUuid, Hold, MpsNamespace, MpsNamespaceName, MpsServer, Place,
+};
 
 use crate::gpu_state::GpuState;
 use crate::record::{Phase, Record, RecordedDevice};
@@ -41,11 +43,28 @@ pub struct Holds {
     /// that of the claim that is the first, or has the GPU alone. `None` also while all users are of an earlier boot,
     /// or are being undone.
     pub server: Option<MpsServer>,
+    /// The namespaces of that server: of the claim that gets something, or in other calls of all claims
+    /// that the server is needed for. One that cannot be made again keeps no other claim from its own.
+    pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
+    /// The namespaces that go.
+    pub leaves_namespaces: Ends,
     /// True if a record that cannot be read may hold the GPU too.
     pub unknown: bool,
     /// True if another prepared claim of this boot has asked for the time slice that is noted:
     /// without one, the driver may have been loaded anew since it was set.
     pub vouched_for: bool,
+}
+
+/// The namespaces of an MPS server that a call ends.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Ends {
+    /// A call that makes something ends none.
+    #[default]
+    Nothing,
+    /// Those of the claim that is let go.
+    These(BTreeSet<MpsNamespaceName>),
+    /// All that no claim needs: a round.
+    Strays,
 }
 
 impl Holds {
@@ -65,6 +84,11 @@ impl Holds {
         let server = |devices: &[RecordedDevice]| {
             let mut here = devices.iter().filter(|d| d.gpu == *gpu);
             here.find_map(|device| Some(device.mps?.server))
+        };
+        let namespaces = |devices: &[RecordedDevice]| {
+            let here = devices.iter().filter(|d| d.gpu == *gpu);
+            let all = here.filter_map(|device| device.mps?.namespace);
+            all.map(|one| (one.name, one)).collect::<BTreeMap<_, _>>()
         };
         // Slots are those of the server that runs; a server of one claim is as its record has it.
         let noted_slots = state.mps.map(|noted| noted.server);
@@ -101,6 +125,7 @@ impl Holds {
                     {
                         let running = noted_slots.filter(|_| kept.slots.is_some());
                         holds.server = running.or(Some(kept));
+                        holds.namespaces.extend(namespaces(&record.devices));
                     }
                     holds.keep.extend(held);
                 }
@@ -116,6 +141,16 @@ impl Holds {
                 .filter_map(|hold| hold.target.place())
                 .collect();
         }
+        holds.leaves_namespaces = match own {
+            Own::Makes(_, devices) => {
+                holds.namespaces = namespaces(devices);
+                Ends::Nothing
+            }
+            Own::Leaves { devices, .. } => Ends::These(namespaces(devices).into_keys().collect()),
+            // A record that cannot be read may be of the claim of one of them.
+            Own::None if holds.unknown => Ends::Nothing,
+            Own::None => Ends::Strays,
+        };
         // Phase 3: instances of ours that no record holds. The claim's own ones are no strays: they
         // are made again or removed by this very call.
         let held: BTreeSet<Place> = holds.keep.iter().filter_map(own_place).collect();

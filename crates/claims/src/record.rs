@@ -14,7 +14,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_model::{
-    BootId, ClaimUid, GpuUuid, Hold, MpsPriority, MpsServer, Place, Sharing, Target, TimeSlice,
+    BootId, ClaimUid, GpuUuid, Hold, MpsNamespace, MpsPriority, MpsServer, Place, Sharing, Target,
+    TimeSlice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +74,10 @@ pub struct MpsSlot {
     /// Priority that the claim's config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<MpsPriority>,
+    /// Namespace with all that the claim has of the GPU, at a server that has namespaces: the containers
+    /// of a claim have it together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<MpsNamespace>,
 }
 
 impl RecordedDevice {

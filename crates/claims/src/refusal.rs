@@ -151,10 +151,10 @@ pub enum Why {
     #[error("the memory of its share is to be capped, which cannot be done: {0}")]
     CapLost(&'static str),
     /// Its config sets a limit of memory, which nothing keeps here.
-    #[error("limits.memory of its ShareConfig cannot be kept on this node: {0}")]
+    #[error("limits.memory of its config cannot be kept on this node: {0}")]
     LimitNotKept(&'static str),
     /// A limit of memory that is less than what the scheduler counts.
-    #[error("limits.memory of its ShareConfig, {}, is below the {} that its share has been granted", limit_words(.bound, *.limit), bytes(*.request))]
+    #[error("limits.memory of its config, {}, is below the {} that its share has been granted", limit_words(.bound, *.limit), bytes(*.request))]
     LimitBelowRequest {
         /// The limit as it is written.
         bound: MemoryBound,
@@ -164,7 +164,7 @@ pub enum Why {
         request: u64,
     },
     /// A limit of memory that is more than the GPU has.
-    #[error("limits.memory of its ShareConfig, {}, is above the {} that all shares of its GPU have together", limit_words(.bound, *.limit), bytes(*.all))]
+    #[error("limits.memory of its config, {}, is above the {} that all shares of its GPU have together", limit_words(.bound, *.limit), bytes(*.all))]
     LimitAboveGpu {
         /// The limit as it is written.
         bound: MemoryBound,
@@ -174,7 +174,7 @@ pub enum Why {
         all: u64,
     },
     /// A limit of memory that is further above the request than the policy allows.
-    #[error("limits.memory of its ShareConfig, {}, is above {}, the most that the policy of its GPU allows for the {} that its share has been granted (shares.burst.memory: {burst})", limit_words(.bound, *.limit), bytes(*.most), bytes(*.request))]
+    #[error("limits.memory of its config, {}, is above {}, the most that the policy of its GPU allows for the {} that its share has been granted (shares.burst.memory: {burst})", limit_words(.bound, *.limit), bytes(*.most), bytes(*.request))]
     LimitAbovePolicy {
         /// The limit as it is written.
         bound: MemoryBound,
@@ -202,6 +202,16 @@ pub enum Why {
         asked: String,
         /// The server.
         slot: MpsServer,
+    },
+    /// The config of an MPS share limits its compute to less than it was granted.
+    #[error(
+        "limits.cores of its MpsConfig, {asked}, is below the {granted} percent that its share has been granted"
+    )]
+    CoresBelowGrant {
+        /// Percent, as the config has it.
+        asked: u32,
+        /// Percent that the share was granted.
+        granted: u32,
     },
     /// More claims have shares of an MPS server than it has slots.
     #[error("all {slots} slots of the MPS server of its GPU are held by other claims")]
@@ -401,7 +411,9 @@ impl Why {
             Self::NoStaticPartition => ("no-static-partition", Later),
             Self::CapLost(_) => ("cap-lost", Later),
             Self::LimitNotKept(_) => ("limit-not-kept", Later),
-            Self::LimitBelowRequest { .. } | Self::LimitAboveGpu { .. } => ("bad-limit", Never),
+            Self::LimitBelowRequest { .. }
+            | Self::LimitAboveGpu { .. }
+            | Self::CoresBelowGrant { .. } => ("bad-limit", Never),
             Self::LimitAbovePolicy { .. } => ("limit-above-policy", Later),
             Self::MpsUnavailable(_) | Self::MpsServerUnavailable(_) => ("mps-unavailable", Later),
             Self::MpsUnequal { .. } => ("mps-unequal", Never),
@@ -477,6 +489,9 @@ impl Why {
             ).into(),
             Self::MpsUnequal { .. } => {
                 "remove limits from the MpsConfig of the claim or class, or change shares.slots in the GpuPolicy".into()
+            }
+            Self::CoresBelowGrant { .. } => {
+                format!("raise limits.cores to the request or more, or leave it out: the limit is then the request. {NEW_CLAIM}").into()
             }
             Self::MpsFull { .. } => {
                 "shares.slots of its GpuPolicy is smaller than when the claims were allocated: delete the pod and the claim, or one of the others".into()

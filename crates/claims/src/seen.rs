@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use divvy_model::mig::{ComputeInstance, GpuInstance};
-use divvy_model::{ComputeMode, GpuError, GpuOp, MigMode, MpsServer, Place, TimeSlice};
+use divvy_model::{
+    ComputeMode, GpuError, GpuOp, MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place,
+    TimeSlice,
+};
 
 use crate::change::{Made, Observed};
 use crate::gpu_state::{GpuState, Instance, Life};
@@ -46,6 +49,15 @@ impl Living {
 /// Content of a place, or the error that kept it from being read.
 pub type Filling = Result<Option<Living>, GpuError>;
 
+/// An MPS server that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MpsSeen {
+    /// Limits that it was started with.
+    pub server: MpsServer,
+    /// Its namespaces. `None`: not asked for, so that they count as wanted.
+    pub namespaces: Option<BTreeMap<MpsNamespaceName, MpsNamespace>>,
+}
+
 /// Readings of a GPU. A part that is `None` or absent was not asked for.
 #[derive(Debug, Clone, Default)]
 pub struct GpuSeen {
@@ -55,7 +67,7 @@ pub struct GpuSeen {
     /// Time slice that certainly is in force. `None`: not known, so it is set again.
     pub slice: Option<TimeSlice>,
     /// The MPS server that runs, or why it cannot be found out. `None`: not asked for.
-    pub mps: Option<Result<Option<MpsServer>, String>>,
+    pub mps: Option<Result<Option<MpsSeen>, String>>,
     /// Content of the places that were asked for.
     pub places: BTreeMap<Place, Filling>,
     /// A call that has not returned.
@@ -90,7 +102,9 @@ impl GpuSeen {
                 .map(|slice| slice.ours),
             mps: state.mps.map(|noted| {
                 if noted.up {
-                    Ok(Some(noted.server))
+                    let server = noted.server;
+                    let namespaces = None;
+                    Ok(Some(MpsSeen { server, namespaces }))
                 } else {
                     Err("a start or stop was cut short".to_owned())
                 }

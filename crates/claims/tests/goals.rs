@@ -21,16 +21,17 @@ use std::sync::Arc;
 
 use divvy_claims::{AllocatedDevice, GpuGoal, Granted};
 use divvy_claims::{
-    Allocation, Change, Claim, GpuSeen, GpuState, Holds, Instance, Leaving, Life, Living, Moment,
-    MpsSlot, Observed, Own, Phase, Record, RecordedDevice, Setting, Stored, TimeSlice, Want, diff,
-    goal,
+    Allocation, Change, Claim, Ends, GpuSeen, GpuState, Holds, Instance, Leaving, Life, Living,
+    Moment, MpsSeen, MpsSlot, Observed, Own, Phase, Record, RecordedDevice, Setting, Stored,
+    TimeSlice, Want, diff, goal,
 };
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfileId, GpuInstance, GpuInstanceId,
     GpuInstanceProfileId, Placement,
 };
 use divvy_model::{
-    BootId, ClaimUid, ComputeMode, GpuOp, GpuUuid, MigMode, MpsServer, Place, Sharing, Target,
+    BootId, ClaimUid, ComputeMode, GpuOp, GpuUuid, MigMode, MpsNamespace, MpsNamespaceName,
+    MpsServer, Place, Sharing, Target,
 };
 
 #[path = "goals/story.rs"]
@@ -68,7 +69,7 @@ fn the_stories_make_every_kind_of_change() {
         kinds.extend(story.kinds);
     }
     let all = [
-        "compute", "create", "forget", "mig", "remove", "slice", "start", "stop",
+        "compute", "create", "end", "forget", "mig", "put", "remove", "slice", "start", "stop",
     ];
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), all);
 }

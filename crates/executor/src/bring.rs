@@ -10,10 +10,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Change, ChangeError, ClaimRef, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life,
+    Cause, Change, ChangeError, ClaimRef, Ends, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life,
     Moment, Observed, Own, Record, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
-use divvy_model::{ClaimUid, ComputeMode, GpuUuid, MpsServer, Place, TimeSlice};
+use divvy_model::{
+    ClaimUid, ComputeMode, GpuUuid, MpsNamespace, MpsNamespaceName, MpsServer, Place, TimeSlice,
+};
 
 use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
@@ -23,8 +25,8 @@ use crate::{Event, Report, StoreError, chain};
 
 /// Time limit for setting a time slice where no call's deadline is shorter.
 const SET_WITHIN: Duration = Duration::from_secs(10);
-/// Time limit for the start of an MPS server, and for its end: 5 s in which it may end by itself, and
-/// what killing it takes.
+/// Time limit for a change of an MPS server: for its end 5 s in which it may end by itself, and what
+/// killing it takes.
 const SERVER_WITHIN: Duration = Duration::from_secs(15);
 /// Time limit for a question to the supervisor.
 pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(3);
@@ -405,7 +407,7 @@ impl Gpus<'_> {
 }
 
 /// Returns the GPUs whose MPS server is not as noted: it has died, or no file names it. A server that
-/// runs on a GPU without a file is one of them too.
+/// runs on a GPU without a file is one of them too, and one without the namespaces that claims need.
 fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
     let until = gpus.context.now() + ASK_WITHIN;
     let running = match gpus.hardware.mps.running(until) {
@@ -425,10 +427,22 @@ fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
     };
     let runs = |gpu: &GpuUuid| running.get(gpu).map(|running| running.server);
     let known = states.keys().chain(running.keys());
-    known
+    let mut to_look_at: BTreeSet<_> = known
         .filter(|gpu| noted(gpu) != runs(gpu))
         .cloned()
-        .collect()
+        .collect();
+    // Of most nodes no server has namespaces, and then no record is read.
+    for (gpu, running) in running.iter().filter(|(_, r)| r.server.has_namespaces()) {
+        let state = states.get(gpu).and_then(|stored| stored.fine());
+        let Some((state, records)) = state.zip(gpus.context.state.records().ok()) else {
+            continue;
+        };
+        let holds = Holds::of(gpu, Own::None, &records, (state, boot));
+        if holds.leaves_namespaces == Ends::Strays && holds.namespaces != running.namespaces {
+            to_look_at.insert(gpu.clone());
+        }
+    }
+    to_look_at
 }
 
 /// A GPU while it is changed.
@@ -464,6 +478,8 @@ impl Work<'_, '_> {
             Change::SetTimeSlice(to) => self.set_time_slice(*to),
             Change::Create(place) => self.create(*place, made_for),
             Change::StartMps(server) => self.start_mps(*server),
+            Change::PutNamespace(namespace) => Ok(self.put_namespace(*namespace)?),
+            Change::RemoveNamespace(name) => Ok(self.remove_namespace(*name)?),
         }
     }
 
@@ -563,8 +579,7 @@ impl Work<'_, '_> {
 
     /// Ends the MPS server, whichever runs. The note goes only when it has certainly ended.
     fn stop_mps(&mut self) -> Result<(), ChangeError> {
-        let until = self.gpus.context.now() + SERVER_WITHIN;
-        let stopped = self.gpus.hardware.stop_mps(self.gpu, until);
+        let stopped = self.gpus.hardware.mps.stop(self.gpu, self.server_until());
         match &stopped {
             Ok(()) => self.open.state.mps = None,
             Err(ChangeError::NotDone(_)) => return stopped,
@@ -576,14 +591,14 @@ impl Work<'_, '_> {
 
     /// Starts an MPS server: noted before, so that whatever the call leaves is stopped again.
     fn start_mps(&mut self, server: MpsServer) -> Result<(), Failed> {
-        let until = self.gpus.context.now() + SERVER_WITHIN;
         let before = self.open.state.mps;
         self.open.state.note_server(server, false);
         if let Err(error) = self.save() {
             self.open.state.mps = before;
             return Err(error.into());
         }
-        let started = self.gpus.hardware.start_mps(self.gpu, server, until);
+        let servers = self.gpus.hardware.mps;
+        let started = servers.start(self.gpu, server, self.server_until());
         match &started {
             Ok(()) => self.open.state.note_server(server, true),
             Err(ChangeError::NotDone(_)) => self.open.state.mps = before,
@@ -592,6 +607,22 @@ impl Work<'_, '_> {
         }
         self.save_later();
         Ok(started?)
+    }
+
+    /// Makes a namespace. It needs no note: the supervisor lists it, and a round ends what no claim
+    /// needs.
+    fn put_namespace(&self, namespace: MpsNamespace) -> Result<(), ChangeError> {
+        let servers = self.gpus.hardware.mps;
+        servers.put_namespace(self.gpu, namespace, self.server_until())
+    }
+
+    fn remove_namespace(&self, name: MpsNamespaceName) -> Result<(), ChangeError> {
+        let servers = self.gpus.hardware.mps;
+        servers.remove_namespace(self.gpu, name, self.server_until())
+    }
+
+    fn server_until(&self) -> Duration {
+        self.gpus.context.now() + SERVER_WITHIN
     }
 
     fn set_mig_mode(&mut self, to: bool) -> Result<(), Failed> {

@@ -21,7 +21,7 @@ use divvy_model::{ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid
 use crate::InventorySource;
 use crate::context::Context;
 
-pub use self::mps::{MpsServers, NoMps, RunningServer};
+pub use self::mps::{ListedServers, MpsServers, NoMps, RunningServer};
 pub use self::settings::{TimeSliceError, TimeSlices};
 
 /// So many answers in a row that nothing can live on a GPU are believed.

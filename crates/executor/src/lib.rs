@@ -67,7 +67,9 @@ pub use error::{
 pub use executor::{CappedShare, Executor, ExecutorConfig, HeldDevice, Parts, Timing};
 pub use files::Refresh;
 pub use gpus::Instances;
-pub use hardware::{Hardware, MpsServers, NoMps, RunningServer, TimeSliceError, TimeSlices};
+pub use hardware::{
+    Hardware, ListedServers, MpsServers, NoMps, RunningServer, TimeSliceError, TimeSlices,
+};
 pub use locked::Locked;
 pub use locks::{FileLocks, LockGuard, LockName, Locks};
 pub use marks::FileMarks;

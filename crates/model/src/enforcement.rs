@@ -47,13 +47,22 @@ impl Limits {
             (Sharing::Exclusive | Sharing::Admin, _) => {
                 (Enforcement::Hardware, Enforcement::Hardware)
             }
-            // With MIG mode on the driver charges nothing to control groups.
-            (Sharing::TimeSliced, TargetKind::Gpu) if caps == MemoryCaps::Available => {
-                (Enforcement::Cgroup, Enforcement::Nothing)
+            // The driver charges nothing to control groups with MIG mode on. An MPS server limits memory
+            // too, but a program can make it drop that limit (ADR 18).
+            (Sharing::TimeSliced | Sharing::Mps, TargetKind::Gpu) => {
+                let memory = match caps {
+                    MemoryCaps::Available => Enforcement::Cgroup,
+                    _ => Enforcement::Nothing,
+                };
+                let compute = match sharing {
+                    Sharing::Mps => Enforcement::MpsServer,
+                    _ => Enforcement::Nothing,
+                };
+                (memory, compute)
             }
-            // The server limits memory too, but a program can make it drop that limit (ADR 18).
-            (Sharing::Mps, TargetKind::Gpu) => (Enforcement::Nothing, Enforcement::MpsServer),
-            (Sharing::TimeSliced | Sharing::Mps, _) => (Enforcement::Nothing, Enforcement::Nothing),
+            (Sharing::TimeSliced | Sharing::Mps, TargetKind::Partition) => {
+                (Enforcement::Nothing, Enforcement::Nothing)
+            }
         };
         Self {
             memory,
@@ -101,6 +110,7 @@ mod tests {
             );
             let capped = match (target, sharing) {
                 (TargetKind::Gpu, Sharing::TimeSliced) => ("cgroup", "none", "gpu"),
+                (TargetKind::Gpu, Sharing::Mps) => ("cgroup", "mps-server", "gpu"),
                 _ => expected,
             };
             assert_eq!(

@@ -64,19 +64,18 @@ impl MpsProtocol {
     }
 }
 
-/// Ability of a node to share GPUs by MPS, which is protocol v2 with equal slots (ADR 18).
+/// Ability of a node to share GPUs by MPS: in equal slots before R615 (ADR 18), and with a namespace for
+/// each claim since (ADR 21).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MpsAbility {
-    /// The driver has its programs for MPS, and a supervisor runs them.
-    Available,
+    /// The driver has its programs for MPS, and a supervisor runs them with this protocol.
+    Available(MpsProtocol),
     /// An administrator has not switched MPS on (`mps.enabled=false`).
     #[default]
     SwitchedOff,
     /// The driver is older than R535.
     OldDriver,
-    /// The driver is R615 or later, whose protocol v3 divvy does not use yet.
-    NewDriver,
     /// The driver root has no programs for MPS.
     NoProgram,
 }
@@ -89,16 +88,19 @@ impl MpsAbility {
     pub fn of_node(driver_version: &str, switched_on: bool, has_programs: bool) -> Self {
         let branch = driver_version.split('.').next();
         let branch: Option<u32> = branch.and_then(|branch| branch.parse().ok());
-        if !switched_on {
-            Self::SwitchedOff
-        } else if branch.is_none_or(|branch| branch < Self::FIRST_DRIVER) {
-            Self::OldDriver
-        } else if branch.map(MpsProtocol::of_branch) == Some(MpsProtocol::V3) {
-            Self::NewDriver
-        } else if has_programs {
-            Self::Available
-        } else {
-            Self::NoProgram
+        match branch.filter(|branch| *branch >= Self::FIRST_DRIVER) {
+            _ if !switched_on => Self::SwitchedOff,
+            None => Self::OldDriver,
+            Some(_) if !has_programs => Self::NoProgram,
+            Some(branch) => Self::Available(MpsProtocol::of_branch(branch)),
+        }
+    }
+
+    /// Returns the protocol of its servers; `None` if it has none.
+    pub fn protocol(self) -> Option<MpsProtocol> {
+        match self {
+            Self::Available(protocol) => Some(protocol),
+            Self::SwitchedOff | Self::OldDriver | Self::NoProgram => None,
         }
     }
 
@@ -116,12 +118,9 @@ impl MpsAbility {
     /// Returns what the node lacks, for people; `None` if it lacks nothing.
     pub fn lack(self) -> Option<&'static str> {
         match self {
-            Self::Available => None,
+            Self::Available(_) => None,
             Self::SwitchedOff => Some("MPS is switched off in divvy's chart (mps.enabled=false)"),
             Self::OldDriver => Some("its NVIDIA driver is older than R535"),
-            Self::NewDriver => Some(
-                "its NVIDIA driver is R615 or later, whose MPS (protocol v3) divvy does not use yet",
-            ),
             Self::NoProgram => Some(
                 "its driver root lacks nvidia-cuda-mps-control or nvidia-cuda-mps-server (install the driver's compute utilities)",
             ),
@@ -188,6 +187,12 @@ impl MpsServer {
         }
     }
 
+    /// Returns whether each claim has a namespace of its own, so that claims can have parts of different
+    /// sizes.
+    pub fn has_namespaces(self) -> bool {
+        self.protocol == MpsProtocol::V3
+    }
+
     /// Returns the number of claims that it is for.
     pub fn places(self) -> u32 {
         self.slots.unwrap_or(1)
@@ -201,11 +206,11 @@ impl MpsServer {
 pub struct MpsNamespaceName(u64);
 
 impl MpsNamespaceName {
-    /// Returns the name for a share of a claim. Claims of a GPU are few, and no user chooses the UID
-    /// of a claim, so that 64 bits are enough.
-    pub fn of(claim: &ClaimUid, device: &DeviceName, share: Option<&str>) -> Self {
+    /// Returns the name for all that a claim has of a device. Claims of a GPU are few, and no user
+    /// chooses the UID of a claim, so that 64 bits are enough.
+    pub fn of(claim: &ClaimUid, device: &DeviceName) -> Self {
         // A byte that is in none of the parts keeps them apart.
-        let parts = [claim.as_str(), device.as_str(), share.unwrap_or_default()];
+        let parts = [claim.as_str(), device.as_str()];
         Self(fnv1a(parts.join("\0").bytes()))
     }
 
@@ -317,19 +322,20 @@ mod tests {
 
     #[test]
     fn a_node_shares_by_mps_only_if_nothing_is_lacking() {
+        let available = MpsAbility::Available;
         for (driver, on, programs, expected) in [
-            ("535.54.03", true, true, MpsAbility::Available),
-            ("610.43", true, true, MpsAbility::Available),
+            ("535.54.03", true, true, available(MpsProtocol::V2)),
+            ("610.43", true, true, available(MpsProtocol::V2)),
             ("580.95.05", true, false, MpsAbility::NoProgram),
             ("580.95.05", false, true, MpsAbility::SwitchedOff),
             ("525.147.05", true, true, MpsAbility::OldDriver),
             ("odd", true, true, MpsAbility::OldDriver),
-            ("615.71.09", true, true, MpsAbility::NewDriver),
-            ("620.1", true, false, MpsAbility::NewDriver),
+            ("615.71.09", true, true, available(MpsProtocol::V3)),
+            ("620.1", true, false, MpsAbility::NoProgram),
         ] {
             let found = MpsAbility::of_node(driver, on, programs);
             assert_eq!(found, expected, "{driver} {on} {programs}");
-            assert_eq!(found.lack().is_none(), expected == MpsAbility::Available);
+            assert_eq!(found.lack().is_none(), found.protocol().is_some());
         }
     }
 
@@ -346,10 +352,9 @@ mod tests {
         };
         let device = |name: &str| -> DeviceName { name.parse().unwrap() };
         let names = [
-            MpsNamespaceName::of(&claim(1), &device("gpu-0-mps"), None),
-            MpsNamespaceName::of(&claim(1), &device("gpu-0-mps"), Some("a")),
-            MpsNamespaceName::of(&claim(1), &device("gpu-1-mps"), Some("a")),
-            MpsNamespaceName::of(&claim(2), &device("gpu-0-mps"), Some("a")),
+            MpsNamespaceName::of(&claim(1), &device("gpu-0-mps")),
+            MpsNamespaceName::of(&claim(1), &device("gpu-1-mps")),
+            MpsNamespaceName::of(&claim(2), &device("gpu-0-mps")),
         ];
         for (at, name) in names.iter().enumerate() {
             let text = name.to_string();

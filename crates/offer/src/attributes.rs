@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::attributes as attr;
-use divvy_model::{
-    DeviceKind, DeviceName, GpuUuid, Inventory, MemoryCaps, NamedTarget, Sharing, TimeSlice,
-};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, NamedTarget, Sharing, TimeSlice};
 
 use crate::whole::{self, Builder, Links};
 use crate::{AttributeValue, admin, partition, share};
@@ -33,7 +31,7 @@ pub fn attributes(
         (NamedTarget::Gpu { .. }, Sharing::Exclusive) => whole(),
         (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole()),
         (NamedTarget::Gpu { ordinal }, Sharing::Mps) => {
-            share::bare(*ordinal, &whole(), Sharing::Mps, MemoryCaps::default())
+            share::bare(*ordinal, &whole(), Sharing::Mps, system.memory_caps)
         }
         (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced) => {
             share::described(*ordinal, &whole(), time_slice, system.memory_caps)

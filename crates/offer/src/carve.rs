@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use divvy_api::names::attributes;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MpsServer, Ordinals, ShareUnit,
-    TargetKind, fnv1a,
+    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MpsProtocol, MpsServer, Ordinals,
+    ShareUnit, Sharing, TargetKind, fnv1a,
 };
 
 use crate::settle::CounterSets;
@@ -103,6 +103,15 @@ impl<'a> Input<'a> {
     pub(crate) fn share_unit(&self, gpu: &GpuUuid) -> ShareUnit {
         let published = self.share_units.get(gpu).copied();
         published.unwrap_or(self.rules_of(gpu).shares.unit)
+    }
+
+    /// Returns whether shares of this kind are given out in a unit: all but equal slots.
+    pub(crate) fn has_units(&self, mode: Alternative) -> bool {
+        match mode.sharing {
+            Sharing::TimeSliced => true,
+            Sharing::Mps => self.inventory.system.mps.protocol() == Some(MpsProtocol::V3),
+            Sharing::Exclusive | Sharing::Admin => false,
+        }
     }
 
     /// Returns whether a device must stay published.

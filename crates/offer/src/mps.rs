@@ -1,15 +1,20 @@
-//! The MPS shares of a GPU: one device that many claims have, each with one of its slots. Slots are
-//! equal, since a server of protocol v2 has one limit for all of its clients: the only capacity is
+//! The MPS shares of a GPU: one device that many claims have. Where the driver has MPS of protocol v3,
+//! they are given out as time-sliced shares are, each of its own size. Before that they are equal slots,
+//! since a server of protocol v2 has one limit for all of its clients: the only capacity is
 //! `slots`, and a share takes one. The part of the GPU that a slot is, is in attributes.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::{GpuFacts, MemoryCaps, MpsAbility, MpsServer, Sharing};
+use divvy_model::{GpuFacts, MemoryCaps, MpsAbility, MpsProtocol, MpsServer, Sharing};
 
 use crate::share::bare;
 use crate::{Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy};
 
-/// Returns the server that the rules of a GPU ask for. `None` if nothing of its memory is left.
-pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules) -> Option<MpsServer> {
+/// Returns the server that the rules of a GPU ask for on such a node. `None` if nothing of its memory is
+/// left.
+pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Option<MpsServer> {
+    if node.protocol() == Some(MpsProtocol::V3) {
+        return Some(MpsServer::NAMESPACES);
+    }
     let mib = facts.memory_bytes.map(|bytes| bytes >> 20);
     let mib = mib.map(|mib| mib.saturating_sub(rules.held_back_mib));
     MpsServer::equal(rules.shares.slots, mib)
@@ -20,9 +25,9 @@ pub(crate) fn lack(facts: &GpuFacts, node: MpsAbility) -> Option<&'static str> {
     node.lack_for(facts.architecture)
 }
 
-/// The shares of a GPU that is `whole` as a whole, with this server.
-pub(crate) fn device(ordinal: u32, whole: &Device, server: MpsServer) -> Device {
-    // The driver's caps of memory come with R615, whose MPS is not used yet.
+/// The equal slots of a GPU that is `whole` as a whole, with this server.
+pub(crate) fn slots(ordinal: u32, whole: &Device, server: MpsServer) -> Device {
+    // The driver's caps of memory come with R615, whose servers have no slots.
     let mut device = bare(ordinal, whole, Sharing::Mps, MemoryCaps::default());
     let mib = server.memory_mib.and_then(|mib| i64::try_from(mib).ok());
     let parts = [

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Alternative, DeviceKind, Gpu, GpuUuid, Sharing, TargetKind};
+use divvy_model::{Alternative, DeviceKind, Gpu, GpuUuid, MpsProtocol, Sharing, TargetKind};
 
 use crate::carve::Carving;
 use crate::modes::{Choice, fits_mig_mode};
@@ -52,9 +52,7 @@ impl Carving<'_> {
         // While shares in another unit are there, none is given out in the new one.
         let unit = self.input.share_unit(uuid);
         if unit != rules.shares.unit {
-            choice
-                .modes
-                .retain(|mode| mode.sharing != Sharing::TimeSliced);
+            choice.modes.retain(|mode| !self.input.has_units(*mode));
         }
         let lost = self.lost_partitions(ordinal, if budget.is_some() { caps } else { None });
         let (guard, unknown_held) = (choice.guard, !lost.is_empty());
@@ -67,21 +65,22 @@ impl Carving<'_> {
         // Phase 2: its devices, without taints. Share and admin device are made from the whole GPU
         // before engines are added to it: these have no engines to give out.
         let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut self.findings);
-        let share = share::device(
-            ordinal,
-            &whole,
-            &gpu.facts,
-            rules,
-            (unit, system.memory_caps),
-        );
+        let shares = |sharing| {
+            let given_out = (unit, system.memory_caps);
+            share::device((ordinal, sharing), &whole, &gpu.facts, rules, given_out)
+        };
+        let share = shares(Sharing::TimeSliced);
         // That of a claim which has the GPU alone says nothing about slots.
         let server = self.input.mps_servers.get(uuid).copied();
         let server = server.filter(|server| server.slots.is_some());
-        let server = server.or_else(|| mps::server(&gpu.facts, rules));
-        let mps = server.map(|server| mps::device(ordinal, &whole, server));
+        let server = server.or_else(|| mps::server(&gpu.facts, rules, system.mps));
+        let mps = server.and_then(|server| match server.protocol {
+            MpsProtocol::V2 => Some(mps::slots(ordinal, &whole, server)),
+            MpsProtocol::V3 => shares(Sharing::Mps),
+        });
         let is_share_of_gpu =
             |mode: &Alternative| mode.sharing.is_shared() && mode.target == TargetKind::Gpu;
-        let is_all_reserved = share.is_none() || server.is_none();
+        let is_all_reserved = share.is_none() || mps.is_none();
         if is_all_reserved && choice.modes.iter().any(is_share_of_gpu) {
             self.findings
                 .push(Finding::NothingToShare { gpu: uuid.clone() });
@@ -162,7 +161,7 @@ impl Carving<'_> {
             let on = one.gpu.facts.mig_mode.is_on();
             let unit = self.input.rules_of(one.uuid).shares.unit;
             let (why, value) =
-                if mode == Alternative::TIME_SLICED && self.input.share_unit(one.uuid) != unit {
+                if self.input.has_units(mode) && self.input.share_unit(one.uuid) != unit {
                     let why = format!("this GPU is to be shared {}", unit.in_words());
                     (why, "not-offered")
                 } else if fits_mig_mode(mode, on) {

@@ -1,6 +1,6 @@
-//! The time-sliced shares of a GPU or a partition: one device that many claims have, each with a part of its
+//! The shares of a GPU or a partition: one device that many claims have, each with a part of its
 //! memory, its compute and its places, or with a percentage of all. Accounted by the scheduler; the
-//! memory is capped where the driver can.
+//! memory is capped where the driver can. Time-sliced ones, and those by MPS where its servers have namespaces.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::mig::PartitionName;
@@ -15,10 +15,10 @@ const MIB: u64 = 1 << 20;
 /// Percent.
 const ALL: u64 = 100;
 
-/// The shares of a GPU that is `whole` as a whole, in this unit. `None` if nothing of its memory is
-/// left for them.
+/// The shares of a GPU that is `whole` as a whole, by this sharing and in this unit. `None` if nothing of
+/// its memory is left for them.
 pub(crate) fn device(
-    ordinal: u32,
+    (ordinal, sharing): (u32, Sharing),
     whole: &Device,
     facts: &GpuFacts,
     rules: &GpuRules,
@@ -28,7 +28,10 @@ pub(crate) fn device(
     let caps = facts
         .memory_bytes
         .map_or_else(MemoryCaps::default, |_| caps);
-    let mut device = described(ordinal, whole, rules.shares.time_slice, caps);
+    let mut device = match sharing {
+        Sharing::TimeSliced => described(ordinal, whole, rules.shares.time_slice, caps),
+        sharing => bare(ordinal, whole, sharing, caps),
+    };
     let most = match caps {
         MemoryCaps::Available => rules.shares.burst.percent(),
         _ => 0,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuUuid, Grant, Inventory, MpsServer, Ordinals, Sharing,
-    TargetKind,
+    Alternative, DeviceKind, DeviceName, GpuUuid, Grant, Inventory, MpsProtocol, MpsServer,
+    Ordinals, Sharing, TargetKind,
 };
 
 use crate::taints::{Hazards, foreign};
@@ -104,7 +104,7 @@ impl Look {
     fn mps_server(&self, gpu: &GpuUuid, rules: &GpuRules) -> Option<MpsServer> {
         let asked = matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Alternative::MPS));
         let found = self.inventory.gpus.get(gpu).filter(|_| asked)?;
-        mps::server(&found.facts, rules)
+        mps::server(&found.facts, rules, self.inventory.system.mps)
     }
 
     /// Returns whether the node can share GPUs by MPS.
@@ -112,10 +112,13 @@ impl Look {
         self.inventory.system.mps.lack().is_none()
     }
 
-    /// Returns the name of the shares of a GPU as a whole.
-    fn shares_of(&self, gpu: &GpuUuid) -> Option<DeviceName> {
-        let ordinal = self.records.ordinals.of(gpu)?;
-        Some(DeviceKind::of_gpu(ordinal, Sharing::TimeSliced).device_name())
+    /// Returns the kinds of shares that are given out in a unit: all but equal slots.
+    fn with_units(&self) -> &'static [Sharing] {
+        if self.inventory.system.mps.protocol() == Some(MpsProtocol::V3) {
+            &[Sharing::TimeSliced, Sharing::Mps]
+        } else {
+            &[Sharing::TimeSliced]
+        }
     }
 
     fn carve(
@@ -361,8 +364,9 @@ impl World {
     /// published in another unit than the rules now have: claims may hold them.
     fn follow_units(&mut self, look: &Look) {
         let begins = self.memory.last.pool.is_none();
+        let shares = look.with_units();
         for (gpu, rules) in &look.resolved.rules {
-            let Some(shares) = look.shares_of(gpu) else {
+            let Some(ordinal) = look.records.ordinals.of(gpu) else {
                 continue;
             };
             // Only before the first pool. Later the memory knows what this process has published
@@ -370,11 +374,12 @@ impl World {
             let earlier = look.records.share_units.get(gpu).filter(|_| begins);
             if let Some(unit) = earlier.filter(|unit| **unit != rules.shares.unit) {
                 self.memory.share_units.insert(gpu.clone(), *unit);
-                self.memory
-                    .devices
-                    .entry(shares)
-                    .or_insert(DeviceState::Offered);
-            } else if !self.memory.has_shares(&shares) {
+                for sharing in shares {
+                    let name = DeviceKind::of_gpu(ordinal, *sharing).device_name();
+                    let state = self.memory.devices.entry(name);
+                    state.or_insert(DeviceState::Offered);
+                }
+            } else if !self.memory.has_shares(ordinal, shares) {
                 self.memory.share_units.remove(gpu);
             }
         }
@@ -384,12 +389,13 @@ impl World {
     /// rules say. Returns whether some have gone just now that come back in another unit.
     fn note_units(&mut self, look: &Look) -> bool {
         let mut come_back = false;
+        let shares = look.with_units();
         for (gpu, rules) in &look.resolved.rules {
-            let Some(shares) = look.shares_of(gpu) else {
+            let Some(ordinal) = look.records.ordinals.of(gpu) else {
                 continue;
             };
             let unit = rules.shares.unit;
-            if self.memory.has_shares(&shares) {
+            if self.memory.has_shares(ordinal, shares) {
                 self.memory.share_units.entry(gpu.clone()).or_insert(unit);
             } else {
                 come_back |= self

@@ -254,15 +254,13 @@ pub(crate) struct Last {
 }
 
 impl Memory {
-    /// Returns whether any time-sliced share of the same GPU as `shares` is published: of the GPU or of
-    /// a partition of it.
-    pub(crate) fn has_shares(&self, shares: &DeviceName) -> bool {
-        let ordinal = |name: &DeviceName| Some(DeviceKind::parse(name).ok()?.ordinal());
-        let gpu = ordinal(shares);
-        self.devices
-            .keys()
-            .filter(|name| name.as_str().ends_with(Sharing::TimeSliced.suffix()))
-            .any(|name| ordinal(name) == gpu)
+    /// Returns whether shares of a GPU, or of a partition of it, are published in one of these ways.
+    pub(crate) fn has_shares(&self, gpu: u32, sharings: &[Sharing]) -> bool {
+        let is_one = |name: &DeviceName| {
+            let kind = DeviceKind::parse(name);
+            kind.is_ok_and(|kind| kind.ordinal() == gpu && sharings.contains(&kind.sharing))
+        };
+        self.devices.keys().any(is_one)
     }
 }
 

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Mode, MpsAbility, Ordinals,
+    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Mode, MpsAbility,
+    MpsProtocol, Ordinals,
 };
 use divvy_offer::{
     Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes,
@@ -139,7 +140,7 @@ impl World {
     fn new(spec: &str) -> Self {
         let engine = Engine::new(&spec.parse().unwrap());
         let mut inventory = engine.inventory();
-        inventory.system.mps = MpsAbility::Available;
+        inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
         let mut ordinals = Ordinals::default();
         ordinals.assign(
             inventory

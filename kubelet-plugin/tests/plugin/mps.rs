@@ -1,47 +1,23 @@
 //! A claim whose pods share its GPU by MPS: what their containers find, and what they learn of a server that
 //! has died.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_claims::ChangeError;
-use divvy_executor::{MpsServers, RunningServer};
+use divvy_executor::ListedServers;
+use divvy_fake_cluster::GpuPolicy;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_model::{ComputeMode, GpuDriver, GpuUuid, MpsServer};
+use divvy_model::{ComputeMode, GpuDriver, MpsServer};
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
 use crate::node::{DRIVER, Node, POOL, wait, with_config};
 
-/// Servers that are there once they are started.
-#[derive(Default)]
-struct Servers(Mutex<BTreeMap<GpuUuid, MpsServer>>);
-
-impl Servers {
-    fn all(&self) -> Vec<MpsServer> {
-        self.0.lock().unwrap().values().copied().collect()
-    }
-}
-
-impl MpsServers for Servers {
-    fn running(&self, _: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
-        let running = |(gpu, server): (&GpuUuid, &MpsServer)| {
-            let (server, pids) = (*server, BTreeSet::new());
-            (gpu.clone(), RunningServer { server, pids })
-        };
-        Ok(self.0.lock().unwrap().iter().map(running).collect())
-    }
-
-    fn start(&self, gpu: &GpuUuid, server: MpsServer, _: Duration) -> Result<(), ChangeError> {
-        self.0.lock().unwrap().insert(gpu.clone(), server);
-        Ok(())
-    }
-
-    fn stop(&self, gpu: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
-        self.0.lock().unwrap().remove(gpu);
-        Ok(())
-    }
+/// Returns the servers that run.
+fn running(servers: &ListedServers) -> Vec<MpsServer> {
+    let all = servers.all().into_values();
+    all.map(|running| running.server).collect()
 }
 
 /// Returns what the CDI files of a node say of MPS: variables, and mounts with their paths in containers.
@@ -53,13 +29,81 @@ fn edits(node: &Node) -> Vec<String> {
     let devices = specs.flat_map(|spec| spec.unwrap().devices);
     let found = devices.flat_map(|device| {
         let edits = device.container_edits;
-        let env = edits.env.into_iter().filter(|line| line.contains("MPS"));
+        let env = edits
+            .env
+            .into_iter()
+            .filter(|line| line.starts_with("CUDA_MPS"));
         let mounts = edits.mounts.into_iter();
         let mounts = mounts.filter(|mount| !mount.container_path.contains("kubernetes"));
         env.chain(mounts.map(|mount| mount.container_path))
             .collect::<Vec<_>>()
     });
     found.collect()
+}
+
+/// With R615 a share is a namespace of the server, and its containers get the sockets of that namespace alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_r615_a_share_has_a_namespace_and_a_cap_of_its_memory() {
+    let mut node = Node::new("h100x1");
+    node.fixture.mps = true;
+    node.host = node.fixture.build(&node.dir.path().join("host")).unwrap();
+    let capped = crate::limits::able(&node, "any");
+    let dir = node.dir.path().join("mps").display().to_string();
+    let mut flags: Vec<_> = capped.iter().map(String::as_str).collect();
+    flags.extend(["--mps-dir", &dir]);
+    let config = node.config(&flags);
+    let rule = json!({"modes": ["Whole", "Mps"], "shares": {"slots": 4}});
+    node.api
+        .put(&GpuPolicy::new("shares", json!({"rules": [rule]})))
+        .unwrap();
+    let servers = Arc::new(ListedServers::default());
+    let plugin = node.start_by(config, Arc::new(node.sim.clone()), Some(servers.clone()));
+    plugin.wait_ready().await;
+    wait("MPS shares", || {
+        let published = node.published();
+        published
+            .iter()
+            .any(|(name, _)| name == "gpu-0-mps")
+            .then_some(())
+    })
+    .await;
+    let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0-mps");
+    result.share_id = Some("5c6e0000-0000-0000-0000-000000000001".to_owned());
+    let granted = [("cores", "30"), ("memory", "10Gi"), ("slots", "1")];
+    let granted = granted.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
+    result.consumed_capacity = Some(granted.into());
+    let claim = allocated(mk_claim("default", "part", DRIVER, 1), vec![result]);
+    let claim = node.put(claim);
+    node.prepare(&claim).await.unwrap();
+    assert_eq!(running(&servers), [MpsServer::NAMESPACES]);
+    let all = servers.all().into_values();
+    let namespaces: Vec<_> = all.flat_map(|one| one.namespaces.into_values()).collect();
+    let [namespace] = namespaces[..] else {
+        panic!("{namespaces:?}")
+    };
+    assert_eq!((namespace.cores, namespace.memory_mib), (30, Some(10_240)));
+    // Nothing that a program could change, and no memory that it shares with others.
+    assert_eq!(
+        edits(&node),
+        ["CUDA_MPS_PIPE_DIRECTORY=/run/divvy/mps", "/run/divvy/mps"]
+    );
+    let specs = node.cdi_files().into_values();
+    let devices = specs.flat_map(|spec| {
+        serde_json::from_value::<divvy_cdi::Spec>(spec)
+            .unwrap()
+            .devices
+    });
+    let edits = devices.map(|device| device.container_edits);
+    for edits in edits {
+        let from: Vec<_> = edits.mounts.iter().map(|mount| &mount.host_path).collect();
+        let folder = namespace.name.folder().display().to_string();
+        assert!(from.iter().any(|path| path.ends_with(&folder)), "{from:?}");
+        let caps = |hook: &divvy_cdi::Hook| hook.args.iter().any(|arg| arg == "limits");
+        assert!(edits.hooks.iter().any(caps), "its memory is not capped");
+    }
+    node.unprepare(&claim).await.unwrap();
+    assert_eq!(running(&servers), []);
+    plugin.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -70,7 +114,7 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
     let dir = node.dir.path().join("mps").display().to_string();
     let mut config = node.config(&["--mps-dir", &dir]);
     config.timing.mps = Duration::from_millis(50);
-    let servers = Arc::new(Servers::default());
+    let servers = Arc::new(ListedServers::default());
     let sim = Arc::new(node.sim.clone());
     let plugin = node.start_by(config, sim.clone(), Some(servers.clone()));
     plugin.wait_ready().await;
@@ -82,7 +126,7 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
     let claim = node.put(with_config(claim, limits));
     node.prepare(&claim).await.unwrap();
     let server = MpsServer::of_claim(Some(50), Some(10 << 30));
-    assert_eq!(servers.all(), [server]);
+    assert_eq!(running(&servers), [server]);
     assert_eq!(
         edits(&node),
         [
@@ -95,7 +139,7 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
     // The pool says what it said.
     assert!(node.published().iter().all(|(name, _)| name != "gpu-0-mps"));
 
-    servers.0.lock().unwrap().clear();
+    servers.die();
     let text = wait("an Event on the claim", || {
         let mut events = node.api.list::<Event>().into_iter();
         let about = |event: &Event| event.regarding.as_ref()?.name.clone();
@@ -107,9 +151,9 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
     })
     .await;
     assert!(text.contains("had ended and was started again"), "{text}");
-    assert_eq!(servers.all(), [server]);
+    assert_eq!(running(&servers), [server]);
     node.unprepare(&claim).await.unwrap();
-    assert_eq!(servers.all(), []);
+    assert_eq!(running(&servers), []);
     let gpu = node.sim.inventory().gpus.keys().next().unwrap().clone();
     let mode = sim.facts(&gpu).unwrap().compute_mode;
     assert_eq!(mode, Some(ComputeMode::Default));

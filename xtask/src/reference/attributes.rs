@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use divvy_gpu_sim::{Engine, mig_capabilities};
-use divvy_model::{Alternative, MpsAbility, Ordinals, ShareUnit};
+use divvy_model::{Alternative, MpsAbility, MpsProtocol, Ordinals, ShareUnit};
 use divvy_offer::{
     AttributeValue, GpuRules, Input, KubeVersion, Modes, Pool, ServerFeatures, carve,
 };
@@ -148,7 +148,7 @@ fn shown(value: &AttributeValue) -> (&'static str, String) {
 fn pool(spec: &str) -> Result<Pool> {
     let engine = Engine::new(&spec.parse()?);
     let mut inventory = engine.inventory();
-    inventory.system.mps = MpsAbility::Available;
+    inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
     let mut ordinals = Ordinals::default();
     ordinals.assign(
         inventory

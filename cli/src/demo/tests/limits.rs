@@ -126,7 +126,7 @@ async fn a_wrong_limit_is_reported_with_its_place_and_the_remedy() {
             "",
             "memory: 10Gi",
             "16Gi",
-            "limits.memory of its ShareConfig, 16Gi, is above 15Gi, the most that the policy of its GPU allows".to_owned(),
+            "limits.memory of its config, 16Gi, is above 15Gi, the most that the policy of its GPU allows".to_owned(),
         ),
         (
             "h100x1",
@@ -134,7 +134,7 @@ async fn a_wrong_limit_is_reported_with_its_place_and_the_remedy() {
             "",
             "memory: 10Gi",
             "10Gi",
-            "limits.memory of its ShareConfig cannot be kept on this node: its NVIDIA driver is older than R615".to_owned(),
+            "limits.memory of its config cannot be kept on this node: its NVIDIA driver is older than R615".to_owned(),
         ),
     ] {
         let text = policy.to_owned() + &limited(requests, selector, limit);

@@ -14,7 +14,7 @@ spec: {rules: [{modes: [Whole, Mps], shares: {slots: 4}}]}
 fn claim(requests: &[&str], more: &str) -> String {
     let request = |more: &&str| {
         let name = char::from(b'a' + u8::try_from(more.len() % 26).unwrap());
-        format!("{{name: {name}, exactly: {{deviceClassName: mps.divvy.dev{more}}}}}")
+        format!("{{name: \"{name}\", exactly: {{deviceClassName: mps.divvy.dev{more}}}}}")
     };
     let requests: Vec<String> = requests.iter().map(request).collect();
     format!(
@@ -126,12 +126,53 @@ async fn a_claim_with_a_server_of_its_own_needs_no_policy() {
             "field \"mps\" and field \"timeSlicing\" exclude each other",
         ),
         (
-            "h100x1 --driver-version 615.71.09",
+            "h100x1 --driver-version 530.30.02",
             own(1, "mps: {}"),
-            "its config asks for an MPS server, which cannot be had here: its NVIDIA driver is R615 or later",
+            "its config asks for an MPS server, which cannot be had here: its NVIDIA driver is older than R535",
         ),
     ] {
         let said = said(line, &text).await;
         assert!(said.contains(words), "{words}: {said}");
     }
+}
+
+/// With protocol v3 a share has a namespace of its own size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_r615_shares_have_the_size_that_they_ask_for() {
+    const R615: &str = "h100x1 --driver-version 615.71.09";
+    let part = |amounts: &str| format!(", capacity: {{requests: {{{amounts}}}}}");
+    let asked = |amounts: &str, more: &str| POLICY.to_owned() + &claim(&[&part(amounts)], more);
+    for text in [
+        asked("memory: 10Gi, cores: 30", ""),
+        asked("memory: 10Gi, cores: 30", &config("limits: {cores: 50}")),
+        asked(
+            "memory: 10Gi",
+            &config("limits: {memory: 10Gi}, priority: BelowNormal"),
+        ),
+        own(1, "mps: {limits: {cores: 50}}"),
+    ] {
+        assert_eq!(said(R615, &text).await, "", "{text}");
+    }
+    for (text, words) in [
+        (
+            asked("cores: 30", &config("limits: {cores: 29}")),
+            "limits.cores of its MpsConfig, 29, is below the 30 percent that its share has been granted",
+        ),
+        (
+            asked("memory: 10Gi", &config("limits: {memory: 9Gi}")),
+            "limits.memory of its config, 9Gi, is below the 10Gi that its share has been granted",
+        ),
+        (
+            asked("memory: 10Gi", &config("limits: {memory: 11Gi}")),
+            "limits.memory of its config, 11Gi, is above 10Gi, the most that the policy of its GPU allows",
+        ),
+        (asked("memory: 100Gi", ""), "memory"),
+    ] {
+        let said = said(R615, &text).await;
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    // The sums of a GPU are the scheduler's.
+    let two = POLICY.to_owned() + &claim(&[&part("cores: 60"), &part("cores: 60, slots: 1")], "");
+    let said = said(R615, &two).await;
+    assert!(said.contains("but not all together"), "{said}");
 }

@@ -1,20 +1,26 @@
-//! MPS servers: the slot that an MPS share gets, the server of a claim that has its GPU alone, and what
-//! is in their way. Slots are equal, since a server of protocol v2 has one limit for all of its clients
-//! (ADR 18).
+//! MPS servers: the place that an MPS share gets, the server of a claim that has its GPU alone, and what
+//! is in their way. Where the driver has protocol v2, the places are equal slots, since a server has one
+//! limit for all of its clients (ADR 18). With v3 a claim has a namespace of its own size (ADR 21).
 
 use divvy_api::{MpsLimits, MpsOptions};
-use divvy_model::{ClaimUid, Gpu, GpuUuid, MpsServer};
+use divvy_model::{
+    ClaimUid, Gpu, GpuUuid, MpsAbility, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
+};
 
 use super::Snapshot;
-use crate::{Claim, MpsSlot, Record, RecordedDevice, Why};
+use crate::{AllocatedDevice, Claim, MpsSlot, Record, RecordedDevice, ShareAmounts, Why};
 
 /// The lack of a GPU whose rules never asked for MPS.
 const NOT_GRANTED: &str = "no GpuPolicy has offered its GPU in MPS shares";
 
-/// Returns the slot of a claim: of the server that others have, or of the one that the rules ask for.
+/// The lack of a place at a server of another protocol.
+const OTHER_PROTOCOL: &str =
+    "the NVIDIA driver of its node has been exchanged for one with another protocol of MPS";
+
+/// Returns the place of a share: at the server that others have, or at the one that the rules ask for.
 pub(super) fn slot(
     claim: &ClaimUid,
-    gpu: &GpuUuid,
+    (gpu, result): (&GpuUuid, &AllocatedDevice),
     options: MpsOptions,
     seen: &Snapshot<'_>,
 ) -> Result<MpsSlot, Why> {
@@ -28,6 +34,14 @@ pub(super) fn slot(
     let server = in_use
         .or_else(|| state?.grant.mps)
         .ok_or(Why::MpsUnavailable(NOT_GRANTED))?;
+    if server.has_namespaces() {
+        let namespace = namespace(claim, result, options.limits)?;
+        return Ok(MpsSlot {
+            server,
+            priority: options.priority,
+            namespace: Some(namespace),
+        });
+    }
     let unequal = |asked: String| Why::MpsUnequal {
         asked,
         slot: server,
@@ -42,14 +56,85 @@ pub(super) fn slot(
     Ok(MpsSlot {
         server,
         priority: options.priority,
+        namespace: None,
     })
 }
 
+/// Returns the namespace of one share. Its memory is known when the share's is.
+fn namespace(
+    claim: &ClaimUid,
+    result: &AllocatedDevice,
+    limits: MpsLimits,
+) -> Result<MpsNamespace, Why> {
+    let granted = ShareAmounts::of(result).cores.unwrap_or(100);
+    let granted = u32::try_from(granted).unwrap_or(100).clamp(1, 100);
+    match limits.cores {
+        Some(asked) if asked < granted => Err(Why::CoresBelowGrant { asked, granted }),
+        asked => Ok(MpsNamespace {
+            name: MpsNamespaceName::of(claim, &result.device),
+            cores: asked.unwrap_or(granted),
+            memory_mib: None,
+        }),
+    }
+}
+
+/// Makes the namespaces of shares those of all that the claim has of a GPU: a program can use one
+/// namespace only.
+pub(super) fn add_up(devices: &mut [RecordedDevice]) {
+    let part = |device: &RecordedDevice| {
+        let namespace = device.mps?.namespace.filter(|_| device.is_mps_share())?;
+        let memory = device.memory_cap.or(device.amounts().memory);
+        let memory_mib = memory.map(|bytes| bytes >> 20);
+        Some(MpsNamespace {
+            memory_mib,
+            ..namespace
+        })
+    };
+    let parts: Vec<_> = devices.iter().filter_map(part).collect();
+    for slot in devices.iter_mut().filter_map(|device| device.mps.as_mut()) {
+        let Some(namespace) = &mut slot.namespace else {
+            continue;
+        };
+        let same: Vec<_> = parts.iter().filter(|p| p.name == namespace.name).collect();
+        if same.is_empty() {
+            continue;
+        }
+        let cores: u32 = same.iter().map(|part| part.cores).sum();
+        namespace.cores = cores.min(100);
+        // A part that is not known leaves the sum without a limit.
+        namespace.memory_mib = same.iter().map(|part| part.memory_mib).sum();
+    }
+}
+
 /// Returns the place of a claim that has its GPU alone, with a server of its own.
-pub(super) fn of_claim(limits: MpsLimits) -> MpsSlot {
+pub(super) fn of_claim(
+    claim: &ClaimUid,
+    result: &AllocatedDevice,
+    limits: MpsLimits,
+    seen: &Snapshot<'_>,
+) -> MpsSlot {
+    let inventory = seen.inventory.as_ref();
+    let protocol = inventory.and_then(|inventory| inventory.system.mps.protocol());
+    let own = MpsServer::of_claim(limits.cores, limits.memory);
+    let (server, namespace) = match protocol {
+        Some(MpsProtocol::V3) => {
+            let name = MpsNamespaceName::of(claim, &result.device);
+            let MpsServer {
+                cores, memory_mib, ..
+            } = own;
+            let namespace = MpsNamespace {
+                name,
+                cores,
+                memory_mib,
+            };
+            (MpsServer::NAMESPACES, Some(namespace))
+        }
+        Some(MpsProtocol::V2) | None => (own, None),
+    };
     MpsSlot {
-        server: MpsServer::of_claim(limits.cores, limits.memory),
+        server,
         priority: None,
+        namespace,
     }
 }
 
@@ -79,10 +164,19 @@ pub(super) fn servable(
         .inventory
         .as_ref()
         .map(|inventory| inventory.system.mps);
-    if let Some(lack) = node.and_then(|node| node.lack_for(gpu.facts.architecture)) {
-        return Err(match slot.server.slots {
-            Some(_) => Why::MpsUnavailable(lack),
-            None => Why::MpsServerUnavailable(lack),
+    let has_other = |node: MpsAbility| {
+        let protocol = node.protocol();
+        protocol.is_some_and(|protocol| protocol != slot.server.protocol)
+    };
+    let lack = node.and_then(|node| {
+        let other = || has_other(node).then_some(OTHER_PROTOCOL);
+        node.lack_for(gpu.facts.architecture).or_else(other)
+    });
+    if let Some(lack) = lack {
+        return Err(if device.is_mps_share() {
+            Why::MpsUnavailable(lack)
+        } else {
+            Why::MpsServerUnavailable(lack)
         });
     }
     let Some(slots) = slot.server.slots else {

@@ -27,7 +27,10 @@ impl Story {
         assert!(self.hardware.late.is_empty(), "a call beside one in flight");
         self.changes += 1;
         // The supervisor carries out one request after the other, so none of its calls lands late.
-        let in_order = matches!(call, Call::StopMps | Call::StartMps(_));
+        let in_order = matches!(
+            call,
+            Call::StopMps | Call::StartMps(_) | Call::PutNamespace(_) | Call::RemoveNamespace(_)
+        );
         let fault = match self.fault.take() {
             Some(Fault::Late) if in_order => Some(Fault::Lies),
             fault => fault,
@@ -193,7 +196,10 @@ impl Story {
             places: places
                 .map(|place| (*place, Ok(self.hardware.living(*place))))
                 .collect(),
-            mps: Some(Ok(self.hardware.mps)),
+            mps: Some(Ok(self.hardware.mps.map(|server| MpsSeen {
+                server,
+                namespaces: Some(self.hardware.namespaces.clone()),
+            }))),
             in_flight: (!self.hardware.late.is_empty()).then_some(GpuOp::SetMigMode),
         }
     }
@@ -202,13 +208,14 @@ impl Story {
     pub(super) fn check_order(changes: &[Change], holds: &Holds, wanted: &GpuGoal) {
         let rank = |change: &Change| match change {
             Change::Forget(_) => 0,
-            Change::StopMps => 1,
+            Change::StopMps | Change::RemoveNamespace(_) => 1,
             Change::Remove(..) => 2,
             Change::SetMigMode(_) => 3,
             Change::SetComputeMode(_) => 4,
             Change::SetTimeSlice(_) => 5,
             Change::Create(_) => 6,
             Change::StartMps(_) => 7,
+            Change::PutNamespace(_) => 8,
         };
         assert!(changes.is_sorted_by_key(rank), "{changes:?}");
         let kept: BTreeSet<Place> = holds
@@ -249,6 +256,9 @@ impl Story {
             assert!(!matches!(wanted.slice, Want::Found), "given back too early");
             assert!(!matches!(wanted.mig, Want::Found), "given back too early");
             assert!(!matches!(wanted.mps, Want::Found), "stopped too early");
+            let ends = |change: &Change| matches!(change, Change::RemoveNamespace(_));
+            let own = matches!(wanted.ends, Ends::These(_));
+            assert!(own || !changes.iter().any(ends), "ended too early");
         }
     }
 
@@ -297,6 +307,14 @@ impl Story {
                     Err(error) => return Err(error),
                 }
                 self.save(state)
+            }
+            Change::PutNamespace(namespace) => {
+                self.kinds.insert("put");
+                self.call(&Call::PutNamespace(*namespace))
+            }
+            Change::RemoveNamespace(name) => {
+                self.kinds.insert("end");
+                self.call(&Call::RemoveNamespace(*name))
             }
             Change::SetMigMode(to) => {
                 self.kinds.insert("mig");

@@ -35,6 +35,8 @@ pub(super) struct Hardware {
     pub(super) slice: TimeSlice,
     /// The MPS server that runs.
     pub(super) mps: Option<MpsServer>,
+    /// Its namespaces.
+    pub(super) namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     pub(super) instances: BTreeMap<Place, Real>,
     pub(super) made: u32,
     /// Calls that have timed out and land later.
@@ -49,6 +51,8 @@ pub(super) enum Call {
     Slice(TimeSlice),
     StopMps,
     StartMps(MpsServer),
+    PutNamespace(MpsNamespace),
+    RemoveNamespace(MpsNamespaceName),
     CreateGpuInstance(Place),
     CreateComputeInstance(Place),
     DestroyComputeInstance(Place, String),
@@ -74,6 +78,12 @@ pub(super) enum Failed {
 }
 
 impl Hardware {
+    /// The server dies or is stopped: its namespaces go with it.
+    pub(super) fn server_ends(&mut self) {
+        self.mps = None;
+        self.namespaces.clear();
+    }
+
     pub(super) fn run(&mut self, call: &Call) -> Result<(), Failed> {
         match call {
             Call::Mig(on) if self.mig == *on => {}
@@ -84,11 +94,18 @@ impl Hardware {
             }
             Call::Compute(to) => self.compute = *to,
             Call::Slice(to) => self.slice = *to,
-            Call::StopMps => self.mps = None,
+            Call::StopMps => self.server_ends(),
             Call::StartMps(server) if self.mps.is_none_or(|runs| runs == *server) => {
                 self.mps = Some(*server);
             }
             Call::StartMps(_) => return Err(Failed::NotDone),
+            Call::PutNamespace(namespace) => {
+                if !self.mps.is_some_and(MpsServer::has_namespaces) {
+                    return Err(Failed::NotDone);
+                }
+                self.namespaces.insert(namespace.name, *namespace);
+            }
+            Call::RemoveNamespace(name) => drop(self.namespaces.remove(name)),
             Call::CreateGpuInstance(place) => {
                 assert_eq!(self.mps, None, "a partition beside an MPS server");
                 let taken = self.instances.keys().any(|other| other.overlaps(*place));

@@ -18,6 +18,8 @@ pub(super) struct Story {
     /// Records that cannot be read now.
     torn: BTreeSet<ClaimUid>,
     granted: Granted,
+    /// The driver has MPS servers with namespaces.
+    has_namespaces: bool,
     boot: u32,
     fault: Option<Fault>,
     /// The process dies after so many effects.
@@ -38,6 +40,7 @@ impl Story {
                 compute: ComputeMode::Default,
                 slice: TimeSlice::Default,
                 mps: None,
+                namespaces: BTreeMap::new(),
                 instances: BTreeMap::new(),
                 made: 0,
                 late: Vec::new(),
@@ -52,6 +55,7 @@ impl Story {
                 mps: MpsServer::equal(4, None),
                 ..Granted::default()
             },
+            has_namespaces: false,
             boot: 1,
             fault: None,
             dies_in: None,
@@ -76,6 +80,10 @@ impl Story {
     pub(super) fn run(&mut self) {
         if self.chance.one_in(4) {
             self.hardware.compute = ComputeMode::ExclusiveProcess;
+        }
+        if self.chance.one_in(2) {
+            self.has_namespaces = true;
+            self.granted.mps = Some(MpsServer::NAMESPACES);
         }
         let (mig, compute) = (self.hardware.mig, self.hardware.compute);
         for _ in 0..20 + self.chance.below(40) {
@@ -117,7 +125,11 @@ impl Story {
                     may_change_mode: !self.chance.one_in(4),
                     offers_partitions: !self.chance.one_in(4),
                     share_time_slice: slices[usize::try_from(self.chance.below(3)).unwrap()],
-                    mps: MpsServer::equal(if self.chance.one_in(2) { 2 } else { 4 }, None),
+                    mps: if self.has_namespaces {
+                        Some(MpsServer::NAMESPACES)
+                    } else {
+                        MpsServer::equal(if self.chance.one_in(2) { 2 } else { 4 }, None)
+                    },
                     ..Granted::default()
                 };
                 self.say(format!("{:?}", self.granted));
@@ -150,7 +162,11 @@ impl Story {
             }
             23 if self.hardware.mps.is_some() => {
                 self.say("the MPS daemon dies");
-                self.hardware.mps = None;
+                self.hardware.server_ends();
+            }
+            24 if !self.hardware.namespaces.is_empty() => {
+                self.say("a namespace is lost");
+                let _ = self.hardware.namespaces.pop_first();
             }
             _ => {}
         }
@@ -166,7 +182,9 @@ impl Story {
         let (target, sharing, time_slice) = match uid.as_str() {
             "a" | "b" => (half, Sharing::Exclusive, None),
             "c" | "d" if self.chance.one_in(2) => (half, Sharing::TimeSliced, None),
-            "c" | "d" if self.chance.one_in(2) => (Target::Gpu, Sharing::Mps, None),
+            "c" | "d" if self.has_namespaces || self.chance.one_in(2) => {
+                (Target::Gpu, Sharing::Mps, None)
+            }
             "c" | "d" => (
                 Target::Gpu,
                 Sharing::TimeSliced,
@@ -188,11 +206,18 @@ impl Story {
         let is_own = is_own && time_slice.is_none() && self.chance.one_in(2);
         let server = match sharing {
             Sharing::Mps => Some(server),
+            _ if self.has_namespaces => is_own.then_some(MpsServer::NAMESPACES),
             _ => is_own.then(|| MpsServer::of_claim(cores, memory)),
         };
-        let of = |server| MpsSlot {
+        let namespace = MpsNamespace {
+            name: MpsNamespaceName::of(uid, &"gpu-0".parse().unwrap()),
+            cores: cores.unwrap_or(10),
+            memory_mib: memory.map(|bytes| bytes >> 20),
+        };
+        let of = |server: MpsServer| MpsSlot {
             server,
             priority: None,
+            namespace: server.has_namespaces().then_some(namespace),
         };
         RecordedDevice {
             allocated: AllocatedDevice {
@@ -282,7 +307,24 @@ impl Story {
                 !runs || self.may_use_mps() || !self.torn.is_empty(),
                 "an orphan"
             );
+            self.check_namespaces();
         }
+    }
+
+    /// After a round each claim of this boot has its namespace, and no other is left. The server of claims
+    /// that are being undone is theirs to stop.
+    fn check_namespaces(&self) {
+        let boot = self.boot();
+        let fine = self.records.values().filter(|record| {
+            record.boot == boot && needs_mps(record) && !self.torn.contains(&record.uid)
+        });
+        let wanted = fine.filter_map(|record| record.devices[0].mps?.namespace);
+        let wanted: BTreeMap<_, _> = wanted.map(|one| (one.name, one)).collect();
+        let mut found = self.hardware.namespaces.clone();
+        if wanted.is_empty() || !self.torn.is_empty() {
+            found.retain(|name, _| wanted.contains_key(name));
+        }
+        assert_eq!(found, wanted);
     }
 
     /// Returns whether a claim holds a slot, if only from an earlier boot.
@@ -299,7 +341,8 @@ impl Story {
         let own = |record: &Record| {
             let is_now = record.boot == boot && needs_mps(record);
             let server = record.devices[0].mps?.server;
-            Some(server).filter(|server| is_now && server.slots.is_none())
+            let is_own = record.devices[0].sharing == Sharing::Exclusive;
+            Some(server).filter(|_| is_now && is_own)
         };
         records.find_map(own).filter(|_| self.torn.is_empty())
     }
@@ -352,7 +395,7 @@ impl Story {
         self.hardware.compute = ComputeMode::Default;
         self.hardware.slice = TimeSlice::Default;
         self.hardware.instances.clear();
-        self.hardware.mps = None;
+        self.hardware.server_ends();
         self.hardware.late.clear();
         self.torn.clear();
         let unfinished = |record: &Record| record.phase != Phase::Prepared;
@@ -499,6 +542,7 @@ impl Story {
         assert!(self.hardware.instances.is_empty(), "{:?}", self.hardware);
         assert_eq!(self.hardware.slice, TimeSlice::Default);
         assert_eq!(self.hardware.mps, None, "an orphan");
+        assert!(self.hardware.namespaces.is_empty(), "{:?}", self.hardware);
         let compute = if self.boot == 1 {
             compute
         } else {

@@ -1,10 +1,11 @@
 //! MPS servers of GPUs, by way of the supervisor that runs them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use divvy_claims::{Cause, ChangeError};
-use divvy_model::{GpuUuid, MpsServer};
+use divvy_claims::{Cause, ChangeError, MpsSeen};
+use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsServer, lock};
 
 use super::Hardware;
 
@@ -15,6 +16,8 @@ pub struct RunningServer {
     pub server: MpsServer,
     /// Processes of its daemon and its servers: they are no user's.
     pub pids: BTreeSet<u32>,
+    /// Its namespaces that are ours.
+    pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
 }
 
 /// Starts and stops the MPS servers of GPUs; filled by the kubelet plugin with the supervisor. One
@@ -28,6 +31,20 @@ pub trait MpsServers: Send + Sync {
     fn start(&self, gpu: &GpuUuid, server: MpsServer, until: Duration) -> Result<(), ChangeError>;
     /// Ends the daemon of a GPU with its servers; nothing if none runs.
     fn stop(&self, gpu: &GpuUuid, until: Duration) -> Result<(), ChangeError>;
+    /// Makes a namespace of a server that runs; nothing if it is there with this size.
+    fn put_namespace(
+        &self,
+        gpu: &GpuUuid,
+        namespace: MpsNamespace,
+        until: Duration,
+    ) -> Result<(), ChangeError>;
+    /// Ends a namespace with the clients that are left in it; nothing if there is none.
+    fn remove_namespace(
+        &self,
+        gpu: &GpuUuid,
+        name: MpsNamespaceName,
+        until: Duration,
+    ) -> Result<(), ChangeError>;
 }
 
 /// A node without MPS.
@@ -53,6 +70,86 @@ impl MpsServers for NoMps {
     fn stop(&self, _: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
         Err(switched_off())
     }
+
+    fn put_namespace(&self, _: &GpuUuid, _: MpsNamespace, _: Duration) -> Result<(), ChangeError> {
+        Err(switched_off())
+    }
+
+    fn remove_namespace(
+        &self,
+        _: &GpuUuid,
+        _: MpsNamespaceName,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
+        Err(switched_off())
+    }
+}
+
+/// Servers that are there once they are started, and compute nothing: a node without hardware.
+#[derive(Debug, Default)]
+pub struct ListedServers(Mutex<BTreeMap<GpuUuid, RunningServer>>);
+
+impl ListedServers {
+    /// Returns them.
+    pub fn all(&self) -> BTreeMap<GpuUuid, RunningServer> {
+        lock(&self.0).clone()
+    }
+
+    /// Ends all of them at once.
+    pub fn die(&self) {
+        lock(&self.0).clear();
+    }
+
+    fn namespaces(&self, gpu: &GpuUuid, change: impl FnOnce(&mut RunningServer)) {
+        if let Some(running) = lock(&self.0).get_mut(gpu) {
+            change(running);
+        }
+    }
+}
+
+impl MpsServers for ListedServers {
+    fn running(&self, _: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
+        Ok(self.all())
+    }
+
+    fn start(&self, gpu: &GpuUuid, server: MpsServer, _: Duration) -> Result<(), ChangeError> {
+        let running = RunningServer {
+            server,
+            pids: BTreeSet::new(),
+            namespaces: BTreeMap::new(),
+        };
+        lock(&self.0).entry(gpu.clone()).or_insert(running);
+        Ok(())
+    }
+
+    fn stop(&self, gpu: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
+        lock(&self.0).remove(gpu);
+        Ok(())
+    }
+
+    fn put_namespace(
+        &self,
+        gpu: &GpuUuid,
+        namespace: MpsNamespace,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
+        self.namespaces(gpu, |running| {
+            running.namespaces.insert(namespace.name, namespace);
+        });
+        Ok(())
+    }
+
+    fn remove_namespace(
+        &self,
+        gpu: &GpuUuid,
+        name: MpsNamespaceName,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
+        self.namespaces(gpu, |running| {
+            running.namespaces.remove(&name);
+        });
+        Ok(())
+    }
 }
 
 impl Hardware<'_> {
@@ -61,21 +158,11 @@ impl Hardware<'_> {
         self,
         gpu: &GpuUuid,
         until: Duration,
-    ) -> Result<Option<MpsServer>, String> {
-        let running = self.mps.running(until)?;
-        Ok(running.get(gpu).map(|running| running.server))
-    }
-
-    pub(crate) fn start_mps(
-        self,
-        gpu: &GpuUuid,
-        server: MpsServer,
-        until: Duration,
-    ) -> Result<(), ChangeError> {
-        self.mps.start(gpu, server, until)
-    }
-
-    pub(crate) fn stop_mps(self, gpu: &GpuUuid, until: Duration) -> Result<(), ChangeError> {
-        self.mps.stop(gpu, until)
+    ) -> Result<Option<MpsSeen>, String> {
+        let mut running = self.mps.running(until)?;
+        Ok(running.remove(gpu).map(|running| MpsSeen {
+            server: running.server,
+            namespaces: Some(running.namespaces),
+        }))
     }
 }

@@ -10,12 +10,16 @@ use std::time::Duration;
 use divvy_claims::{AllocatedDevice, Claim, ConfigEntry, ConfigSource, Phase, Record, Stored};
 use divvy_executor::{Event, Folder, LockName, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
-use divvy_model::{BootId, ComputeMode, GpuDriver, GpuUuid, Grant, MpsServer, TimeSlice};
+use divvy_model::{
+    BootId, ComputeMode, GpuDriver, GpuUuid, Grant, MpsProtocol, MpsServer, TimeSlice,
+};
 use serde_json::{Value, json};
 
 use crate::mig_world::{claim_of, living, mig_world, sim};
 use crate::story::{Cast, alone, sequences, uid, with_log};
-use crate::world::accessors::{counts, picture_of, place_of, settings, wanted_time_slice};
+use crate::world::accessors::{
+    counts, picture_of, place_of, set_protocol, settings, wanted_time_slice,
+};
 use crate::world::{DRIVER, HardwareFault, Place};
 
 mod truth;
@@ -76,6 +80,8 @@ struct Story {
     foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
     /// How often a prepare was refused, by why.
     refused: BTreeMap<&'static str, usize>,
+    /// Protocol of the node's MPS servers.
+    protocol: MpsProtocol,
 }
 
 impl Deref for Story {
@@ -98,7 +104,9 @@ impl Story {
             fixed: BTreeSet::new(),
             foreign: BTreeMap::new(),
             refused: BTreeMap::new(),
+            protocol: MpsProtocol::of_number(if seed.is_multiple_of(2) { 2 } else { 3 }).unwrap(),
         };
+        set_protocol(&story.world, story.protocol);
         if story.chance.one_in(3) {
             story.admin_partitions();
         }
@@ -154,7 +162,12 @@ impl Story {
                     may_change_mode: may,
                     offers_partitions: Some(true),
                     share_time_slice: slice,
-                    mps: MpsServer::equal(if slice.is_some() { 2 } else { 4 }, None),
+                    mps: match self.protocol {
+                        MpsProtocol::V2 => {
+                            MpsServer::equal(if slice.is_some() { 2 } else { 4 }, None)
+                        }
+                        MpsProtocol::V3 => Some(MpsServer::NAMESPACES),
+                    },
                     ..Grant::default()
                 },
             );
@@ -328,8 +341,19 @@ impl Story {
             let exclusive = mode == Some(ComputeMode::ExclusiveProcess);
             if used_now {
                 assert!(runs && exclusive, "no MPS server on {gpu}: {records:?}");
-            } else if used.count() == 0 {
+            } else if used.clone().count() == 0 {
                 assert!(!runs && !exclusive, "an MPS server on {gpu}: {records:?}");
+            }
+            if used_now {
+                let here = used.filter(|record| is_now(record));
+                let here = here.flat_map(|record| &record.devices);
+                let wanted = here.filter(|device| device.gpu == gpu);
+                let wanted: BTreeMap<_, _> = wanted
+                    .filter_map(|device| device.mps?.namespace)
+                    .map(|namespace| (namespace.name, namespace))
+                    .collect();
+                let found = self.world.lock().namespaces.get(&gpu).cloned();
+                assert_eq!(found.unwrap_or_default(), wanted, "on {gpu}: {records:?}");
             }
         }
     }
@@ -415,7 +439,7 @@ impl Story {
                 let number = self.chance.below(GPUS);
                 let gpu = self.world.gpu(number);
                 self.say(format!("the MPS daemon of {gpu} dies"));
-                self.world.lock().mps.remove(&gpu);
+                self.world.lock().server_dies(&gpu);
             }
             29 => {
                 let faults = [HardwareFault::Refuses, HardwareFault::Lies];
@@ -497,6 +521,7 @@ impl Story {
             "every time slice is back at the default"
         );
         assert_eq!(m.mps, BTreeMap::new(), "no MPS server is left");
+        assert_eq!(m.namespaces, BTreeMap::new());
         for (file, bytes) in m.files(Folder::Gpus) {
             let state = picture_of(&bytes);
             assert!(

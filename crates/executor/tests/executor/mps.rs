@@ -5,13 +5,18 @@ use std::time::Duration;
 
 use divvy_claims::{Claim, ConfigEntry, ConfigSource};
 use divvy_executor::{Event, Executor, InventorySource, LockName, Refresh, Unprepared};
-use divvy_model::{ComputeMode, GpuDriver, GpuUuid, Grant, MpsAbility, MpsServer};
+use divvy_model::{
+    ComputeMode, GpuDriver, GpuUuid, Grant, MpsAbility, MpsNamespace, MpsNamespaceName,
+    MpsProtocol, MpsServer,
+};
 use serde_json::{Value, json};
 
 use crate::mig_world::{claim_of, mig_world, sim};
 use crate::story::uid;
-use crate::world::accessors::settings;
+use crate::world::accessors::{set_protocol, settings};
 use crate::world::{DRIVER, HardwareFault, Moment, World};
+
+type Namespaces = std::collections::BTreeMap<MpsNamespaceName, MpsNamespace>;
 
 fn setup() -> (World, Executor, GpuUuid) {
     let world = mig_world("h100x2", 1);
@@ -99,6 +104,152 @@ fn slots(executor: &Executor, gpu: &GpuUuid, slots: u32) {
         ..Grant::default()
     };
     executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+}
+
+/// Two GPUs whose MPS servers have namespaces.
+fn setup_with_namespaces() -> (World, Executor, GpuUuid) {
+    let (world, executor, gpu) = setup();
+    set_protocol(&world, MpsProtocol::V3);
+    let grant = Grant {
+        mps: Some(MpsServer::NAMESPACES),
+        ..Grant::default()
+    };
+    executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+    (world, executor, gpu)
+}
+
+/// A claim of a share with so much of the GPU.
+fn part(name: &str, cores: u32, memory: &str) -> Claim {
+    let mut claim = share(name);
+    for result in &mut claim.allocation.results {
+        let granted = [("cores", cores.to_string()), ("memory", memory.to_owned())];
+        result.consumed_capacity = granted
+            .map(|(name, amount)| (name.to_owned(), amount))
+            .into();
+    }
+    claim
+}
+
+/// The namespaces of a GPU's server: percent of the threads, and MiB.
+fn namespaces(world: &World, gpu: &GpuUuid) -> Vec<(u32, Option<u64>)> {
+    let m = world.lock();
+    let all = m.namespaces.get(gpu).into_iter().flatten();
+    let mut sizes: Vec<_> = all.map(|(_, one)| (one.cores, one.memory_mib)).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+#[test]
+fn each_claim_has_a_namespace_of_its_own_size_for_as_long_as_it_lasts() {
+    let (world, executor, gpu) = setup_with_namespaces();
+    world.prepare(&executor, &part("a", 30, "10Gi")).unwrap();
+    assert_eq!(world.lock().mps.get(&gpu), Some(&MpsServer::NAMESPACES));
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    world.prepare(&executor, &part("b", 5, "1Gi")).unwrap();
+    let both = [(5, Some(1024)), (30, Some(10_240))];
+    assert_eq!(namespaces(&world, &gpu), both);
+    // Asked again, it has what it had.
+    world.prepare(&executor, &part("b", 5, "1Gi")).unwrap();
+    assert_eq!(namespaces(&world, &gpu), both);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(namespaces(&world, &gpu), [(5, Some(1024))]);
+    world.unprepare(&executor, &uid("b")).unwrap();
+    assert!(world.lock().namespaces.is_empty());
+    is_plain(&world, &gpu);
+}
+
+#[test]
+fn a_round_makes_lost_namespaces_again_and_ends_those_of_no_claim() {
+    let (world, executor, gpu) = setup_with_namespaces();
+    for (name, cores) in [("a", 30), ("b", 5)] {
+        let claim = part(name, cores, "1Gi");
+        world.prepare(&executor, &claim).unwrap();
+        world.lock().api.insert(uid(name), claim);
+    }
+    let before = world.lock().namespaces.clone();
+    let expected = [(5, Some(1024)), (30, Some(1024))];
+    // The daemon dies, one is lost, one is of a claim that no record is left of.
+    let stray = |all: &mut Namespaces| {
+        let name = MpsNamespaceName::of(&uid("stray"), &"gpu-0-mps".parse().unwrap());
+        let one = MpsNamespace {
+            name,
+            cores: 1,
+            memory_mib: None,
+        };
+        all.insert(name, one);
+    };
+    let lost = |all: &mut Namespaces| {
+        all.pop_first();
+    };
+    let other = |all: &mut Namespaces| {
+        for one in all.values_mut() {
+            one.cores = 0;
+        }
+    };
+    for change in [stray as fn(&mut Namespaces), lost, other] {
+        change(world.lock().namespaces.get_mut(&gpu).unwrap());
+        assert_ne!(world.lock().namespaces, before);
+        executor.reconcile(&world.view());
+        assert_eq!(namespaces(&world, &gpu), expected);
+    }
+    world.lock().server_dies(&gpu);
+    let report = executor.reconcile(&world.view());
+    assert_eq!(namespaces(&world, &gpu), expected);
+    assert!(report.events.contains(&restarted(&gpu, &["a", "b"])));
+    assert_eq!(world.lock().namespaces, before);
+}
+
+/// All that a claim has of a GPU is in one namespace: a program can use one only.
+#[test]
+fn shares_of_one_claim_are_added_up_and_limits_are_kept_above_requests() {
+    let (world, executor, gpu) = setup_with_namespaces();
+    let mut two = part("two", 60, "2Gi");
+    let mut second = two.allocation.results[0].clone();
+    second.request = "second".to_owned();
+    second.share_id = Some("other".to_owned());
+    two.allocation.results.push(second);
+    world.prepare(&executor, &two).unwrap();
+    assert_eq!(namespaces(&world, &gpu), [(100, Some(4096))]);
+    world.unprepare(&executor, &uid("two")).unwrap();
+    let limited = |cores: u32| {
+        let mut claim = part("a", 30, "10Gi");
+        let config = json!({"limits": {"cores": cores}, "priority": "BelowNormal"});
+        claim.configs = with_config("a", config).configs;
+        claim
+    };
+    let error = world.prepare(&executor, &limited(29)).unwrap_err();
+    assert_eq!(error.category(), "bad-limit");
+    let text = divvy_model::chain(&error).to_string();
+    let words = "limits.cores of its MpsConfig, 29, is below the 30 percent";
+    assert!(text.contains(words), "{text}");
+    is_plain(&world, &gpu);
+    world.prepare(&executor, &limited(50)).unwrap();
+    assert_eq!(namespaces(&world, &gpu), [(50, Some(10_240))]);
+}
+
+#[test]
+fn a_claim_that_has_its_gpu_alone_has_one_namespace_for_all_its_pods() {
+    let (world, executor, gpu) = setup_with_namespaces();
+    world.prepare(&executor, &own("a")).unwrap();
+    assert_eq!(world.lock().mps.get(&gpu), Some(&MpsServer::NAMESPACES));
+    assert_eq!(namespaces(&world, &gpu), [(50, Some(10_240))]);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    is_plain(&world, &gpu);
+}
+
+/// Records of before are not carried out with another protocol.
+#[test]
+fn another_protocol_after_a_boot_is_refused_in_words() {
+    let (world, executor, _) = setup();
+    let claim = share("a");
+    world.prepare(&executor, &claim).unwrap();
+    world.reboot();
+    let executor = world.start();
+    set_protocol(&world, MpsProtocol::V3);
+    let error = world.prepare(&executor, &claim).unwrap_err();
+    assert_eq!(error.category(), "mps-unavailable");
+    let text = divvy_model::chain(&error).to_string();
+    assert!(text.contains("another protocol of MPS"), "{text}");
 }
 
 #[test]
@@ -350,7 +501,7 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
         is_plain(&world, &gpu);
         (error.category().to_owned(), divvy_model::chain(&error))
     };
-    let able = MpsAbility::Available;
+    let able = MpsAbility::Available(MpsProtocol::V2);
     let of_two = {
         let mut claim = claim_of("two", &["gpu-0-mps", "gpu-1-mps"], "t1");
         for (n, result) in claim.allocation.results.iter_mut().enumerate() {
@@ -373,7 +524,7 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
         ),
         (
             own("a"),
-            MpsAbility::NewDriver,
+            MpsAbility::OldDriver,
             "mps-unavailable",
             "remove mps from the GpuConfig",
         ),
@@ -397,9 +548,9 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
         ),
         (
             share("a"),
-            MpsAbility::NewDriver,
+            MpsAbility::OldDriver,
             "mps-unavailable",
-            "R615 or later",
+            "older than R535",
         ),
         (
             share("a"),

@@ -25,7 +25,8 @@ use crate::mig_hardware::Hardware;
 use crate::mig_world::{living, sim};
 use divvy_model::{
     AttributeValue, ClaimUid, DeviceKind, Gpu, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid,
-    Grant, Inventory, MigUuid, MpsAbility, MpsServer, PciAddress, TimeSlice,
+    Grant, Inventory, MigUuid, MpsAbility, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
+    PciAddress, TimeSlice,
 };
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -57,7 +58,7 @@ impl World {
     pub(crate) fn new(gpus: &str, seed: u64) -> Self {
         let sim = SimNode::parse(gpus).unwrap();
         let mut inventory = sim.inventory();
-        inventory.system.mps = MpsAbility::Available;
+        inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
         Self(
             Arc::new(Mutex::new(Machine {
                 now: Duration::from_secs(1000),
@@ -93,6 +94,7 @@ impl World {
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
                 mps: BTreeMap::new(),
+                namespaces: BTreeMap::new(),
                 mps_fault: None,
                 pods: BTreeMap::new(),
                 among: None,
@@ -232,6 +234,7 @@ impl World {
         m.metadata.values_mut().for_each(Vec::clear);
         m.slices.iter_mut().for_each(BTreeMap::clear);
         m.mps.clear();
+        m.namespaces.clear();
         m.sim.edit(divvy_gpu_sim::Engine::reboot);
         m.processes.clear();
         m.hardware_fault = None;

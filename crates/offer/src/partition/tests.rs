@@ -122,14 +122,19 @@ impl Node {
         carved
     }
 
-    /// The pool while these MPS servers run.
-    fn carve_beside(&self, mps_servers: &BTreeMap<GpuUuid, MpsServer>) -> Pool {
-        let plain = Input::plain("n1", &self.inventory, &self.ordinals, &self.features);
-        let input = Input {
+    fn input(&self) -> Input<'_> {
+        Input {
             capabilities: &self.capabilities,
             rules: &self.rules,
+            ..Input::plain("n1", &self.inventory, &self.ordinals, &self.features)
+        }
+    }
+
+    /// The pool while these MPS servers run.
+    fn carve_beside(&self, mps_servers: &BTreeMap<GpuUuid, MpsServer>) -> Pool {
+        let input = Input {
             mps_servers,
-            ..plain
+            ..self.input()
         };
         carve(&input).pool
     }

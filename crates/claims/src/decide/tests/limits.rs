@@ -85,7 +85,7 @@ fn a_share_is_capped_at_its_limit_and_keeps_its_request() {
 #[test]
 fn a_limit_that_cannot_be_kept_is_refused_with_the_remedy() {
     let refused = |world: &World, granted, limit: &str| world.refusal(&limited(granted, limit));
-    let of = "limits.memory of its ShareConfig, ";
+    let of = "limits.memory of its config, ";
     for (burst, granted, limit, category, words, fix) in [
         (
             "2x",

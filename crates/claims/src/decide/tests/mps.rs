@@ -21,7 +21,7 @@ fn served(config: &Value) -> Claim {
 
 fn able() -> World {
     let mut world = World::new();
-    world.inventory.system.mps = MpsAbility::Available;
+    world.inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
     let board = world.inventory.gpus.get_mut(&gpu(0)).unwrap();
     board.facts.compute_mode = Some(ComputeMode::Default);
     world

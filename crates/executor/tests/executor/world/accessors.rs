@@ -393,3 +393,11 @@ impl DeviceEdits for World {
         Self::attributes_of(inventory, &device.gpu)
     }
 }
+
+/// Gives the node a driver with this protocol of MPS.
+pub(crate) fn set_protocol(world: &World, protocol: MpsProtocol) {
+    let mut m = world.lock();
+    let mut inventory = (**m.inventory.as_ref().unwrap()).clone();
+    inventory.system.mps = MpsAbility::Available(protocol);
+    m.inventory = Some(Arc::new(inventory));
+}

@@ -108,6 +108,8 @@ pub(crate) struct Machine {
     pub slice_fault: Option<HardwareFault>,
     /// MPS servers that run.
     pub mps: BTreeMap<GpuUuid, MpsServer>,
+    /// Namespaces of those servers.
+    pub namespaces: BTreeMap<GpuUuid, BTreeMap<MpsNamespaceName, MpsNamespace>>,
     /// What the next start or stop of one does instead.
     pub mps_fault: Option<HardwareFault>,
     /// Pods of the processes on them.

@@ -332,14 +332,15 @@ impl MpsServers for World {
             return Err("dead".to_owned());
         }
         let pids = BTreeSet::from([SERVER_PID]);
-        let running = |server: &MpsServer| RunningServer {
-            server: *server,
-            pids: pids.clone(),
+        let running = |(gpu, server): (&GpuUuid, &MpsServer)| {
+            let running = RunningServer {
+                server: *server,
+                pids: pids.clone(),
+                namespaces: m.namespaces.get(gpu).cloned().unwrap_or_default(),
+            };
+            (gpu.clone(), running)
         };
-        let all = m.mps.iter();
-        Ok(all
-            .map(|(gpu, server)| (gpu.clone(), running(server)))
-            .collect())
+        Ok(m.mps.iter().map(running).collect())
     }
 
     fn start(&self, gpu: &GpuUuid, server: MpsServer, _: Duration) -> Result<(), ChangeError> {
@@ -363,13 +364,49 @@ impl MpsServers for World {
     fn stop(&self, gpu: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
         let mut m = self.lock();
         m.needs(&LockName::Gpu(gpu.clone()), "an MPS server is stopped");
-        m.mps_call("stop an MPS server", |m| {
-            m.mps.remove(gpu);
+        m.mps_call("stop an MPS server", |m| m.server_dies(gpu))
+    }
+
+    fn put_namespace(
+        &self,
+        gpu: &GpuUuid,
+        namespace: MpsNamespace,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
+        let mut m = self.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), "a namespace is made");
+        if !m.mps.get(gpu).is_some_and(|runs| runs.has_namespaces()) {
+            return Err(not_done("no server with namespaces runs"));
+        }
+        m.mps_call("make a namespace", |m| {
+            let all = m.namespaces.entry(gpu.clone()).or_default();
+            all.insert(namespace.name, namespace);
+        })
+    }
+
+    fn remove_namespace(
+        &self,
+        gpu: &GpuUuid,
+        name: MpsNamespaceName,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
+        let mut m = self.lock();
+        m.needs(&LockName::Gpu(gpu.clone()), "a namespace is ended");
+        m.mps_call("end a namespace", |m| {
+            if let Some(all) = m.namespaces.get_mut(gpu) {
+                all.remove(&name);
+            }
         })
     }
 }
 
 impl Machine {
+    /// An MPS server dies or is stopped: its namespaces go with it.
+    pub(crate) fn server_dies(&mut self, gpu: &GpuUuid) {
+        self.mps.remove(gpu);
+        self.namespaces.remove(gpu);
+    }
+
     fn mps_call(&mut self, what: &str, does: impl FnOnce(&mut Self)) -> Result<(), ChangeError> {
         let fault = self.mps_fault.take();
         let refused = || not_done("the MPS daemon cannot be started");

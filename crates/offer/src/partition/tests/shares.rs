@@ -1,7 +1,7 @@
 //! Time-sliced shares, and GPUs that are offered in several modes.
 
 use divvy_api::names::capacity as cap;
-use divvy_model::{MemoryCaps, MpsAbility, MpsServer, ShareUnit, TimeSlice};
+use divvy_model::{MemoryCaps, MpsAbility, MpsProtocol, MpsServer, ShareUnit, TimeSlice};
 
 use super::*;
 use crate::{Allowed, OneMode, RequestPolicy, ShareRules};
@@ -32,7 +32,7 @@ fn open(pool: &Pool) -> Vec<&str> {
 /// The whole GPU and MPS shares of it, on a node that can.
 fn by_mps(spec: &str) -> Node {
     let mut node = Node::only(spec, &[Alternative::WHOLE, Alternative::MPS]);
-    node.inventory.system.mps = MpsAbility::Available;
+    node.inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
     node.rule(|rules| {
         rules.shares.slots = 4;
         rules.held_back_mib = 1559;
@@ -81,6 +81,57 @@ fn an_mps_share_gives_out_equal_slots_and_nothing_else() {
     assert!(!share.consumes.is_empty());
 }
 
+/// Servers with namespaces have a limit for each claim, so that a share has any size.
+#[test]
+fn with_namespaces_mps_shares_are_given_out_as_time_sliced_ones() {
+    for (unit, capacities) in [
+        (ShareUnit::Amounts, &["cores", "memory", "slots"][..]),
+        (ShareUnit::Percent, &["percent"]),
+    ] {
+        let asked = [Alternative::TIME_SLICED, Alternative::MPS];
+        let mut node = Node::only("h100x1", &asked);
+        node.inventory.system.mps = MpsAbility::Available(MpsProtocol::V3);
+        node.inventory.system.memory_caps = MemoryCaps::Available;
+        node.rule(|rules| rules.shares.unit = unit);
+        let pool = node.carve(None).pool;
+        assert_eq!(open(&pool), ["gpu-0-ts", "gpu-0-mps"]);
+        let sliced = device(&pool, "gpu-0-ts");
+        let mut expected = Device::new("gpu-0-mps".parse().unwrap());
+        expected.clone_from(sliced);
+        expected.name = "gpu-0-mps".parse().unwrap();
+        expected.attributes.remove("timeSlice");
+        let said = [
+            ("type", "gpu-mps"),
+            ("sharing", "mps"),
+            ("memoryEnforcement", "cgroup"),
+            ("computeEnforcement", "mps-server"),
+        ];
+        for (name, value) in said {
+            let value = AttributeValue::String(value.to_owned());
+            expected.attributes.insert(name.into(), value);
+        }
+        assert_eq!(device(&pool, "gpu-0-mps"), &expected);
+        let found: Vec<_> = expected.capacity.keys().map(AsRef::as_ref).collect();
+        assert_eq!(found, capacities);
+    }
+}
+
+/// Amounts in two units cannot be compared, by whatever sharing they were given out.
+#[test]
+fn no_mps_share_is_given_out_while_others_have_another_unit() {
+    let mut node = by_mps("h100x1");
+    let units = BTreeMap::from([(node.uuid(0), ShareUnit::Percent)]);
+    for (protocol, offered) in [(MpsProtocol::V2, true), (MpsProtocol::V3, false)] {
+        node.inventory.system.mps = MpsAbility::Available(protocol);
+        let input = Input {
+            share_units: &units,
+            ..node.input()
+        };
+        let pool = carve(&input).pool;
+        assert_eq!(open(&pool).contains(&"gpu-0-mps"), offered, "{protocol:?}");
+    }
+}
+
 #[test]
 fn while_an_mps_server_runs_its_slots_are_published() {
     let node = by_mps("h100x1");
@@ -111,7 +162,7 @@ fn an_mps_share_that_cannot_be_had_is_left_out_with_the_reason() {
     for (ability, words) in [
         (MpsAbility::SwitchedOff, "mps.enabled=false"),
         (MpsAbility::NoProgram, "lacks nvidia-cuda-mps-control"),
-        (MpsAbility::NewDriver, "R615 or later"),
+        (MpsAbility::OldDriver, "older than R535"),
     ] {
         let mut node = by_mps("h100x1");
         node.inventory.system.mps = ability;
@@ -122,7 +173,7 @@ fn an_mps_share_that_cannot_be_had_is_left_out_with_the_reason() {
     // MIG mode that only a reset turns off, a board of before, and a rule that does not name it.
     assert!(!findings(&by_mps("a100-40x1").mig_on()).is_empty());
     let mut everything = Node::everything("h100x1");
-    everything.inventory.system.mps = MpsAbility::Available;
+    everything.inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
     assert_eq!(findings(&everything), "");
     // A claim that has it keeps it published, closed to others.
     let mut held = by_mps("h100x1");
