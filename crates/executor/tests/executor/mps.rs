@@ -219,7 +219,7 @@ fn shares_of_one_claim_are_added_up_and_limits_are_kept_above_requests() {
     };
     let error = world.prepare(&executor, &limited(29)).unwrap_err();
     assert_eq!(error.category(), "bad-limit");
-    let text = divvy_model::chain(&error).to_string();
+    let text = divvy_model::chain(&error);
     let words = "limits.cores of its MpsConfig, 29, is below the 30 percent";
     assert!(text.contains(words), "{text}");
     is_plain(&world, &gpu);
@@ -248,7 +248,7 @@ fn another_protocol_after_a_boot_is_refused_in_words() {
     set_protocol(&world, MpsProtocol::V3);
     let error = world.prepare(&executor, &claim).unwrap_err();
     assert_eq!(error.category(), "mps-unavailable");
-    let text = divvy_model::chain(&error).to_string();
+    let text = divvy_model::chain(&error);
     assert!(text.contains("another protocol of MPS"), "{text}");
 }
 

@@ -354,6 +354,10 @@ const MODES: &[Case] = &[
         "mps_shares_run_by_a_daemon_that_outlives_its_supervisor",
         shares::mps,
     ),
+    modes(
+        "mps_shares_have_namespaces_of_any_size_with_r615",
+        shares::mps_of_any_size,
+    ),
     shares("the_memory_of_shares_is_capped_pod_by_pod", shares::caps),
     modes(
         "metrics_show_who_uses_what_and_only_what_is_over_its_grant_is_reported",

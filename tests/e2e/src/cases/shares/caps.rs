@@ -40,7 +40,7 @@ pub(in crate::cases) fn caps(env: &Env) -> Result<()> {
 }
 
 /// Exchanges the driver while no plugin runs, and gives the chart these values.
-fn exchange(env: &Env, version: &str, values: &[&str]) -> Result<()> {
+pub(super) fn exchange(env: &Env, version: &str, values: &[&str]) -> Result<()> {
     env.driver.stop()?;
     env.driver.gpus().remove_driver()?;
     env.driver.gpus().install_driver(version)?;

@@ -26,7 +26,7 @@ pub(super) use caps::caps;
 pub(super) use flips::flips;
 pub(super) use intervals::intervals;
 pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_shares};
-pub(super) use mps::mps;
+pub(super) use mps::{mps, mps_of_any_size};
 pub(super) use older::{not_twice, one_mode};
 pub(super) use policies::{bad, hot, per_gpu, per_node, two};
 pub(super) use prometheus::prometheus;
@@ -173,7 +173,12 @@ fn request(name: &str, class: &str, gpus: &[&str]) -> Value {
 
 /// A request for a share with these capacities, as `[("memory", "30Gi")]`.
 fn share(name: &str, gpus: &[&str], capacity: &[(&str, &str)]) -> Value {
-    let mut request = request(name, names::CLASS_SHARE, gpus);
+    part((name, names::CLASS_SHARE), gpus, capacity)
+}
+
+/// The same for a share of any class.
+fn part((name, class): (&str, &str), gpus: &[&str], capacity: &[(&str, &str)]) -> Value {
+    let mut request = request(name, class, gpus);
     let wanted: serde_json::Map<String, Value> = capacity
         .iter()
         .map(|(name, amount)| ((*name).to_owned(), json!(amount)))

@@ -3,13 +3,17 @@
 
 use std::collections::BTreeSet;
 
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use divvy_model::ComputeMode;
+use fs_err as fs;
 use serde_json::json;
 
+use super::caps::exchange;
 use super::{
-    Policy, create, end, given, gpu_of, h100, partition, request, run, share, wait_for_modes,
+    Policy, create, end, given, gpu_of, h100, part, partition, request, run, share, wait_for_modes,
 };
 use crate::case::{Env, PATIENCE};
 use crate::objects::{Pod, SAY_AND_STAY, claim_for};
@@ -18,6 +22,8 @@ use crate::wait::{poll, wait_for};
 
 /// Number of shares of the GPU.
 const SLOTS: usize = 4;
+/// A driver whose MPS servers have namespaces.
+const WITH_NAMESPACES: &str = "615.71.09";
 
 /// Four pods with a share each beside a time-sliced GPU and a partitioned one: they have one server, which
 /// goes on when supervisor and plugin are replaced, comes again when it is killed, and ends with the last
@@ -32,36 +38,193 @@ pub(in crate::cases) fn mps(env: &Env) -> Result<()> {
     outcome
 }
 
-fn switched_on(env: &Env) -> Result<()> {
-    let [by_mps, sliced, cut] = [h100(env, 0)?, h100(env, 1)?, h100(env, 2)?];
-    let mps_slots = json!({"slots": SLOTS});
-    let _policy = Policy::create(
-        env,
-        &env.namespace,
-        &json!({"rules": [
-            {"gpus": {"uuids": [by_mps]}, "modes": ["Mps"], "shares": mps_slots},
-            {"gpus": {"uuids": [sliced]}, "modes": ["TimeSlicing"]},
-            {"gpus": {"uuids": [cut]}, "modes": ["Mig"]},
-        ]}),
-    )?;
-    wait_for_modes(env, &[by_mps], &["Mps"])?;
-    wait_for_modes(env, &[sliced], &["TimeSlicing"])?;
-    wait_for_modes(env, &[cut], &["Mig"])?;
-    let beside = [
-        (
-            "sliced",
-            run(
-                env,
-                "sliced",
-                &[share("gpu", &[sliced], &[("memory", "10Gi")])],
-            )?,
-        ),
-        (
-            "cut",
-            run(env, "cut", &[partition("gpu", &[cut], "1g.10gb")])?,
-        ),
-    ];
+/// A GPU in MPS shares, beside one that is time-sliced and one that is partitioned, both in use.
+struct Beside<'a> {
+    by_mps: &'a str,
+    pods: [(&'static str, String); 2],
+    _policy: Policy<'a>,
+}
 
+impl<'a> Beside<'a> {
+    fn new(env: &'a Env<'a>, slots: usize) -> Result<Self> {
+        let [by_mps, sliced, cut] = [h100(env, 0)?, h100(env, 1)?, h100(env, 2)?];
+        let mps_slots = json!({"slots": slots});
+        let policy = Policy::create(
+            env,
+            &env.namespace,
+            &json!({"rules": [
+                {"gpus": {"uuids": [by_mps]}, "modes": ["Mps"], "shares": mps_slots},
+                {"gpus": {"uuids": [sliced]}, "modes": ["TimeSlicing"]},
+                {"gpus": {"uuids": [cut]}, "modes": ["Mig"]},
+            ]}),
+        )?;
+        wait_for_modes(env, &[by_mps], &["Mps"])?;
+        wait_for_modes(env, &[sliced], &["TimeSlicing"])?;
+        wait_for_modes(env, &[cut], &["Mig"])?;
+        let a_share = share("gpu", &[sliced], &[("memory", "10Gi")]);
+        let a_partition = partition("gpu", &[cut], "1g.10gb");
+        Ok(Self {
+            by_mps,
+            pods: [
+                ("sliced", run(env, "sliced", &[a_share])?),
+                ("cut", run(env, "cut", &[a_partition])?),
+            ],
+            _policy: policy,
+        })
+    }
+
+    /// Ends what is beside it. Fails unless nothing of MPS is left.
+    fn end(self, env: &Env) -> Result<()> {
+        poll("end of the MPS daemon", PATIENCE, || {
+            Ok(env.driver.mps_daemons()?.is_empty())
+        })?;
+        ensure!(
+            compute_mode(env, self.by_mps)? == ComputeMode::Default,
+            "the compute mode is not back"
+        );
+        for (pod, uid) in self.pods {
+            end(env, pod, &uid)?;
+        }
+        Ok(())
+    }
+}
+
+/// With a driver from R615 on, pods have MPS shares of different sizes, each a namespace of the GPU's one
+/// server: they outlive supervisor and plugin, come again with a daemon that was killed, and end with their
+/// claims.
+pub(in crate::cases) fn mps_of_any_size(env: &Env) -> Result<()> {
+    let first = env.driver.gpus().driver_version();
+    env.driver.stop()?;
+    env.driver.gpus().remove_driver()?;
+    env.driver.gpus().install_driver(WITH_NAMESPACES)?;
+    env.driver.install_mps()?;
+    env.driver.change(&["mps.enabled=true"])?;
+    env.driver.start()?;
+    let outcome = with_namespaces(env);
+    exchange(env, first, &[])?;
+    outcome
+}
+
+fn with_namespaces(env: &Env) -> Result<()> {
+    let beside = Beside::new(env, 16)?;
+    let by_mps = beside.by_mps;
+    let size = |cores: u32, memory: &str| {
+        let amounts = [("cores", &*cores.to_string()), ("memory", memory)];
+        let request = part(("gpu", names::CLASS_MPS), &[by_mps], &amounts);
+        json!({"devices": {"requests": [request]}})
+    };
+    let mut pods = Vec::new();
+    let sizes = [
+        ("one", 50, "20Gi"),
+        ("two", 20, "10Gi"),
+        ("three", 20, "5Gi"),
+        ("four", 10, "5Gi"),
+    ];
+    for (name, cores, memory) in sizes {
+        let uid = Env::uid(&env.create(&claim_for(name, &size(cores, memory)))?)?;
+        let mut pod = Pod::new(name)
+            .claim(name)
+            .container_running("main", &[name], &client());
+        match name {
+            "two" => pod = pod.container_running("other", &[name], &client()),
+            "three" => pod = pod.in_user_namespace(),
+            _ => {}
+        }
+        env.create(&pod.build())?;
+        running(env, name)?;
+        reaches_its_server(env, name, "main")?;
+        pods.push((name, uid));
+    }
+    reaches_its_server(env, "two", "other")?;
+    ensure!(
+        compute_mode(env, by_mps)? == ComputeMode::ExclusiveProcess,
+        "others can get past the server"
+    );
+    let daemon = only_daemon(env)?;
+    let expected = ["1.00", "10.00", "20.00", "20.00", "50.00"];
+    let four = namespaces(env, daemon)?;
+    ensure!(sizes_of(&four) == expected, "{four:?}");
+
+    // All of the threads are given out.
+    let fifth = claim_for("five", &size(10, "5Gi"));
+    let fifth = Env::uid(&env.create(&fifth)?)?;
+    env.create(&Pod::new("five").claim("five").build())?;
+    env.wait_until_unschedulable("five")?;
+
+    // Nothing changes for programs that run when supervisor and plugin are replaced.
+    env.driver.replace_mps_pod()?;
+    env.driver.kill()?;
+    ensure!(
+        only_daemon(env)? == daemon && namespaces(env, daemon)? == four,
+        "namespaces have changed with another process: {:?}",
+        namespaces(env, daemon)
+    );
+    let (last, uid) = pods.pop().context("no pod")?;
+    end(env, last, &uid)?;
+    running(env, "five")?;
+    pods.push(("five", fifth));
+    let now = namespaces(env, daemon)?;
+    ensure!(sizes_of(&now) == expected, "{now:?}");
+    let kept = now.iter().filter(|row| four.contains(row)).count();
+    ensure!(
+        kept == 4,
+        "a claim has another namespace: {four:?}, {now:?}"
+    );
+
+    // The namespaces die with the daemon, and each claim gets its own again.
+    env.cluster.send(daemon, Signal::Kill)?;
+    wait_for("namespaces of another MPS daemon", PATIENCE, || {
+        let daemons = env.driver.mps_daemons()?;
+        let [next] = daemons[..] else {
+            return Ok(None);
+        };
+        // It may be about to start.
+        let found = namespaces(env, next).unwrap_or_default();
+        Ok((next != daemon && found == now).then_some(()))
+    })?;
+    for (pod, uid) in pods {
+        end(env, pod, &uid)?;
+    }
+    beside.end(env)
+}
+
+/// Returns the namespaces of a daemon that runs: a line for each, in order.
+fn namespaces(env: &Env, daemon: u32) -> Result<Vec<String>> {
+    let environment = fs::read_to_string(format!("/proc/{daemon}/environ"))?;
+    let mut variables = environment.split('\0');
+    let pipe = variables.find_map(|line| line.strip_prefix("CUDA_MPS_PIPE_DIRECTORY="));
+    let pipe = pipe.context("the MPS daemon has no folder of sockets")?;
+    // As the daemon sees it, wherever it is mounted.
+    let pipe = format!("/proc/{daemon}/root{pipe}");
+    let output = Command::new(env.driver.gpus().mps_control())
+        .args(["-p", "3", "namespace", "list", "--format=csv,noheader"])
+        .env("CUDA_MPS_PIPE_DIRECTORY", pipe)
+        .output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout)?;
+    // Without its folder.
+    let row = |line: &str| {
+        let fields: Vec<&str> = line.split(',').take(5).collect();
+        fields.join(",")
+    };
+    let mut rows: Vec<String> = text.lines().map(row).collect();
+    rows.sort();
+    Ok(rows)
+}
+
+/// Returns the percents of the threads that namespaces have, in order.
+fn sizes_of(rows: &[String]) -> Vec<&str> {
+    let mut sizes: Vec<&str> = rows
+        .iter()
+        .filter_map(|row| row.split(',').nth(4))
+        .collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+fn switched_on(env: &Env) -> Result<()> {
+    let beside = Beside::new(env, SLOTS)?;
+    let by_mps = beside.by_mps;
     // All four, with one daemon, and no fifth.
     let mut pods = Vec::new();
     for name in ["one", "two", "three", "four"] {
@@ -109,37 +272,34 @@ fn switched_on(env: &Env) -> Result<()> {
         );
         end(env, pod, &uid)?;
     }
-    poll("end of the MPS daemon", PATIENCE, || {
-        Ok(env.driver.mps_daemons()?.is_empty())
-    })?;
-    ensure!(
-        compute_mode(env, by_mps)? == ComputeMode::Default,
-        "the compute mode is not back"
-    );
-    for (pod, uid) in beside {
-        end(env, pod, &uid)?;
-    }
-    Ok(())
+    beside.end(env)
+}
+
+/// The command of a container that looks for its server: a client finds it by the variable.
+fn client() -> String {
+    format!("test -S $CUDA_MPS_PIPE_DIRECTORY/control && echo server is there; {SAY_AND_STAY}")
 }
 
 /// A running pod with an MPS share of a GPU. Returns the UID of its claim.
 fn with_share(env: &Env, name: &str, gpu: &str) -> Result<String> {
     let spec = json!({"devices": {"requests": [request("gpu", names::CLASS_MPS, &[gpu])]}});
     let uid = Env::uid(&env.create(&claim_for(name, &spec))?)?;
-    // A client finds its server by the variable, and memory that it shares with it in /dev/shm.
-    let script =
-        format!("test -S $CUDA_MPS_PIPE_DIRECTORY/control && echo server is there; {SAY_AND_STAY}");
     let pod = Pod::new(name)
         .claim(name)
-        .container_running("main", &[name], &script);
+        .container_running("main", &[name], &client());
     env.create(&pod.build())?;
     running(env, name)?;
-    let said = env.log(name, "main")?;
+    reaches_its_server(env, name, "main")?;
+    Ok(uid)
+}
+
+fn reaches_its_server(env: &Env, pod: &str, container: &str) -> Result<()> {
+    let said = env.log(pod, container)?;
     ensure!(
         said.contains("server is there"),
-        "pod {name} does not reach its server: {said}"
+        "container {container} of pod {pod} does not reach its server: {said}"
     );
-    Ok(uid)
+    Ok(())
 }
 
 fn running(env: &Env, pod: &str) -> Result<()> {
