@@ -84,16 +84,17 @@ pub mod attributes {
     /// Memory in MiB that shares by percent divide (int): 50 percent have half of it. Shares by
     /// amounts have the capacity `memory` instead.
     pub const MEMORY_MIB: &str = "memoryMiB";
-    /// Memory in MiB that each slot of an MPS share has (int).
+    /// Memory in MiB that each slot of an MPS share has (int), with drivers before R615.
     pub const SLOT_MEMORY_MIB: &str = "slotMemoryMiB";
-    /// Part of the GPU's threads that each slot of an MPS share has, in percent (int).
+    /// Part of the GPU's threads that each slot of an MPS share has, in percent (int), with drivers
+    /// before R615.
     pub const SLOT_CORES: &str = "slotCores";
     /// Isolation that is really enforced: `hardware`, `cooperative`, `none`.
     pub const ISOLATION: &str = "isolation";
     /// Layer that keeps a program within the memory of the device: `hardware`, `cgroup` (the driver,
     /// by the control group of the pod), or `none`, where amounts are only counted.
     pub const MEMORY_ENFORCEMENT: &str = "memoryEnforcement";
-    /// The largest memory limit of a share (`limits.memory` of a `ShareConfig`), in percent of its
+    /// The largest memory limit of a share (`limits.memory` of its config), in percent of its
     /// request (int): 100 where the policy allows none above it, and 0 where nothing keeps limits.
     pub const MEMORY_LIMIT_MAX_PERCENT: &str = "memoryLimitMaxPercent";
     /// Layer that keeps a program within the compute of the device: `hardware`, `mps-server` (the

@@ -171,8 +171,8 @@ pub struct PolicyRule {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigSettings>,
     /// Settings for sharing the GPUs by time-slicing or MPS. Memory and cores of a time-sliced share
-    /// are accounted for, but not enforced. MPS shares are equal parts of the GPU, and of these
-    /// settings slots and reservedMemory apply to them.
+    /// are accounted for, but not enforced. With drivers before R615, MPS shares are equal parts of
+    /// the GPU, and of these settings slots and reservedMemory apply to them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<ShareSettings>,
     /// Actions when a GPU becomes unhealthy.
@@ -253,8 +253,9 @@ pub enum OfferedMode {
     Mig,
     /// Time-sliced shares.
     TimeSlicing,
-    /// MPS shares: equal slots, each with its part of the GPU's threads. It requires mps.enabled in
-    /// divvy's chart, MIG mode disabled, and a driver from R535 to R610.
+    /// MPS shares: each with its part of the GPU's threads, in equal slots with drivers R535 to R610,
+    /// and of any size with later ones. It requires mps.enabled in divvy's chart and MIG mode
+    /// disabled.
     Mps,
 }
 

@@ -25,7 +25,7 @@ const FIELDS: &[(&str, &str)] = &[
     ),
     (
         "mps.limits.cores",
-        "Percent of the GPU's threads that each program can use at most.",
+        "Percent of the GPU's threads that each program can use at most; with R615 and later all of them together.",
     ),
     (
         "mps.limits.memory",
@@ -34,13 +34,13 @@ const FIELDS: &[(&str, &str)] = &[
     (
         "limits.memory",
         "For shares: how much memory the pod may use of the share, at least what it requests. Without it, that is the limit. It needs a \
-         node that caps memory, and a GpuPolicy that allows it ([request and limit](../sharing.md#request-and-limit)). For MPS shares: it \
-         must be what a slot of the GPU has (`slotMemoryMiB`), as `limits.cores`.",
+         node that caps memory, and a GpuPolicy that allows it ([request and limit](../sharing.md#request-and-limit)). For MPS \
+         shares with drivers before R615 it must be what a slot of the GPU has (`slotMemoryMiB`), as `limits.cores`.",
     ),
     (
         "limits.cores",
-        "Percent of the GPU's threads. It must be what a slot of the GPU has (`slotCores`): slots are equal, and another value is \
-          refused when the pod starts ([MPS](../sharing.md#mps)).",
+        "Percent of the GPU's threads that the claim's programs can use at most: what it requests or more. With drivers before R615 it must be \
+          what a slot of the GPU has (`slotCores`): slots are equal. Another value is refused when the pod starts ([MPS](../sharing.md#mps)).",
     ),
     (
         "priority",
