@@ -44,7 +44,7 @@ pub struct Holds {
     /// or are being undone.
     pub server: Option<MpsServer>,
     /// The namespaces of that server: of the claim that gets something, or in other calls of all claims
-    /// that the server is needed for. One that cannot be made again keeps no other claim from its own.
+    /// that the server is needed for. A lost one keeps no other claim from getting its own.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     /// The namespaces that go.
     pub leaves_namespaces: Ends,
@@ -61,9 +61,9 @@ pub enum Ends {
     /// A call that makes something ends none.
     #[default]
     Nothing,
-    /// Those of the claim that is let go.
+    /// The namespaces of the claim that is let go.
     These(BTreeSet<MpsNamespaceName>),
-    /// All that no claim needs: a round.
+    /// Every namespace that no claim needs: a round.
     Strays,
 }
 
