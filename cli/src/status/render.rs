@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use divvy_api::node::GpuStatus;
+use divvy_model::DeviceKind;
 
 use super::claim::{ClaimLine, ClaimReport, DeviceLine, State};
 use super::pod::{PodReport, Step};
@@ -12,6 +13,7 @@ use super::read::{GPU_NODES, POLICIES};
 use super::report::{Fleet, GpuReport, NodeLine, NodeReport, NodeTrouble, Waiting, kinds};
 use super::snapshot::Snapshot;
 use super::waiting::{Why, some};
+use crate::device::kind;
 use crate::table::{Table, or_dash};
 
 /// Nodes with reasons of their own that are written out.
@@ -108,7 +110,8 @@ pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
         }
         for holder in &gpu.holders {
             let claim = format!("{}/{}", holder.namespace, holder.name);
-            let granted = report.granted.get(&claim).map(String::as_str);
+            let granted = report.granted.get(&claim);
+            let granted = granted.and_then(|by_device| by_device.get(&holder.device));
             let mut cells = vec![
                 claim.clone(),
                 holder.device.clone(),
@@ -117,14 +120,19 @@ pub(crate) fn gpu(snapshot: &Snapshot, report: &GpuReport) -> String {
                 or_dash(&holder.pods.join(", ")),
             ];
             if !report.granted.is_empty() {
-                cells.push(or_dash(granted.unwrap_or_default()));
+                cells.push(or_dash(granted.map_or("", String::as_str)));
             }
             table.cells(cells);
         }
         out.head(&table.render(0));
     }
-    if !report.left.is_empty() {
-        out.line(&format!("left for shares: {}", report.left));
+    for (device, left) in &report.left {
+        // A GPU as a whole gives out the shares of one device, its partitions those of several.
+        let of = match kind(device).as_ref().and_then(DeviceKind::partition) {
+            Some(_) => format!("left of {device}"),
+            None => "left for shares".to_owned(),
+        };
+        out.line(&format!("{of}: {left}"));
     }
     troubles(&mut out, snapshot, &report.troubles);
     unread(&mut out, &report.unread);

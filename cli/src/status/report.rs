@@ -116,12 +116,13 @@ pub(crate) struct GpuReport {
     pub(crate) needs_person: bool,
     pub(crate) node: String,
     pub(crate) gpu: GpuStatus,
-    /// Amounts that the shares of the GPU were granted, by claim.
+    /// Amounts that the shares of the GPU and of its partitions were granted, by claim and device.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) granted: BTreeMap<String, String>,
-    /// Amounts that its shares leave, such as `memory 40 GiB of 80 GiB, cores 50 of 100`.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) left: String,
+    pub(crate) granted: BTreeMap<String, BTreeMap<String, String>>,
+    /// Amounts that the shares of each device leave, such as `memory 40 GiB of 80 GiB, cores 50 of
+    /// 100`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) left: BTreeMap<String, String>,
     /// Problems of the GPU and of its node.
     pub(crate) troubles: Vec<NodeTrouble>,
     /// Kinds that could not be read.

@@ -1,10 +1,9 @@
-//! Shares of one GPU: what each claim was granted, and what is left. Pure.
+//! Shares of one GPU and of its partitions: what each claim was granted, and what is left. Pure.
 
 use std::collections::BTreeMap;
 
 use divvy_api::names::capacity;
 use divvy_api::node::GpuStatus;
-use divvy_model::Alternative;
 use divvy_offer::pool_name;
 use k8s_openapi::api::resource::v1::{AllocationResult, Device, DeviceRequestAllocationResult};
 
@@ -22,51 +21,74 @@ const SHOWN: [&str; 4] = [
     capacity::SLOTS,
 ];
 
-/// Returns the amounts that the shares of a GPU were granted, by claim.
+/// Returns the amounts that the shares of a GPU and of its partitions were granted, by claim and
+/// device.
 pub(super) fn granted(
     snapshot: &Snapshot,
     node: &str,
     gpu: &GpuStatus,
-) -> BTreeMap<String, String> {
-    let device = device(snapshot, node, gpu);
-    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+) -> BTreeMap<String, BTreeMap<String, String>> {
+    let mut all: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
     for (claim, allocation, result) in results(snapshot, node, gpu) {
-        let consumed = result.consumed_capacity.iter().flatten();
-        let mut words: Vec<String> = consumed
-            .map(|(name, amount)| (plain(name), amount))
-            .filter(|(name, _)| *name != capacity::MEMORY)
-            .map(|(name, amount)| format!("{name} {}", amount.0))
-            .collect();
-        let memory = result.consumed_capacity.as_ref();
-        if let Some(memory) = memory.and_then(|consumed| share_memory(device, consumed)) {
-            let limit = crate::limit::of_share(allocation, result, device);
-            let limit =
-                limit.map_or_else(String::new, |limit| format!(" (limit {})", bytes(limit)));
-            words.insert(0, format!("memory {}{limit}", bytes(memory)));
-        }
-        all.entry(claim).or_default().push(words.join(", "));
+        let device = device(snapshot, node, &result.device);
+        let of_claim = all.entry(claim).or_default();
+        let words = of_claim.entry(result.device.clone()).or_default();
+        words.push(granted_by(allocation, result, device));
     }
+    let joined = |words: BTreeMap<String, Vec<String>>| {
+        let words = words.into_iter();
+        words.map(|(device, words)| (device, words.join("; ")))
+    };
     all.into_iter()
-        .map(|(claim, words)| (claim, words.join("; ")))
+        .map(|(claim, words)| (claim, joined(words).collect()))
         .collect()
 }
 
-/// Returns the amounts that are left of a GPU that is given out in shares, or nothing where it is
-/// not, or where claims cannot be read.
-pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> String {
-    let held: Vec<_> = results(snapshot, node, gpu).collect();
-    let Some(device) = device(snapshot, node, gpu).filter(|_| !held.is_empty()) else {
-        return String::new();
-    };
-    if snapshot.lacks(&CLAIMS) {
-        return String::new();
+fn granted_by(
+    allocation: &AllocationResult,
+    result: &DeviceRequestAllocationResult,
+    device: Option<&Device>,
+) -> String {
+    let consumed = result.consumed_capacity.iter().flatten();
+    let mut words: Vec<String> = consumed
+        .map(|(name, amount)| (plain(name), amount))
+        .filter(|(name, _)| *name != capacity::MEMORY)
+        .map(|(name, amount)| format!("{name} {}", amount.0))
+        .collect();
+    let memory = result.consumed_capacity.as_ref();
+    if let Some(memory) = memory.and_then(|consumed| share_memory(device, consumed)) {
+        let limit = crate::limit::of_share(allocation, result, device);
+        let limit = limit.map_or_else(String::new, |limit| format!(" (limit {})", bytes(limit)));
+        words.insert(0, format!("memory {}{limit}", bytes(memory)));
     }
+    words.join(", ")
+}
+
+/// Returns the amounts that are left of the GPU or of each of its partitions that is given out in
+/// shares, by device. Nothing is said to be left where claims cannot be read.
+pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> BTreeMap<String, String> {
+    if snapshot.lacks(&CLAIMS) {
+        return BTreeMap::new();
+    }
+    let mut held: BTreeMap<&str, Vec<&DeviceRequestAllocationResult>> = BTreeMap::new();
+    for (.., result) in results(snapshot, node, gpu) {
+        held.entry(&result.device).or_default().push(result);
+    }
+    held.into_iter()
+        .filter_map(|(name, held)| {
+            let left = left_of(device(snapshot, node, name)?, &held);
+            (!left.is_empty()).then(|| (name.to_owned(), left))
+        })
+        .collect()
+}
+
+fn left_of(device: &Device, held: &[&DeviceRequestAllocationResult]) -> String {
     let words = SHOWN.into_iter().filter_map(|name| {
         let total = amount(&own(device.capacity.as_ref()?, name)?.value.0)?;
-        let taken = |result: &DeviceRequestAllocationResult| {
+        let taken = |result: &&DeviceRequestAllocationResult| {
             amount(&own(result.consumed_capacity.as_ref()?, name)?.0)
         };
-        let taken: u64 = held.iter().filter_map(|(.., result)| taken(result)).sum();
+        let taken: u64 = held.iter().filter_map(taken).sum();
         let left = total.saturating_sub(taken);
         Some(match name {
             capacity::MEMORY => format!("memory {} of {}", bytes(left), bytes(total)),
@@ -81,20 +103,18 @@ pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the device whose shares of the GPU are given out: a GPU can be published in shares of two
-/// kinds, and is held in one.
-fn device<'s>(snapshot: &'s Snapshot, node: &str, gpu: &GpuStatus) -> Option<&'s Device> {
+/// Returns a device of the node as it is published.
+fn device<'s>(snapshot: &'s Snapshot, node: &str, name: &str) -> Option<&'s Device> {
     let pool = pool_name(node);
-    let (_, _, held) = results(snapshot, node, gpu).next()?;
     snapshot
         .slices
         .iter()
         .filter(|slice| slice.spec.driver == snapshot.driver && slice.spec.pool.name == pool)
         .flat_map(|slice| slice.spec.devices.iter().flatten())
-        .find(|device| device.name == held.device)
+        .find(|device| device.name == name)
 }
 
-/// Returns what claims have of the GPU's shares, each with the claim's name and allocation.
+/// Returns what claims have of the shares of the GPU and of its partitions, each with the claim's name and allocation.
 fn results<'s>(
     snapshot: &'s Snapshot,
     node: &str,
@@ -123,7 +143,6 @@ fn results<'s>(
 
 fn is_share_of(device: &str, gpu: &GpuStatus) -> bool {
     kind(device).is_some_and(|kind| {
-        [Alternative::TIME_SLICED, Alternative::MPS].contains(&kind.alternative())
-            && gpu.name == format!("gpu-{}", kind.ordinal())
+        kind.sharing.is_shared() && gpu.name == format!("gpu-{}", kind.ordinal())
     })
 }

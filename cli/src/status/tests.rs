@@ -11,6 +11,7 @@ use super::{claim, full_name, render, report};
 
 mod pods;
 mod policies;
+mod shares;
 
 const DRIVER: &str = "gpu.divvy.dev";
 
