@@ -162,9 +162,10 @@ pub struct GpuStatus {
     /// The product name, if it can be read.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub product: String,
-    /// The current mode of the GPU: idle, whole, partitioned or time-sliced.
+    /// The current mode of the GPU: idle, whole, partitioned, time-sliced or mps.
     pub mode: String,
-    /// The kinds of devices that the GPU is offered as: whole, partitions, shares.
+    /// The kinds of devices that the GPU is offered as: whole, partitions, shares, MPS shares, shares
+    /// of partitions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offered: Vec<String>,
     /// The policy rule that decides what the GPU may become, as policy/rule. It is empty if no rule

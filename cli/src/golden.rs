@@ -9,7 +9,10 @@ pub(crate) fn same(name: &str, text: &str) {
         .join(name);
     if std::env::var_os("DIVVY_BLESS").is_some() {
         fs_err::create_dir_all(path.parent().unwrap()).unwrap();
-        fs_err::write(&path, format!("{text}\n")).unwrap();
+        // At once: another test may read it to bring it into a document.
+        let new = path.with_extension("new");
+        fs_err::write(&new, format!("{text}\n")).unwrap();
+        fs_err::rename(&new, &path).unwrap();
     }
     assert_eq!(format!("{text}\n"), fs_err::read_to_string(path).unwrap());
 }

@@ -179,8 +179,11 @@ impl Alternative {
         match (self.target, self.sharing) {
             (TargetKind::Gpu, Sharing::Exclusive) => "whole",
             (TargetKind::Partition, Sharing::Exclusive) => "partitions",
-            (_, Sharing::TimeSliced) => "shares",
-            (_, Sharing::Mps) => "MPS shares",
+            (TargetKind::Gpu, Sharing::TimeSliced) => "shares",
+            (TargetKind::Gpu, Sharing::Mps) => "MPS shares",
+            // A claim for shares of GPUs gets none of these.
+            (TargetKind::Partition, Sharing::TimeSliced) => "shares of partitions",
+            (TargetKind::Partition, Sharing::Mps) => "MPS shares of partitions",
             (_, Sharing::Admin) => "admin",
         }
     }
@@ -189,10 +192,8 @@ impl Alternative {
     pub fn name(self) -> &'static str {
         match (self.target, self.sharing) {
             (TargetKind::Gpu, Sharing::TimeSliced) => "time-sliced shares",
-            (TargetKind::Gpu, Sharing::Mps) => "MPS shares",
             (TargetKind::Partition, Sharing::TimeSliced) => "time-sliced shares of partitions",
-            (TargetKind::Partition, Sharing::Mps) => "MPS shares of partitions",
-            (_, Sharing::Exclusive | Sharing::Admin) => self.nouns(),
+            (_, Sharing::Exclusive | Sharing::Mps | Sharing::Admin) => self.nouns(),
         }
     }
 }

@@ -312,6 +312,22 @@ async fn idle_gpus_are_free_while_what_they_were_offered_as_is_withdrawn() {
     plugin.stop().await;
 }
 
+/// `shares` alone would say that a claim for shares of GPUs finds some.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_of_partitions_are_offered_in_words_of_their_own() {
+    let node = Node::new("h100x1");
+    let rule = json!({ "modes": ["Mig"], "mig": { "sharing": ["TimeSlicing"] } });
+    let spec = json!({ "rules": [rule] });
+    node.api.put(&GpuPolicy::new("p", spec)).unwrap();
+    let plugin = node.start_with(node.config(&[]));
+    plugin.wait_ready().await;
+    let offered = |status: &GpuNodeStatus| status.gpus.iter().all(|gpu| gpu.offered.len() == 2);
+    let status = wait_status(&node, "the shares", offered).await;
+    let words = ["partitions", "shares of partitions"];
+    assert_eq!(status.gpus[0].offered, words);
+    plugin.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_whose_grant_cannot_be_stored_keeps_itself_back_and_says_why() {
     let node = Node::new("h100x2");
