@@ -146,7 +146,8 @@ pub fn resolve(
                 let caps = inventory.system.memory_caps;
                 let problems = gpu.map(|gpu| {
                     let of_gpu = [no_such_profile(rule, gpu), fewer_shares(rule, gpu, caps)];
-                    of_gpu.into_iter().chain([no_limits(rule, caps)])
+                    let of_rule = [no_limits(rule, caps), not_in_partitions(rule, gpu, caps)];
+                    of_gpu.into_iter().chain(of_rule)
                 });
                 resolved
                     .problems
@@ -383,6 +384,42 @@ fn no_limits(rule: &PolicyRule, caps: MemoryCaps) -> Option<String> {
     let lack = caps.lack()?;
     Some(format!(
         "shares.burst has no effect, since the node caps no memory of shares: {lack}"
+    ))
+}
+
+/// Returns a word on settings of shares that shares of partitions do not have, where a rule offers
+/// these.
+fn not_in_partitions(rule: &PolicyRule, gpu: &Gpu, caps: MemoryCaps) -> Option<String> {
+    rule.mig.as_ref()?.sharing.as_ref()?;
+    gpu.mig.as_ref()?;
+    let shares = rule.shares.as_ref()?;
+    // Without caps in the node, `no_limits` reports it of all shares.
+    let is_capped = caps.lack().is_none();
+    let set = [
+        ("reservedMemory", shares.reserved_memory.is_some()),
+        ("timeSlice", shares.time_slice.is_some()),
+        ("burst", shares.burst.is_some() && is_capped),
+    ];
+    let names = set.into_iter().filter(|(_, is_set)| *is_set);
+    let names: Vec<String> = names.map(|(name, _)| format!("shares.{name}")).collect();
+    let (of, have) = match names.as_slice() {
+        [] => return None,
+        [_] => ("has no effect", "it"),
+        _ => ("have no effect", "them"),
+    };
+    let names = names.join(", ");
+    let modes = rule.modes.iter().flatten();
+    let is_shared = |mode: &api::OfferedMode| {
+        matches!(mode, api::OfferedMode::TimeSlicing | api::OfferedMode::Mps)
+    };
+    let remedy = if modes.copied().any(|mode| is_shared(&mode)) {
+        format!("only shares of the whole GPU can have {have}")
+    } else {
+        format!("leave {have} out, or add TimeSlicing to modes for shares of the whole GPU")
+    };
+    Some(format!(
+        "{names} {of} on shares of partitions (mig.sharing), which have all memory of their partition, in turns of \
+         the driver's length: {remedy}"
     ))
 }
 

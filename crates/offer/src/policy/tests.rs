@@ -427,6 +427,37 @@ fn more_slots_than_the_least_share_leaves_room_for_are_reported() {
     );
 }
 
+/// Shares of partitions have all memory of their partition, whatever the rule reserves of the GPU.
+#[test]
+fn settings_that_shares_of_partitions_do_not_have_are_reported() {
+    let rule = |modes: Value, shares: Value| json!({ "modes": modes, "mig": { "sharing": ["TimeSlicing"] }, "shares": shares });
+    let reserved = || json!({ "reservedMemory": "2Gi" });
+    assert_eq!(
+        problems_of(&rule(json!(["Mig"]), reserved()), "h100x1"),
+        [
+            "shares.reservedMemory has no effect on shares of partitions (mig.sharing), which have all memory of their \
+             partition, in turns of the driver's length: leave it out, or add TimeSlicing to modes for shares of the \
+             whole GPU"
+        ]
+    );
+    let both = rule(
+        json!(["Mig", "TimeSlicing"]),
+        json!({ "reservedMemory": "2Gi", "timeSlice": "Short" }),
+    );
+    let found = problems_of(&both, "h100x1");
+    assert_eq!(found.len(), 1, "{found:?}");
+    let (start, end) = (
+        "shares.reservedMemory, shares.timeSlice have no effect on shares of partitions",
+        "only shares of the whole GPU can have them",
+    );
+    let says = found[0].starts_with(start) && found[0].ends_with(end);
+    assert!(says, "{found:?}");
+    // It is no news of a GPU without partitions, nor without such a setting.
+    let slots = rule(json!(["Mig"]), json!({ "slots": 4 }));
+    assert_eq!(problems_of(&slots, "h100x1"), Vec::<String>::new());
+    assert_eq!(problems_of(&both, "l4x1"), Vec::<String>::new());
+}
+
 #[test]
 fn a_default_share_below_the_least_percent_is_reported() {
     let rule = |slots: u32| {
