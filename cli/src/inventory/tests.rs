@@ -31,6 +31,37 @@ fn the_table_says_what_to_select_by_in_80_columns() {
     }
 }
 
+/// Four slots are of each place of a partition: a profile with several has more in all.
+#[test]
+fn shares_of_partitions_have_their_slots_at_each_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.yaml");
+    let rule = "modes: [Mig], mig: {sharing: [TimeSlicing]}, shares: {slots: 4}";
+    let text = format!(
+        "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {{name: p}}\nspec: {{rules: [{{{rule}}}]}}\n"
+    );
+    fs_err::write(&policy, text).unwrap();
+    let shown = of(&format!("--sim h100x2 --policy {}", policy.display()));
+    let text = text::table(&shown, false);
+    for (class, profile, devices) in [
+        ("mig.divvy.dev", "1g.10gb", "7 per GPU"),
+        ("mig-share.divvy.dev", "1g.10gb", "7 x 4 slots"),
+        ("mig-share.divvy.dev", "3g.40gb", "2 x 4 slots"),
+        ("mig-share.divvy.dev", "7g.80gb", "4 slots"),
+    ] {
+        let is_row = |line: &&str| {
+            let mut words = line.split_whitespace();
+            words.next() == Some(profile) && words.next() == Some(class)
+        };
+        let row = text.lines().find(is_row).unwrap_or_default();
+        assert!(row.contains(devices), "{profile} {class} {devices}\n{text}");
+    }
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+}
+
 #[test]
 fn the_table_says_that_nothing_enforces_shares_where_there_are_any() {
     let warns = |line: &str| text::table(&of(line), false).contains("nothing enforces them");

@@ -138,10 +138,7 @@ fn offered(product: &str, forms: &[Form]) -> String {
         table.cells(vec![
             form.name.clone(),
             form.class.to_owned(),
-            match form.slots {
-                Some(slots) => format!("{slots} slots"),
-                None => format!("{} per GPU", form.devices_per_gpu),
-            },
+            devices(form),
             form.memory_bytes.map_or("-".to_owned(), bytes),
             select,
         ]);
@@ -156,6 +153,16 @@ fn offered(product: &str, forms: &[Form]) -> String {
         title = format!("{product}\n({names}), published as");
     }
     format!("{title}\n{}", table.render(0))
+}
+
+/// Returns the number of devices of a GPU, with the claims that share each.
+fn devices(form: &Form) -> String {
+    match (form.slots, form.devices_per_gpu) {
+        (Some(slots), 0 | 1) => format!("{slots} slots"),
+        // Each of the places of a partition has these slots.
+        (Some(slots), places) => format!("{places} x {slots} slots"),
+        (None, devices) => format!("{devices} per GPU"),
+    }
 }
 
 /// Says what is kept within its amounts, where something is not.
