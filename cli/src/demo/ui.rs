@@ -267,6 +267,7 @@ mod tests {
             device: "gpu-0".to_owned(),
             part: "whole".to_owned(),
             place: None,
+            within: None,
             phase: "prepared".to_owned(),
             since: Some("2026-11-21T20:00:00Z".to_owned()),
             usage: ClaimUsage {

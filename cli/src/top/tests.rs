@@ -2,7 +2,7 @@
 
 use super::{By, Total, render, top};
 use crate::usage::Usage;
-use crate::view::tests::{usage, world};
+use crate::view::tests::{usage, with_shared_partition, world};
 
 const ALL: [(By, &str); 4] = [
     (By::Claims, "claims"),
@@ -50,6 +50,24 @@ fn what_cannot_be_read_is_a_question_mark_with_its_reason_and_never_0() {
         json["claims"][0]["memoryUsed"].is_null() && json["claims"][0]["wasted"].is_null(),
         "{json}"
     );
+}
+
+/// Claims that share a partition are rows like others, and count in the sums of their GPU.
+#[test]
+fn shares_of_partitions_are_in_the_tables() {
+    let view = crate::view::of(&with_shared_partition(), &Usage::default());
+    let claims = render(&top(&view, By::Claims, Some("web")), true);
+    for (claim, granted) in [("web/draw", "2 GiB"), ("web/sing", "4 GiB")] {
+        let row = claims.lines().find(|line| line.starts_with(claim));
+        let row = row.unwrap_or_default();
+        let says = row.contains("gpu-3-mig-1g10gb-19-1-ts") && row.contains(granted);
+        assert!(says, "{claims}");
+    }
+    let gpus = render(&top(&view, By::Gpus, None), false);
+    let row = gpus.lines().find(|line| line.contains("gpu-3"));
+    let row: Vec<&str> = row.unwrap_or_default().split_whitespace().collect();
+    assert_eq!(row[..4], ["n1", "gpu-3", "partitioned", "2"], "{gpus}");
+    assert!(row.windows(2).any(|words| words == ["6", "GiB"]), "{gpus}");
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub(crate) struct GpuView {
     pub(crate) name: String,
     pub(crate) uuid: String,
     pub(crate) product: String,
-    /// `idle`, `whole`, `partitioned` or `time-sliced`.
+    /// `idle`, `whole`, `partitioned`, `time-sliced` or `mps`.
     pub(crate) mode: String,
     /// Kinds of problems that need a person.
     pub(crate) troubles: Vec<String>,
@@ -84,10 +84,13 @@ pub(crate) struct Hold {
     pub(crate) claim: String,
     pub(crate) pods: Vec<String>,
     pub(crate) device: String,
-    /// `whole`, `share`, `admin`, or the profile of a partition.
+    /// `whole`, `share`, `MPS share`, `admin`, the profile of a partition, or `share of` that.
     pub(crate) part: String,
     /// Where on the GPU, from 0 to 1. Admin access has no place.
     pub(crate) place: Option<(f64, f64)>,
+    /// Where the partition is of which it is a share; others are there too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) within: Option<(f64, f64)>,
     /// `allocated`, `preparing`, `prepared` or `leaving`.
     pub(crate) phase: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -209,7 +212,12 @@ fn gpu(published: &Published<'_>, usage: &Usage, pool: &str, gpu: &GpuStatus) ->
     holds.sort_by(|a, b| {
         (&a.since, &a.namespace, &a.claim).cmp(&(&b.since, &b.namespace, &b.claim))
     });
-    place_shares(&mut holds, memory);
+    place_in_partitions(&mut holds, |device| published.memory((pool, device)));
+    place_shares(
+        holds.iter_mut().filter(|hold| is_open(hold)),
+        memory,
+        (0.0, 1.0),
+    );
     holds.sort_by(|a, b| {
         let start = |hold: &Hold| hold.place.map_or(f64::INFINITY, |(start, _)| start);
         start(a).total_cmp(&start(b))
@@ -293,6 +301,7 @@ fn hold(
         None => Alternative::WHOLE,
     };
     let partition = kind.as_ref().and_then(DeviceKind::partition);
+    let mut within = None;
     let (part, place) = match (used.sharing, partition) {
         (Sharing::Exclusive, Some(at)) => {
             let profile = published.profile(id).unwrap_or(used.noun());
@@ -307,11 +316,10 @@ fn hold(
             let percent = published.percent(id, &holder.uid).filter(|of| *of > 0);
             let percent = percent.map_or_else(String::new, |of| format!(" {of} %"));
             match partition {
-                // Its place is that of the partition, in which the others are too.
                 Some(at) => {
                     let profile = published.profile(id).unwrap_or("a partition");
-                    let part = format!("{}{percent} of {profile}", used.noun());
-                    (part, published.place(id, at.start))
+                    within = published.place(id, at.start);
+                    (format!("{}{percent} of {profile}", used.noun()), None)
                 }
                 None => (format!("{}{percent}", used.noun()), None),
             }
@@ -342,26 +350,54 @@ fn hold(
         device,
         part,
         place,
+        within,
         phase: holder.phase,
         since: holder.since,
         usage,
     }
 }
 
-/// Shares one behind the other, as long as their memory; with equal lengths if that is unknown. So
-/// are partitions whose place is unknown.
-fn place_shares(holds: &mut [Hold], memory: Option<u64>) {
-    let open = |hold: &&mut Hold| hold.place.is_none() && !hold.is_admin();
-    let count = holds.iter_mut().filter(open).count();
+/// Returns whether it has no place yet, and is to have one.
+fn is_open(hold: &Hold) -> bool {
+    hold.place.is_none() && !hold.is_admin()
+}
+
+/// Places the shares of partitions, each within its partition. `memory` knows that of devices.
+fn place_in_partitions(holds: &mut [Hold], memory: impl Fn(&str) -> Option<u64>) {
+    while let Some((device, within)) = holds
+        .iter()
+        .filter(|hold| is_open(hold))
+        .find_map(|hold| Some((hold.device.clone(), hold.within?)))
+    {
+        // Shares of another kind that are leaving are at the same place.
+        let of = |hold: &&mut Hold| is_open(hold) && hold.within == Some(within);
+        place_shares(holds.iter_mut().filter(of), memory(&device), within);
+    }
+}
+
+/// Places shares one behind the other, as long as their memory; with equal lengths if that is unknown,
+/// or more than there is. So are partitions whose place is unknown.
+fn place_shares<'h>(
+    shares: impl Iterator<Item = &'h mut Hold>,
+    memory: Option<u64>,
+    (from, to): (f64, f64),
+) {
+    let shares: Vec<&mut Hold> = shares.collect();
     #[expect(clippy::cast_precision_loss, reason = "the length of a bar")]
-    let part = |hold: &Hold| match (hold.usage.memory_granted, memory) {
-        (Some(granted), Some(memory)) if memory > 0 => granted as f64 / memory as f64,
-        _ => 1.0 / count.max(1) as f64,
+    let known = |hold: &Hold| match (hold.usage.memory_granted, memory) {
+        (Some(granted), Some(memory)) if memory > 0 => Some(granted as f64 / memory as f64),
+        _ => None,
     };
+    let parts: Option<Vec<f64>> = shares.iter().map(|hold| known(hold)).collect();
+    let parts = parts.filter(|parts| parts.iter().sum::<f64>() <= 1.0 + f64::EPSILON * 16.0);
+    #[expect(clippy::cast_precision_loss, reason = "some dozens of shares")]
+    let equal = 1.0 / shares.len().max(1) as f64;
+    let parts = parts.unwrap_or_else(|| vec![equal; shares.len()]);
     let mut start = 0.0;
-    for hold in holds.iter_mut().filter(open) {
-        let end = f64::min(start + part(hold), 1.0);
-        hold.place = Some((start, end));
+    for (hold, part) in shares.into_iter().zip(parts) {
+        let end = f64::min(start + part, 1.0);
+        let at = |part: f64| from + part * (to - from);
+        hold.place = Some((at(start), at(end)));
         start = end;
     }
 }

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{attributes, counters};
+use divvy_api::names::{attributes, capacity, counters};
 use divvy_model::{DeviceKind, Sharing, TargetKind};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
 
-use crate::device::{kind, memory, percent, share_memory, text};
+use crate::device::{amount, kind, memory, percent, share_memory, slot, text};
+use crate::driver::own;
 use crate::status::read::{CLAIMS, SLICES};
 use crate::status::snapshot::Snapshot;
 
@@ -197,6 +198,11 @@ impl<'a> Published<'a> {
             .find_map(|name| memory(self.devices.get(&(pool, name.as_str()))?))
     }
 
+    /// The memory of a device.
+    pub(super) fn memory(&self, id: Id<'_>) -> Option<u64> {
+        memory(self.devices.get(&id)?)
+    }
+
     /// The MIG profile of a partition.
     pub(super) fn profile(&self, id: Id<'_>) -> Option<&'a str> {
         let device = self.devices.get(&id)?;
@@ -237,15 +243,18 @@ impl<'a> Published<'a> {
         }
         let mut free = Free::default();
         let mut largest = 0;
+        // Shares of two kinds are of the same memory: the most of them counts.
+        let mut shares: BTreeMap<(&str, u32), u64> = BTreeMap::new();
         for (id, device) in self
             .devices
             .iter()
             .filter(|(id, device)| self.is_free(**id, device))
         {
             let memory = memory(device).unwrap_or(0);
-            let Some(alternative) = kind(id.1).map(|kind| kind.alternative()) else {
+            let Some(kind) = kind(id.1) else {
                 continue;
             };
+            let alternative = kind.alternative();
             match (alternative.target, alternative.sharing) {
                 (TargetKind::Gpu, Sharing::Exclusive) => free.whole_gpus += 1,
                 (TargetKind::Partition, Sharing::Exclusive) if memory > largest => {
@@ -253,20 +262,22 @@ impl<'a> Published<'a> {
                     free.largest_partition = self.profile(*id).map(str::to_owned);
                 }
                 (TargetKind::Gpu, Sharing::TimeSliced | Sharing::Mps) => {
-                    let given = self
-                        .given
-                        .get(id)
-                        .into_iter()
-                        .flatten()
-                        .filter_map(|given| given.memory);
-                    let left = memory.saturating_sub(given.sum());
-                    free.share_memory += left;
-                    free.largest_share = free.largest_share.max(left);
+                    let given = self.given.get(id).into_iter().flatten();
+                    let given: u64 = given.filter_map(|given| given.memory).sum();
+                    let (all, largest) = match slots(device) {
+                        Some((slot, slots)) => (slot.saturating_mul(slots), slot),
+                        None => (memory, memory),
+                    };
+                    let left = all.saturating_sub(given);
+                    let of_gpu = shares.entry((id.0, kind.ordinal())).or_default();
+                    *of_gpu = left.max(*of_gpu);
+                    free.largest_share = free.largest_share.max(left.min(largest));
                 }
                 // Shares of partitions have the memory of partitions: it is not counted again.
                 (TargetKind::Partition, _) | (_, Sharing::Admin) => {}
             }
         }
+        free.share_memory = shares.values().sum();
         Some(free)
     }
 
@@ -289,6 +300,12 @@ impl<'a> Published<'a> {
                 .is_some_and(|(total, taken)| taken + amount <= *total)
         })
     }
+}
+
+/// Returns the memory of a slot of MPS shares, and the number of slots.
+fn slots(device: &Device) -> Option<(u64, u64)> {
+    let slots = own(device.capacity.as_ref()?, capacity::SLOTS)?;
+    Some((slot(device).0?, amount(&slots.value.0)?))
 }
 
 fn consumed<'d>(

@@ -281,6 +281,115 @@ fn holders_are_where_their_slices_and_their_memory_are() {
     assert_eq!(hold(&view, "tune").place, Some((0.5, 1.0)));
 }
 
+/// The fleet with two claims in shares of the partition at the second slice of n1's gpu-3.
+pub(crate) fn with_shared_partition() -> Snapshot {
+    const DEVICE: &str = "gpu-3-mig-1g10gb-19-1-ts";
+    let mut world = world();
+    let device = device(DEVICE, Some("1g.10gb"), 10, (1, 1));
+    let devices = world.slices[0].spec.devices.as_mut().unwrap();
+    devices.push(typed(device));
+    let held = [("web/draw", 2), ("web/sing", 4)];
+    let claims = held.map(|(name, gib)| typed(claim(name, DEVICE, Some(gib))));
+    world.claims.extend(claims);
+    let holders = held.map(|(name, _)| (name, DEVICE));
+    let report = world.reports.get_mut("n1").unwrap();
+    report.gpus[3] = gpu(3, "partitioned", &holders);
+    report.summary.free = 0;
+    world
+}
+
+/// The claims of a shared partition are beside each other within it, and not one over the other.
+#[test]
+fn shares_of_a_partition_are_beside_each_other_within_it() {
+    let view = of(&with_shared_partition(), &Usage::default());
+    let place = |claim: &str| hold(&view, claim).place.unwrap();
+    let near = |(a, b): (f64, f64), (c, d): (f64, f64)| (a - c).abs() + (b - d).abs() < 1e-9;
+    assert!(near(place("draw"), (0.125, 0.15)), "{:?}", place("draw"));
+    assert!(near(place("sing"), (0.15, 0.2)), "{:?}", place("sing"));
+    for claim in ["draw", "sing"] {
+        assert_eq!(hold(&view, claim).within, Some((0.125, 0.25)));
+        assert_eq!(hold(&view, claim).part, "share of 1g.10gb");
+    }
+    let (.., gpu, _) = view
+        .holds()
+        .find(|(.., hold)| hold.claim == "sing")
+        .unwrap();
+    assert_eq!(gpu.mode, "partitioned");
+    // While one of them has left the API, both are equally long.
+    let mut leaving = with_shared_partition();
+    leaving.claims.pop();
+    let view = of(&leaving, &Usage::default());
+    let place = |claim: &str| hold(&view, claim).place.unwrap();
+    assert!(near(place("draw"), (0.125, 0.1875)) && near(place("sing"), (0.1875, 0.25)));
+}
+
+/// Programs read it, too: a share of a partition is a hold like others.
+#[test]
+fn the_json_has_shares_of_partitions_with_their_place() {
+    let view = of(&with_shared_partition(), &Usage::default());
+    let json = serde_json::to_value(&view).unwrap();
+    let holds = json["nodes"][0]["gpus"][3]["holds"].as_array().unwrap();
+    let said = holds.iter().map(|hold| {
+        let [claim, device, part, granted, within] =
+            ["claim", "device", "part", "memoryGranted", "within"].map(|name| &hold[name]);
+        json!([claim, device, part, granted, within])
+    });
+    let (device, part, within) = (
+        "gpu-3-mig-1g10gb-19-1-ts",
+        "share of 1g.10gb",
+        [0.125, 0.25],
+    );
+    assert_eq!(
+        said.collect::<Vec<_>>(),
+        [
+            json!(["draw", device, part, 2 * GIB, within]),
+            json!(["sing", device, part, 4 * GIB, within])
+        ]
+    );
+}
+
+/// An idle GPU in shares of two kinds has its memory once, and slots are not put together.
+#[test]
+fn memory_for_shares_counts_slots_of_mps_and_each_gpu_once() {
+    let mut world = world();
+    let free = |world: &Snapshot| of(world, &Usage::default()).free.unwrap();
+    let before = free(&world);
+    let mps = |gpu: u32| {
+        json!({
+            "name": format!("gpu-{gpu}-mps"), "allowMultipleAllocations": true,
+            "attributes": { "slotMemoryMiB": { "int": 15 << 10 } },
+            "capacity": { "slots": { "value": "4" } },
+        })
+    };
+    let devices = |world: &mut Snapshot, all: &[Value]| {
+        let devices = world.slices[0].spec.devices.as_mut().unwrap();
+        devices.extend(
+            all.iter()
+                .cloned()
+                .map(typed::<k8s_openapi::api::resource::v1::Device>),
+        );
+    };
+    devices(&mut world, &[mps(3)]);
+    assert_eq!(free(&world), before);
+    // One in MPS shares alone, of which a claim has a slot.
+    let devices = world.slices[0].spec.devices.as_mut().unwrap();
+    devices.retain(|device| !["gpu-3-ts", "gpu-3"].contains(&device.name.as_str()));
+    let mut slot = claim("web/slot", "gpu-3-mps", None);
+    slot["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] =
+        json!({ "slots": "1" });
+    world.claims.push(typed(slot));
+    let after = free(&world);
+    assert_eq!(after.share_memory, before.share_memory - (80 - 45) * GIB);
+    for slice in &mut world.slices {
+        let devices = slice.spec.devices.iter_mut();
+        devices.for_each(|devices| devices.retain(|device| device.name.ends_with("-mps")));
+    }
+    assert_eq!(
+        (free(&world).share_memory, free(&world).largest_share),
+        (45 * GIB, 15 * GIB)
+    );
+}
+
 #[test]
 fn what_is_free_is_what_the_scheduler_could_still_give() {
     let free = |snapshot: &Snapshot| of(snapshot, &Usage::default()).free;
