@@ -22,7 +22,7 @@ const MAX_FIRST_PAINT_MS: f64 = 1500.0;
 
 /// When everything of the demo's manifests is to be seen: the last pod waits, and the figures of
 /// the last claim are known.
-const SCENE: &str = "document.querySelectorAll('.part').length === 8 && \
+const SCENE: &str = "document.querySelectorAll('.part').length === 15 && \
     document.querySelectorAll('#waiting > li').length === 1 && document.querySelector('.over') !== null";
 
 /// Arguments of `cargo xtask ui`.
@@ -113,7 +113,7 @@ fn demo(root: &Path) -> Result<(Demo, String)> {
             "demo",
             "--ui",
             "--sim",
-            "h100x5",
+            "h100x7",
             "--sick",
             "4",
             "-f",

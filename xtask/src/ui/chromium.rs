@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-/// Longest time for an answer or a condition.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest time for an answer or a condition: the pods of the demo arrive one after the other.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one page.
 pub(super) struct Chromium {

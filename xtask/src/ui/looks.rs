@@ -69,20 +69,30 @@ pub(super) fn right(browser: &mut Chromium, function: &str, place: &str) -> Resu
     Ok(found)
 }
 
+/// Takes pictures of the window and, with `-all` in their names, of the page to its end.
 pub(super) fn screenshots(browser: &mut Chromium, folder: &Path) -> Result<()> {
     fs_err::create_dir_all(folder)?;
     for size in WINDOWS {
         window(browser, size)?;
         for scheme in SCHEMES {
             media(browser, &[("prefers-color-scheme", scheme)])?;
-            let taken = browser.call("Page.captureScreenshot", &json!({ "format": "png" }))?;
-            let data = at(&taken, "/data").as_str().context("no picture")?;
-            let path = folder.join(format!("ui-{scheme}{}.png", size.0));
-            fs_err::write(&path, BASE64_STANDARD.decode(data)?)?;
-            let bytes = fs_err::metadata(&path)?.len();
-            crate::say(&format!("{}: {bytes} bytes", path.display()));
+            let name = format!("ui-{scheme}{}", size.0);
+            picture(browser, &folder.join(format!("{name}.png")), &json!({}))?;
+            let height = browser.value("document.documentElement.scrollHeight")?;
+            let all = json!({ "x": 0, "y": 0, "width": size.1, "height": height, "scale": 1 });
+            let all = json!({ "captureBeyondViewport": true, "clip": all });
+            picture(browser, &folder.join(format!("{name}-all.png")), &all)?;
         }
     }
+    Ok(())
+}
+
+fn picture(browser: &mut Chromium, path: &Path, options: &Value) -> Result<()> {
+    let taken = browser.call("Page.captureScreenshot", options)?;
+    let data = at(&taken, "/data").as_str().context("no picture")?;
+    fs_err::write(path, BASE64_STANDARD.decode(data)?)?;
+    let bytes = fs_err::metadata(path)?.len();
+    crate::say(&format!("{}: {bytes} bytes", path.display()));
     Ok(())
 }
 

@@ -88,10 +88,23 @@ const before = new Map();
 function remembered(key, hold) {
   const old = before.get(key);
   if (hold.phase === "leaving" && hold.memoryGranted === null && old) {
-    return { ...hold, place: old.place, memoryGranted: old.memoryGranted };
+    // The others in its partition have been placed without its grant: it has its new place among them.
+    return { ...hold, place: hold.within ? hold.place : old.place, memoryGranted: old.memoryGranted };
   }
   before.set(key, { place: hold.place, memoryGranted: hold.memoryGranted });
   return hold;
+}
+
+/** Shares of a partition are drawn as shares, within a frame that is the partition. */
+function look(gpu, hold) {
+  if (!hold.within) return gpu.mode;
+  return hold.device.endsWith("-mps") ? "mps" : "time-sliced";
+}
+
+/** Where something from 0 to 1 of the GPU is in its bar, or in the frame of its partition. */
+function position([from, to], [start, end] = [0, 1]) {
+  const at = (place) => (100 * (place - start)) / (end - start);
+  return { left: `${at(from)}%`, width: `${at(to) - at(from)}%` };
 }
 
 function part(gpu, found) {
@@ -99,12 +112,11 @@ function part(gpu, found) {
   const hold = remembered(key, found);
   const known = hold.memoryUsed !== null && hold.memoryGranted > 0;
   const width = known ? Math.min(100, (100 * hold.memoryUsed) / hold.memoryGranted) : 0;
-  const classes = ["part", gpu.mode, hold.idle ? "idle" : "", hold.overGrant ? "over" : ""].filter(Boolean).join(" ");
+  const classes = ["part", look(gpu, hold), hold.idle ? "idle" : "", hold.overGrant ? "over" : ""].filter(Boolean).join(" ");
   const used = `${bytes(hold.memoryUsed)} of ${granted(hold)}`;
   const second = [hold.namespace, hold.part, ...notes(hold), used].join(" · ");
   const name = hold.overGrant ? `! ${user(hold)}` : user(hold);
-  const [from, to] = hold.place;
-  return el("li", { style: { left: `${100 * from}%`, width: `${100 * (to - from)}%` } },
+  return el("li", { style: position(hold.place, hold.within) },
     el("button", { type: "button", className: classes, title: describe(hold), label: describe(hold),
       data: { key, about: `claim/${hold.namespace}/${hold.claim}` } },
       known ? el("span", { className: "use" }, el("span", { className: "fill", style: { width: `${width}%` } })) : null,
@@ -113,21 +125,44 @@ function part(gpu, found) {
       el("span", { className: "label second" }, second)));
 }
 
-/** The bar's free end, if it is wide enough for a word. */
-function rest(gpu) {
-  const end = Math.max(0, ...gpu.holds.map((hold) => hold.place?.[1] ?? 0));
-  if (end > 0.9) return null;
+/** What is left behind the end of the last part, if it is wide enough for a word. */
+function rest(gpu, end, within = [0, 1]) {
+  if (within[1] - end < 0.1 * (within[1] - within[0])) return null;
   const word = gpu.troubles.length ? "not available" : "free";
-  return el("li", { className: "free", style: { left: `${100 * end}%`, width: `${100 * (1 - end)}%` } }, word);
+  return el("li", { className: "free", style: position([end, within[1]], within) }, el("span", null, word));
 }
+
+/** A partition with the claims that share it. */
+function partition(gpu, holds) {
+  const [{ within, part: words }] = holds;
+  const end = Math.max(...holds.map((hold) => hold.place[1]));
+  const name = `Claims in one partition of ${gpu.name}, each with a ${words}`;
+  return el("li", { className: "shared", style: position(within) },
+    el("ul", { label: name }, holds.map((hold) => part(gpu, hold)), rest(gpu, end, within)));
+}
+
+/** The parts of a GPU, by place: of each shared partition one frame. */
+function parts(gpu) {
+  const placed = gpu.holds.filter((hold) => hold.place);
+  const isSame = (a, b) => a.within && b.within && a.within[0] === b.within[0];
+  const drawn = placed.map((hold) => {
+    if (!hold.within) return part(gpu, hold);
+    const together = placed.filter((other) => isSame(hold, other));
+    return together[0] === hold ? partition(gpu, together) : null;
+  });
+  const end = Math.max(0, ...placed.map((hold) => (hold.within ?? hold.place)[1]));
+  return [...drawn.filter(Boolean), rest(gpu, end)];
+}
+
+/** A mode in words. */
+const modeOf = (gpu) => ({ idle: "no claim", mps: "MPS" })[gpu.mode] ?? gpu.mode;
 
 function gpuRow(node, gpu) {
   const about = `gpu/${node.name}/${gpu.name}`;
-  const placed = gpu.holds.filter((hold) => hold.place);
   const admins = gpu.holds.filter((hold) => !hold.place).map(owner);
   const memory = gpu.memoryUsed === null ? bytes(gpu.memory) : `${bytes(gpu.memoryUsed)} of ${bytes(gpu.memory)} in use`;
   const product = gpu.product.replace(/^NVIDIA /, "");
-  const mode = gpu.mode === "idle" ? "no claim" : gpu.mode;
+  const mode = modeOf(gpu);
   const said = [`${node.name} ${gpu.name}`, gpu.product, mode, `memory ${memory}`, ...gpu.troubles].filter(Boolean);
   const below = [
     gpu.troubles.length ? el("span", { className: "warn" }, `⚠ ${gpu.troubles.join(", ")} `) : "",
@@ -138,7 +173,7 @@ function gpuRow(node, gpu) {
     el("button", { type: "button", className: "name", label: said.join(", "), data: { key: about, about } },
       el("strong", null, `${gpu.name} · ${mode}`),
       [product, memory].filter(Boolean).map((line) => el("span", { className: "quiet" }, line))),
-    el("ul", { className: "bar", label: `Claims on ${gpu.name}` }, placed.map((hold) => part(gpu, hold)), rest(gpu)),
+    el("ul", { className: "bar", label: `Claims on ${gpu.name}` }, parts(gpu)),
     below.length ? el("div", { className: "below" }, below) : null);
 }
 
@@ -152,7 +187,7 @@ function heatRow(node, isOpen) {
   const cell = (gpu) => {
     const trouble = gpu.troubles.length > 0;
     const holds = gpu.holds.filter((hold) => hold.place);
-    const said = [`${gpu.name}: ${gpu.mode}`, ...gpu.troubles, holds.map(owner).join(", ")].filter(Boolean).join(", ");
+    const said = [`${gpu.name}: ${modeOf(gpu)}`, ...gpu.troubles, holds.map(owner).join(", ")].filter(Boolean).join(", ");
     const idle = holds.length > 0 && holds.every((hold) => hold.idle);
     const about = `gpu/${node.name}/${gpu.name}`;
     return el("li", null, el("button", { type: "button", title: said, label: `${node.name} ${said}`,
