@@ -24,6 +24,9 @@ use crate::usage::{ClaimUsage, GpuUsage, Usage};
 /// Time for which a device has been idle when it is shown as idle: programs start, load and pause.
 pub(crate) const IDLE: u64 = 600;
 
+/// The end of a holder's device, of admin access.
+const ADMIN: &str = " (admin)";
+
 /// The fleet.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -154,11 +157,22 @@ pub(crate) fn of(snapshot: &Snapshot, usage: &Usage) -> View {
         });
         let gpus: Vec<GpuView> = gpus.collect();
         // Claims may be newer than the node's report.
-        let unheld = gpus
+        let reported = snapshot.reports.get(&line.name);
+        let is_idle = |gpu: &GpuStatus| {
+            gpu.holders
+                .iter()
+                .all(|holder| holder.device.ends_with(ADMIN))
+        };
+        let idle = reported
             .iter()
-            .filter(|gpu| gpu.holds.iter().all(Hold::is_admin))
-            .count();
-        let free = line.free.min(u32::try_from(unheld).unwrap_or(u32::MAX));
+            .flat_map(|status| &status.gpus)
+            .filter(|gpu| is_idle(gpu));
+        let is_held = |idle: &&GpuStatus| {
+            let mut now = gpus.iter().filter(|gpu| gpu.name == idle.name);
+            now.any(|gpu| !gpu.holds.iter().all(Hold::is_admin))
+        };
+        let newly = u32::try_from(idle.filter(is_held).count()).unwrap_or(u32::MAX);
+        let free = line.free.saturating_sub(newly);
         NodeView {
             name: line.name,
             free,

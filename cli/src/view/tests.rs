@@ -281,6 +281,18 @@ fn holders_are_where_their_slices_and_their_memory_are() {
     assert_eq!(hold(&view, "tune").place, Some((0.5, 1.0)));
 }
 
+/// A GPU that no claim can have is not free in place of one that a claim has just got.
+#[test]
+fn a_gpu_out_of_use_is_not_free_for_one_that_is_newly_held() {
+    let mut world = world();
+    let report = world.reports.get_mut("n1").unwrap();
+    report.gpus.push(gpu(4, "idle", &[]));
+    let free = |world: &Snapshot| of(world, &Usage::default()).nodes[0].free;
+    assert_eq!(free(&world), 1);
+    world.claims.push(typed(claim("lab/late", "gpu-3", None)));
+    assert_eq!(free(&world), 0);
+}
+
 /// The fleet with two claims in shares of the partition at the second slice of n1's gpu-3.
 pub(crate) fn with_shared_partition() -> Snapshot {
     const DEVICE: &str = "gpu-3-mig-1g10gb-19-1-ts";

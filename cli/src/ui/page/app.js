@@ -120,7 +120,7 @@ function part(gpu, found) {
     el("button", { type: "button", className: classes, title: describe(hold), label: describe(hold),
       data: { key, about: `claim/${hold.namespace}/${hold.claim}` } },
       known ? el("span", { className: "use" }, el("span", { className: "fill", style: { width: `${width}%` } })) : null,
-      el("span", { className: "initial" }, name.slice(0, hold.overGrant ? 3 : 1)),
+      el("span", { className: "initial" }, name.slice(0, 1)),
       el("span", { className: "label" }, name),
       el("span", { className: "label second" }, second)));
 }
