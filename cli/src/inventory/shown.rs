@@ -208,12 +208,7 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
             selector: profile
                 .as_ref()
                 .map(|profile| selector(attributes::PROFILE, profile)),
-            // A claim of an MPS share gets a slot, and names no amount.
-            requests: if kind.sharing == Sharing::TimeSliced {
-                vec![capacity::MEMORY, capacity::CORES, capacity::SLOTS]
-            } else {
-                Vec::new()
-            },
+            requests: requests(device),
         };
         let (_, gpus) = groups
             .entry((product.clone(), rank, memory, form.clone()))
@@ -226,6 +221,17 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
         ..form
     });
     done.collect()
+}
+
+/// Returns the amounts that a claim can name of shares. A claim of an MPS slot gets that, and names none.
+fn requests(device: &Device) -> Vec<&'static str> {
+    let amounts = [capacity::MEMORY, capacity::CORES, capacity::PERCENT];
+    let is_given_out = |name: &&str| device.allow_multiple && device.capacity.contains_key(*name);
+    if !amounts.iter().any(|name| is_given_out(&name)) {
+        return Vec::new();
+    }
+    let all = amounts.into_iter().chain([capacity::SLOTS]);
+    all.filter(is_given_out).collect()
 }
 
 /// Returns an expression that compares an attribute of divvy's.

@@ -31,6 +31,31 @@ fn the_table_says_what_to_select_by_in_80_columns() {
     }
 }
 
+/// Servers of R615 have a namespace for each claim, so that a claim names amounts.
+#[test]
+fn mps_shares_are_asked_for_by_amounts_where_the_driver_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.yaml");
+    let text = "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {rules: [{modes: [Mps]}]}\n";
+    fs_err::write(&policy, text).unwrap();
+    let line = format!("inventory --sim h100x1 --policy {}", policy.display());
+    let args = Line::try_parse_from(line.split_whitespace()).unwrap().args;
+    let node = SimNode::parse("h100x1").unwrap();
+    for (driver, asked, limits) in [
+        ("580.95.05", "slotMemoryMiB, slotCores", "each process"),
+        ("615.71.09", "capacity memory, cores, slots", "each claim"),
+    ] {
+        let cuda = divvy_model::CudaVersion {
+            major: 13,
+            minor: 0,
+        };
+        node.edit(|engine| engine.set_driver_version(driver, cuda));
+        let text = text::table(&shown(&node.inventory(), &args).unwrap(), false);
+        assert!(text.contains(asked), "{asked}\n{text}");
+        assert!(text.contains(limits), "{limits}\n{text}");
+    }
+}
+
 /// Four slots are of each place of a partition: a profile with several has more in all.
 #[test]
 fn shares_of_partitions_have_their_slots_at_each_place() {

@@ -174,11 +174,21 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
     let burst = most.map_or_else(String::new, |most| {
         format!("\nA claim can limit it to up to {most} % of its request.")
     });
-    let by_mps = forms.iter().any(|form| form.class == names::CLASS_MPS);
-    let by_mps = by_mps.then_some(
-        "MPS shares: the MPS server keeps each process to its part of the threads; its\n\
-         limit of memory is set, and a program can make it drop that.",
-    );
+    let by_mps = forms.iter().find(|form| form.class == names::CLASS_MPS);
+    let by_mps = by_mps.map(|form| match (form.requests.is_empty(), caps) {
+        (true, _) => {
+            "MPS shares: the MPS server keeps each process to its part of the threads; its\n\
+             limit of memory is set, and a program can make it drop that."
+        }
+        (false, MemoryCaps::Available) => {
+            "MPS shares: the MPS server keeps each claim to its part of the threads; memory\n\
+             is capped as that of other shares."
+        }
+        (false, _) => {
+            "MPS shares: the MPS server keeps each claim to its part of the threads; its\n\
+             limit of memory is set, and a program can make it drop that."
+        }
+    });
     if !forms.iter().any(|form| !form.requests.is_empty()) {
         return by_mps.map(str::to_owned);
     }
