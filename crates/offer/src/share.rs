@@ -4,7 +4,9 @@
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::mig::PartitionName;
-use divvy_model::{DeviceKind, GpuFacts, MemoryCaps, NamedTarget, ShareUnit, Sharing, TimeSlice};
+use divvy_model::{
+    DeviceKind, GpuFacts, MemoryCaps, MpsServer, NamedTarget, ShareUnit, Sharing, TimeSlice,
+};
 
 use crate::whole::limits;
 use crate::{
@@ -49,7 +51,11 @@ pub(crate) fn device(
         ),
         None => None,
     };
-    give_out(&mut device, mib, &rules.shares, (unit, caps));
+    let mut shares = rules.shares;
+    if sharing == Sharing::Mps {
+        shares.slots = shares.slots.min(MpsServer::MOST_SLOTS);
+    }
+    give_out(&mut device, mib, &shares, (unit, caps));
     Some(device)
 }
 

@@ -113,6 +113,12 @@ fn with_namespaces_mps_shares_are_given_out_as_time_sliced_ones() {
         assert_eq!(device(&pool, "gpu-0-mps"), &expected);
         let found: Vec<_> = expected.capacity.keys().map(AsRef::as_ref).collect();
         assert_eq!(found, capacities);
+        // A server takes no more clients.
+        node.rule(|rules| rules.shares.slots = 1000);
+        let pool = node.carve(None).pool;
+        if let Some(slots) = device(&pool, "gpu-0-mps").capacity.get(cap::SLOTS) {
+            assert_eq!(slots.value, Amount::Count(48));
+        }
     }
 }
 
