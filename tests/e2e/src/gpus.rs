@@ -175,11 +175,6 @@ impl Gpus {
         mps::install(&self.driver_files(), stand_in)
     }
 
-    /// The program that gives commands to MPS daemons.
-    pub fn mps_control(&self) -> PathBuf {
-        self.driver_files().join("usr/bin").join(mps::DAEMON)
-    }
-
     /// Takes the driver's programs for MPS away again.
     pub fn remove_mps(&self) -> Result<()> {
         mps::remove(&self.driver_files())

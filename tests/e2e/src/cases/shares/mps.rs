@@ -3,8 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use divvy_model::ComputeMode;
@@ -17,7 +15,7 @@ use super::{
 };
 use crate::case::{Env, PATIENCE};
 use crate::objects::{Pod, SAY_AND_STAY, claim_for};
-use crate::process::Signal;
+use crate::process::{Signal, output};
 use crate::wait::{poll, wait_for};
 
 /// Number of shares of the GPU.
@@ -190,18 +188,16 @@ fn with_namespaces(env: &Env) -> Result<()> {
 
 /// Returns the namespaces of a daemon that runs: a line for each, in order.
 fn namespaces(env: &Env, daemon: u32) -> Result<Vec<String>> {
-    let environment = fs::read_to_string(format!("/proc/{daemon}/environ"))?;
+    let environment = fs::read_to_string(env.cluster.node_path(format!("/proc/{daemon}/environ")))?;
     let mut variables = environment.split('\0');
     let pipe = variables.find_map(|line| line.strip_prefix("CUDA_MPS_PIPE_DIRECTORY="));
     let pipe = pipe.context("the MPS daemon has no folder of sockets")?;
-    // As the daemon sees it, wherever it is mounted.
-    let pipe = format!("/proc/{daemon}/root{pipe}");
-    let output = Command::new(env.driver.gpus().mps_control())
-        .args(["-p", "3", "namespace", "list", "--format=csv,noheader"])
-        .env("CUDA_MPS_PIPE_DIRECTORY", pipe)
-        .output()?;
-    ensure!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout)?;
+    // Its own program gives it commands, and its folder is as it sees it.
+    let pipe = format!("CUDA_MPS_PIPE_DIRECTORY=/proc/{daemon}/root{pipe}");
+    let program = format!("/proc/{daemon}/exe");
+    let list = ["-p", "3", "namespace", "list", "--format=csv,noheader"];
+    let args: Vec<&str> = [&*pipe, &*program].into_iter().chain(list).collect();
+    let text = output(&mut env.cluster.command("env", &args))?;
     // Without its folder.
     let row = |line: &str| {
         let fields: Vec<&str> = line.split(',').take(5).collect();
