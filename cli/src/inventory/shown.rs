@@ -227,7 +227,7 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
 fn requests(device: &Device) -> Vec<&'static str> {
     let amounts = [capacity::MEMORY, capacity::CORES, capacity::PERCENT];
     let is_given_out = |name: &&str| device.allow_multiple && device.capacity.contains_key(*name);
-    if !amounts.iter().any(|name| is_given_out(name)) {
+    if !amounts.iter().any(&is_given_out) {
         return Vec::new();
     }
     let all = amounts.into_iter().chain([capacity::SLOTS]);
