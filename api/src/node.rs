@@ -94,6 +94,9 @@ pub struct GpuNodeSpec {}
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuNodeStatus {
+    /// The name under which the node's plugin is registered as a DRA driver.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub driver_name: String,
     /// The figures shown by kubectl get.
     pub summary: Summary,
     /// The versions in use.

@@ -40,6 +40,7 @@ fn full() -> GpuNodeStatus {
         fence: text(),
     };
     GpuNodeStatus {
+        driver_name: text(),
         summary: Summary {
             gpus: 1,
             free: 1,

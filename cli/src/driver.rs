@@ -27,6 +27,36 @@ pub(crate) fn known(name: &str) -> &'static str {
     found.unwrap_or(names::DRIVER)
 }
 
+/// Returns the name of the driver that is shown: the one that is asked for, else the one that most nodes
+/// report, ours first, and what of other names is not shown then. `GpuNodes` are divvy's alone, so that
+/// NVIDIA's driver is never taken for it. A node may report no name yet.
+pub(crate) fn shown<'a>(
+    asked: Option<&str>,
+    reported: impl Iterator<Item = &'a str>,
+) -> (String, Vec<String>) {
+    if let Some(asked) = asked {
+        return (asked.to_owned(), Vec::new());
+    }
+    let mut nodes: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in reported.filter(|name| !name.is_empty()) {
+        *nodes.entry(name).or_default() += 1;
+    }
+    let most = nodes
+        .iter()
+        .max_by_key(|(name, count)| (**count, **name == names::DRIVER));
+    let found = most.map_or(names::DRIVER, |(name, _)| name);
+    let others = nodes.iter().filter(|(name, _)| **name != found);
+    let others = others.map(|(name, count)| {
+        let nodes = if *count == 1 {
+            "1 node serves".to_owned()
+        } else {
+            format!("{count} nodes serve")
+        };
+        format!("devices and claims of driver {name}, which {nodes}: see --driver-name {name}")
+    });
+    (found.to_owned(), others.collect())
+}
+
 /// Returns the class of devices of a form; none of forms that have no class of their own.
 pub(crate) fn class(driver: &str, form: Alternative) -> Option<&'static str> {
     let stands_in = driver == NVIDIA;
@@ -81,6 +111,37 @@ pub(crate) fn plain(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_driver_is_the_one_that_most_nodes_report() {
+        let (own, nvidia) = (names::DRIVER, names::NVIDIA_DRIVER);
+        for (asked, reported, expected, others) in [
+            (None, vec![], own, None),
+            (None, vec![""], own, None),
+            (None, vec![own, own], own, None),
+            (None, vec![nvidia, ""], nvidia, None),
+            (None, vec!["gpu.example.com"], "gpu.example.com", None),
+            (
+                None,
+                vec![nvidia, nvidia, own],
+                nvidia,
+                Some("driver gpu.divvy.dev, which 1 node serves"),
+            ),
+            (
+                None,
+                vec![nvidia, own],
+                own,
+                Some("--driver-name gpu.nvidia.com"),
+            ),
+            (Some(nvidia), vec![own], nvidia, None),
+        ] {
+            let (found, not_shown) = shown(asked, reported.iter().copied());
+            assert_eq!(found, expected, "{asked:?} {reported:?}");
+            assert_eq!(not_shown.len(), usize::from(others.is_some()));
+            let said = not_shown.first().map_or("", |text| text);
+            assert!(said.contains(others.unwrap_or_default()), "{said}");
+        }
+    }
 
     #[test]
     fn classes_follow_from_the_name_of_the_driver() {

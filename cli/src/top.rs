@@ -8,7 +8,6 @@ use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use divvy_api::names::DRIVER;
 use serde::Serialize;
 
 use crate::format::{self, Output};
@@ -37,9 +36,9 @@ pub(crate) struct Args {
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Name of the driver, if divvy is installed under another one
-    #[arg(long, value_name = "NAME", default_value = DRIVER)]
-    driver_name: String,
+    /// Name of the driver; by default the one that most nodes report
+    #[arg(long, value_name = "NAME")]
+    driver_name: Option<String>,
 }
 
 /// Subject of a line.
@@ -58,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let (snapshot, usage) = runtime.block_on(async {
         let (client, namespace, server) = args.access.client().await?;
         let namespace = args.namespace.as_deref().unwrap_or(&namespace);
-        read(&client, &args.driver_name, namespace)
+        read(&client, args.driver_name.as_deref(), namespace)
             .await
             .context(server)
     })?;
@@ -73,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 /// Everything that a view is made of.
 pub(crate) async fn read(
     client: &kube::Client,
-    driver: &str,
+    driver: Option<&str>,
     namespace: &str,
 ) -> Result<(crate::status::snapshot::Snapshot, Usage)> {
     let wanted = Wanted {

@@ -629,6 +629,7 @@ impl Shared {
         gpu_node::Target {
             client: self.client.clone(),
             node: self.config.node_name.clone(),
+            driver: self.config.driver_name.clone(),
         }
     }
 

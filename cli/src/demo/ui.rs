@@ -81,7 +81,7 @@ impl Show {
                     )
                 };
                 let wanted = Wanted {
-                    driver,
+                    driver: Some(driver),
                     claims: ClaimsWanted::Waiting,
                     events: false,
                     policies: false,

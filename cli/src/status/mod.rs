@@ -18,7 +18,6 @@ pub(crate) mod waiting;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use divvy_api::names::DRIVER;
 use serde::Serialize;
 
 use self::read::{Access, ClaimsWanted, PodWanted, Wanted, read};
@@ -51,9 +50,9 @@ pub(crate) struct Args {
     /// Output format
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Name of the driver, if divvy is installed under another one
-    #[arg(long, global = true, value_name = "NAME", default_value = DRIVER)]
-    driver_name: String,
+    /// Name of the driver; by default the one that most nodes report
+    #[arg(long, global = true, value_name = "NAME")]
+    driver_name: Option<String>,
 }
 
 /// Subject of the report; by default the fleet.
@@ -130,7 +129,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             _ => (own.unwrap_or(&namespace), PodWanted::No),
         };
         let wanted = Wanted {
-            driver: &args.driver_name,
+            driver: args.driver_name.as_deref(),
             claims,
             events,
             policies: matches!(args.about, Some(Target::Policy { .. })),

@@ -16,7 +16,7 @@ use kube::core::{ApiResource, DeserializeGuard, DynamicObject, TypeMeta};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
-use super::snapshot::Snapshot;
+use super::snapshot::{Policies, Snapshot};
 use crate::taints::taint;
 
 /// Timeout of one request.
@@ -40,8 +40,8 @@ pub(crate) struct Access {
 /// Kinds and objects to ask for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted<'a> {
-    /// Our driver's name.
-    pub(crate) driver: &'a str,
+    /// Our driver's name. `None`: the one that most nodes report.
+    pub(crate) driver: Option<&'a str>,
     /// Claims, too.
     pub(crate) claims: ClaimsWanted,
     /// Events of the namespace, too: what its kubelets report of claims.
@@ -210,7 +210,6 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         .collect();
     let mut snapshot = Snapshot {
         now: Timestamp::now(),
-        driver: wanted.driver.to_owned(),
         minor: digits.parse().unwrap_or(u32::MAX),
         ..Snapshot::default()
     };
@@ -221,6 +220,11 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         unread: Vec::new(),
     };
     let found = reader.list(&GPU_NODES, &everything, &reports, None).await?;
+    let statuses = found.iter().filter_map(|node| node.0.as_ref().ok());
+    let names = statuses.filter_map(|node| node.status.as_ref().map(|s| &*s.driver_name));
+    let (driver, others) = crate::driver::shown(wanted.driver, names);
+    snapshot.driver = driver;
+    reader.unread.extend(others);
     snapshot.nodes = reader
         .list(&NODES, &everything, &Api::all(client.clone()), None)
         .await?;
@@ -228,16 +232,7 @@ pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot
         .list(&SLICES, &everything, &Api::all(client.clone()), None)
         .await?;
     if wanted.policies {
-        // As written, not as the type: the decoder says which field of which rule is wrong.
-        let kind = ApiResource::erase::<GpuPolicyObject>(&());
-        let all = Api::<DynamicObject>::all_with(client.clone(), &kind);
-        let objects = reader.list(&POLICIES, &everything, &all, None).await?;
-        for mut object in objects {
-            object.types = Some(TypeMeta::resource::<GpuPolicyObject>());
-            let name = object.metadata.name.clone().unwrap_or_default();
-            let policy = decode_policy(&serde_json::to_value(object)?);
-            snapshot.policies.insert(name, policy);
-        }
+        snapshot.policies = reader.policies(client).await?;
     }
     // Before 1.37 they are served in other versions, or not at all.
     if wanted.claims == ClaimsWanted::Waiting && snapshot.minor >= 37 {
@@ -306,6 +301,23 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Policies as written, not as the type: the decoder says which field of which rule is wrong.
+    async fn policies(&mut self, client: &Client) -> Result<Policies> {
+        let kind = ApiResource::erase::<GpuPolicyObject>(&());
+        let all = Api::<DynamicObject>::all_with(client.clone(), &kind);
+        let objects = self
+            .list(&POLICIES, &ListParams::default(), &all, None)
+            .await?;
+        let mut policies = Policies::new();
+        for mut object in objects {
+            object.types = Some(TypeMeta::resource::<GpuPolicyObject>());
+            let name = object.metadata.name.clone().unwrap_or_default();
+            let policy = decode_policy(&serde_json::to_value(object)?);
+            policies.insert(name, policy);
+        }
+        Ok(policies)
+    }
+
     /// All objects, or those of `own`, the API of the one namespace, if others cannot be listed. A
     /// kind that does not exist or is forbidden yields none, and `unread` says so.
     async fn list<K>(

@@ -12,6 +12,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::read::Kind;
 
+/// Policies by name, or what is wrong with them.
+pub(crate) type Policies = BTreeMap<String, Result<GpuPolicy, PolicyError>>;
+
 /// The cluster at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
@@ -25,7 +28,7 @@ pub(crate) struct Snapshot {
     /// Reports of the nodes' plugins, by node.
     pub(crate) reports: BTreeMap<String, GpuNodeStatus>,
     /// The policies, or why they cannot be read, by name; empty unless they are asked about.
-    pub(crate) policies: BTreeMap<String, Result<GpuPolicy, PolicyError>>,
+    pub(crate) policies: Policies,
     /// Published devices of all drivers, with the taints of the rules.
     pub(crate) slices: Vec<ResourceSlice>,
     /// Rules by which administrators taint devices.

@@ -12,7 +12,6 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use divvy_api::names::DRIVER;
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
 
@@ -33,9 +32,9 @@ pub(crate) struct Args {
     /// The namespace whose claims and pods are read if those of all namespaces may not be
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// Name of the driver, if divvy is installed under another one
-    #[arg(long, value_name = "NAME", default_value = DRIVER)]
-    driver_name: String,
+    /// Name of the driver; by default the one that most nodes report
+    #[arg(long, value_name = "NAME")]
+    driver_name: Option<String>,
     /// Where to listen; other machines can reach what is not a loopback address
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
@@ -69,7 +68,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             let (client, namespace, driver) = (client.clone(), namespace.clone(), driver.clone());
             let cluster = Some(cluster.clone());
             async move {
-                let (snapshot, usage) = crate::top::read(&client, &driver, &namespace).await?;
+                let (snapshot, usage) =
+                    crate::top::read(&client, driver.as_deref(), &namespace).await?;
                 Ok(Reading {
                     snapshot,
                     usage,

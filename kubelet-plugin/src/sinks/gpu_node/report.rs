@@ -21,7 +21,7 @@ fn is_open(known: &Known<'_>, ordinal: u32) -> bool {
     offered.peek().is_some() && offered.all(|device| device.taints.is_empty())
 }
 
-/// Works out the status of a `GpuNode`. Times are left to the writer.
+/// Works out the status of a `GpuNode`. Times and the driver's name are left to the writer.
 pub(crate) fn report(known: &Known<'_>, findings: &BTreeSet<Finding>) -> GpuNodeStatus {
     let mut by_ordinal: Vec<(u32, &GpuUuid)> = known
         .recorded
@@ -64,6 +64,7 @@ pub(crate) fn report(known: &Known<'_>, findings: &BTreeSet<Finding>) -> GpuNode
         .inventory
         .map(|inventory| inventory.system.driver_version.clone());
     GpuNodeStatus {
+        driver_name: String::new(),
         summary: Summary {
             gpus: count(gpus.len()),
             free: count(free.count()),

@@ -22,6 +22,8 @@ use super::since::Since;
 pub(crate) struct Target {
     pub(crate) client: Client,
     pub(crate) node: String,
+    /// Name of our driver.
+    pub(crate) driver: String,
 }
 
 /// Writes.
@@ -165,7 +167,10 @@ impl Target {
             since.take_over(&earlier, Timestamp::now());
         }
         let mut object = GpuNode::new(&self.node, GpuNodeSpec {});
-        object.status = Some(since.stamp(report, Timestamp::now()));
+        object.status = Some(GpuNodeStatus {
+            driver_name: self.driver.clone(),
+            ..since.stamp(report, Timestamp::now())
+        });
         api.patch_status(&self.node, &params, &Patch::Apply(object))
             .await
             .map(|_| is_new)
@@ -205,6 +210,7 @@ mod tests {
             target: Target {
                 client: api.client(),
                 node: "n1".to_owned(),
+                driver: "gpu.divvy.dev".to_owned(),
             },
             reports,
             publishes,
@@ -256,6 +262,7 @@ mod tests {
             target: Target {
                 client: api.client(),
                 node: "n1".to_owned(),
+                driver: "gpu.divvy.dev".to_owned(),
             },
             reports,
             publishes,
