@@ -71,8 +71,18 @@
       const box = element.getBoundingClientRect();
       if (box.right > width + 1 || box.left < -1) wrong.push(`${Math.round(box.left)} to ${Math.round(box.right)}: ${name(element)}`);
       if (element.matches("button, input, select") && box.height < 24) wrong.push(`${box.height} high: ${name(element)}`);
+      // A letter has no dots where it is cut.
+      if (element.matches(".initial") && element.scrollWidth > element.clientWidth) wrong.push(`cut: ${name(element)}`);
     }
+    for (const bar of document.querySelectorAll(".bar")) wrong.push(...overlaps([...bar.querySelectorAll(".part, .free")]));
     return { wrong, width };
+  }
+
+  /** Parts of a bar that are drawn one over the other. */
+  function overlaps(parts) {
+    const boxes = parts.map((part) => part.getBoundingClientRect()).sort((a, b) => a.left - b.left);
+    return boxes.slice(1).filter((box, i) => box.left < boxes[i].right - 1)
+      .map((box) => `over another part: ${Math.round(box.left)} to ${Math.round(box.right)} of ${name(parts[0].closest(".bar"))}`);
   }
 
   /** Faults of the ring of the element with the focus: it can be seen, and is in sight. */
