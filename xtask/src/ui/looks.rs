@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::chromium::{Chromium, at};
 
 /// Windows in which the page is measured: name in a screenshot's file, width, height.
-pub(super) const WINDOWS: [(&str, u32, u32); 2] = [("", 1280, 1020), ("-390", 390, 844)];
+pub(super) const WINDOWS: [(&str, u32, u32); 2] = [("", 1280, 1180), ("-390", 390, 844)];
 pub(super) const SCHEMES: [&str; 2] = ["light", "dark"];
 /// Defines `measure`.
 pub(super) const MEASURE: &str = include_str!("measure.js");
