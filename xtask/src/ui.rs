@@ -256,17 +256,21 @@ fn keyboard(browser: &mut Chromium) -> Result<()> {
 /// Checks that many nodes are rows of cells, of which those with problems are open, and that the
 /// filter has a key.
 fn many_nodes(browser: &mut Chromium) -> Result<()> {
-    let gpu = |name: String, troubles: Value| {
+    const MODES: [&str; 5] = ["idle", "whole", "partitioned", "time-sliced", "mps"];
+    let gpu = |name: String, mode: &str, troubles: Value| {
         json!({
-            "name": name, "uuid": name, "product": "NVIDIA H100", "mode": "idle", "troubles": troubles, "memory": null,
+            "name": name, "uuid": name, "product": "NVIDIA H100", "mode": mode, "troubles": troubles, "memory": null,
             "memoryUsed": null, "memoryUnattributed": null, "holds": [],
         })
     };
     let nodes: Vec<Value> = (0..40)
         .map(|node| {
             let sick = if node == 7 { json!(["lost"]) } else { json!([]) };
-            let gpus: Vec<Value> = (0..8)
-                .map(|n| gpu(format!("gpu-{n}"), if n == 0 { sick.clone() } else { json!([]) }))
+            let gpus: Vec<Value> = (0..8_usize)
+                .map(|n| {
+                    let troubles = if n == 0 { sick.clone() } else { json!([]) };
+                    gpu(format!("gpu-{n}"), MODES[n % MODES.len()], troubles)
+                })
                 .collect();
             json!({ "name": format!("node-{node}"), "free": 8, "trouble": "", "driver": "", "gpus": gpus })
         })
@@ -280,6 +284,13 @@ fn many_nodes(browser: &mut Chromium) -> Result<()> {
     ensure!(
         now == json!("[320,8]"),
         "40 nodes of 8 GPUs show as {now}: cells, and rows of the open node"
+    );
+    let colours = "new Set([...document.querySelectorAll('.cell')].map((it) => getComputedStyle(it).backgroundColor)).size";
+    let colours = browser.value(colours)?;
+    ensure!(
+        colours == json!(MODES.len()),
+        "{colours} colours of cells for {} modes",
+        MODES.len()
     );
     let height = browser.value("document.documentElement.scrollHeight")?;
     ensure!(
