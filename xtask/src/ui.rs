@@ -266,10 +266,11 @@ fn many_nodes(browser: &mut Chromium) -> Result<()> {
     let nodes: Vec<Value> = (0..40)
         .map(|node| {
             let sick = if node == 7 { json!(["lost"]) } else { json!([]) };
-            let gpus: Vec<Value> = (0..8_usize)
-                .map(|n| {
+            let gpus: Vec<Value> = (0..8)
+                .zip(MODES.into_iter().cycle())
+                .map(|(n, mode)| {
                     let troubles = if n == 0 { sick.clone() } else { json!([]) };
-                    gpu(format!("gpu-{n}"), MODES[n % MODES.len()], troubles)
+                    gpu(format!("gpu-{n}"), mode, troubles)
                 })
                 .collect();
             json!({ "name": format!("node-{node}"), "free": 8, "trouble": "", "driver": "", "gpus": gpus })
