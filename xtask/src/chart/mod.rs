@@ -166,6 +166,22 @@ fn account_of<'a>(objects: &'a [Value], component: &str) -> Result<&'a str> {
     Ok(text(found, account))
 }
 
+/// Fails unless each rule of an admission policy says something whatever it meets: without `message`, the API
+/// server shows the rule itself where its `messageExpression` has no valid result.
+fn messages(name: &str, object: &Value) -> Result<()> {
+    let rules = object
+        .pointer("/spec/validations")
+        .and_then(Value::as_array);
+    for rule in rules.into_iter().flatten() {
+        ensure!(
+            !text(rule, "/message").is_empty(),
+            "{name} has a rule without message: {}",
+            text(rule, "/expression")
+        );
+    }
+    Ok(())
+}
+
 /// Checks the rules for every set of values: names, labels, accounts.
 fn consistent(objects: &[Value]) -> Result<()> {
     let mut seen = BTreeSet::new();
@@ -199,6 +215,7 @@ fn consistent(objects: &[Value]) -> Result<()> {
             !policy.contains("userInfo") || policy.contains(&user),
             "{name} is about another account than the plugin's: {policy}"
         );
+        messages(&name, object)?;
     }
     let labels = daemon_set
         .pointer("/spec/template/metadata/labels")

@@ -17,6 +17,7 @@
     message: "config[].opaque.parameters.kind of resource.nvidia.com/v1beta1 is GpuConfig or MigDeviceConfig; kinds of ComputeDomains are for the driver compute-domain.nvidia.com"
   - expression: >-
       variables.theirs.all(c, c.opaque.parameters.all(field, field in ['apiVersion', 'kind'] || field == 'sharing' && c.opaque.parameters.?kind.orValue('') in ['GpuConfig', 'MigDeviceConfig'] || field == 'iommu' && c.opaque.parameters.?kind.orValue('') == 'VfioDeviceConfig'))
+    message: "config[].opaque.parameters of resource.nvidia.com/v1beta1 has unknown fields"
     messageExpression: >-
       'config[].opaque.parameters has unknown fields: ' + variables.theirs.map(c, c.opaque.parameters.filter(field, !(field in ['apiVersion', 'kind', 'sharing', 'iommu'])).join(', ')).filter(fields, fields != '').join('; ')
       + ' (GpuConfig and MigDeviceConfig of resource.nvidia.com/v1beta1 have sharing; the fields of divvy.dev/v1beta1 are of that group)'
@@ -35,6 +36,7 @@
     message: config[].opaque.parameters.sharing.mpsConfig has defaultActiveThreadPercentage, a whole number from 0 to 100, and defaultPinnedDeviceMemoryLimit, an amount with its unit, as 10Gi
   - expression: >-
       variables.theirs.all(c, variables.ours.all(r, !(r.name in c.?requests.orValue([])) || c.opaque.parameters.?kind.orValue('') == {{ toJson $kinds | replace "\"" "'" }}[r.exactly.deviceClassName]))
+    message: "a config is of another kind than the class of a request that it names takes"
     messageExpression: >-
       variables.ours.filter(r, variables.theirs.exists(c, r.name in c.?requests.orValue([]) && c.opaque.parameters.?kind.orValue('') != {{ toJson $kinds | replace "\"" "'" }}[r.exactly.deviceClassName]))
       .map(r, 'request ' + r.name + ' of class ' + r.exactly.deviceClassName + ' takes a ' + variables.kinds[r.exactly.deviceClassName] + ' of divvy.dev/v1beta1' + (variables.kinds[r.exactly.deviceClassName] == 'GpuConfig' ? ' or a GpuConfig of resource.nvidia.com/v1beta1' : variables.kinds[r.exactly.deviceClassName] == 'MigConfig' ? ' or a MigDeviceConfig of resource.nvidia.com/v1beta1' : '') + ', and a config of another kind names it').join('; ')
