@@ -25,6 +25,20 @@ pub(crate) fn move_to(named: &Path, pid: u32) {
     }
 }
 
+/// Removes the group `named` once nothing runs in it: the kernel keeps one in which a daemon runs.
+pub(crate) fn remove(named: &Path) {
+    for group in groups(named).unwrap_or_default() {
+        match std::fs::remove_dir(&group) {
+            Ok(()) => {
+                tracing::info!(group = %group.display(), "removed the control group of MPS daemons");
+            }
+            Err(error) => {
+                tracing::debug!(group = %group.display(), %error, "the control group stays");
+            }
+        }
+    }
+}
+
 /// Returns the folders of a group: one with control groups of version 2, one in each hierarchy of
 /// version 1, where the folder above is no group.
 fn groups(named: &Path) -> io::Result<Vec<PathBuf>> {
@@ -89,6 +103,23 @@ mod tests {
         let found = groups(&one.path().join("divvy-mps")).unwrap();
         let expected = ["cpu", "pids", "unified"].map(|of| one.path().join(of).join("divvy-mps"));
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_group_is_removed_in_each_hierarchy_unless_something_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |hierarchy: &str| dir.path().join(hierarchy).join("divvy-mps");
+        for hierarchy in ["cpu", "pids", "unified"] {
+            file(dir.path().join(hierarchy).join("cgroup.procs"), "");
+        }
+        for hierarchy in ["cpu", "pids"] {
+            fs_err::create_dir_all(of(hierarchy)).unwrap();
+        }
+        // The kernel refuses it as a folder with a file is refused.
+        file(of("pids").join("daemon"), "");
+        remove(&dir.path().join("divvy-mps"));
+        assert!(!of("cpu").exists());
+        assert!(of("pids").exists());
     }
 
     /// The folder above may be no mount of control groups at all.

@@ -91,6 +91,9 @@ fn run(args: Args) -> anyhow::Result<()> {
         .build()?;
     runtime.block_on(async {
         let stop = stop_on_signals()?;
-        serve(Arc::new(supervisor), &dir.join("supervisor.sock"), stop).await
+        let supervisor = Arc::new(supervisor);
+        let served = serve(supervisor.clone(), &dir.join("supervisor.sock"), stop).await;
+        supervisor.leave();
+        served
     })
 }

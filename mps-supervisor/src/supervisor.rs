@@ -203,6 +203,13 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Leaves nothing of its own on a node without daemons. Daemons that run go on.
+    pub fn leave(&self) {
+        if let Some(group) = &self.settings.cgroup {
+            cgroup::remove(group);
+        }
+    }
+
     /// Ends a daemon with its servers.
     pub fn stop(&self, gpu: &GpuUuid) -> Result<(), SupervisorError> {
         let lock = self.lock(gpu);
