@@ -49,7 +49,7 @@ pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
     // MIG mode can change only once no instance is left, and instances can be made only once it is
     // on, so settings stand between removals and creations.
     let (stop, start) = mps(state, seen, goal);
-    let (end, put) = namespaces(seen, goal, stop.is_some(), start.is_some());
+    let (end, put) = namespaces(seen, goal);
     forget
         .into_iter()
         .chain(stop)
@@ -120,26 +120,18 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Option<Change>, Opt
     }
 }
 
-/// Returns the namespaces that end and those that are made. `stops` and `starts` say if a server is ended
-/// or started: its namespaces end with it, and another has none.
-fn namespaces(
-    seen: &GpuSeen,
-    goal: &GpuGoal,
-    stops: bool,
-    starts: bool,
-) -> (Vec<MpsNamespaceName>, Vec<MpsNamespace>) {
+/// Returns the namespaces that end and those that are made. A server that is started has none.
+fn namespaces(seen: &GpuSeen, goal: &GpuGoal) -> (Vec<MpsNamespaceName>, Vec<MpsNamespace>) {
     if !matches!(goal.mps, Want::To(server) if server.has_namespaces()) {
         return (Vec::new(), Vec::new());
     }
-    let running = match &seen.mps {
-        Some(Ok(Some(running))) if !stops => Some(running),
-        _ => None,
-    };
-    let listed = match running.map(|running| &running.namespaces) {
-        Some(Some(listed)) => Some(listed),
-        // Not asked for: as wanted.
-        Some(None) if !starts => return (Vec::new(), Vec::new()),
-        Some(None) | None => None,
+    let listed = match &seen.mps {
+        Some(Ok(Some(running))) => match &running.namespaces {
+            Some(listed) => Some(listed),
+            // Not asked for: as wanted.
+            None => return (Vec::new(), Vec::new()),
+        },
+        Some(Ok(None) | Err(_)) | None => None,
     };
     let names = listed.into_iter().flat_map(|listed| listed.keys());
     let goes = |name: &&MpsNamespaceName| match &goal.ends {
