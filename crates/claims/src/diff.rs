@@ -157,3 +157,131 @@ fn slice(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
         Want::Leave => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId, Placement};
+    use divvy_model::{GpuOp, MpsProtocol};
+
+    use super::*;
+    use crate::gpu_state::Instance;
+    use crate::seen::Living;
+
+    fn place() -> Place {
+        Place {
+            profile: GpuInstanceProfileId(9),
+            placement: Placement { start: 4, size: 4 },
+        }
+    }
+
+    #[test]
+    fn a_board_without_mig_has_its_mode_off() {
+        let seen = GpuSeen {
+            mig: Some(Ok(MigMode::Unsupported)),
+            ..GpuSeen::default()
+        };
+        for (on, expected) in [(false, vec![]), (true, vec![Change::SetMigMode(true)])] {
+            let goal = GpuGoal {
+                mig: Want::To(on),
+                ..GpuGoal::default()
+            };
+            assert_eq!(diff(&GpuState::default(), &seen, &goal), expected);
+        }
+    }
+
+    #[test]
+    fn remains_of_an_instance_are_removed_and_it_is_made_anew() {
+        let (place, id) = (place(), GpuInstanceId(3));
+        let life = Life::Half { gi: id };
+        let noted = Instance {
+            made_for: "a".parse().unwrap(),
+            life: life.clone(),
+            doubt: None,
+        };
+        let state = GpuState {
+            instances: [(place, noted)].into(),
+            ..GpuState::default()
+        };
+        let living = Living {
+            instance: GpuInstance {
+                id,
+                profile: place.profile,
+                placement: place.placement,
+            },
+            inside: Vec::new(),
+        };
+        let seen = GpuSeen {
+            places: [(place, Ok(Some(living)))].into(),
+            ..GpuSeen::default()
+        };
+        let goal = GpuGoal {
+            instances: [(place, Need::Make)].into(),
+            ..GpuGoal::default()
+        };
+        let expected = [Change::Remove(place, life), Change::Create(place)];
+        assert_eq!(diff(&state, &seen, &goal), expected);
+    }
+
+    /// A supervisor that does not answer: a server that may be another one is stopped, the same is not.
+    #[test]
+    fn a_server_that_is_not_known_is_started_again_and_another_one_stopped() {
+        let server = MpsServer::NAMESPACES;
+        let other = MpsServer::of_claim(None, None);
+        assert_eq!(other.protocol, MpsProtocol::V2);
+        let goal = GpuGoal {
+            mps: Want::To(server),
+            ..GpuGoal::default()
+        };
+        let seen = GpuSeen {
+            mps: Some(Err("no answer".to_owned())),
+            ..GpuSeen::default()
+        };
+        for (noted, expected) in [
+            (server, vec![Change::StartMps(server)]),
+            (other, vec![Change::StopMps, Change::StartMps(server)]),
+        ] {
+            let mut state = GpuState::default();
+            state.note_server(noted, true);
+            assert_eq!(diff(&state, &seen, &goal), expected);
+        }
+    }
+
+    /// By notes alone it is not known which namespaces there are: the supervisor is asked.
+    #[test]
+    fn namespaces_that_were_not_asked_for_count_as_wanted() {
+        let server = MpsServer::NAMESPACES;
+        let name = MpsNamespaceName::of(&"a".parse().unwrap(), &"gpu-0-mps".parse().unwrap());
+        let wanted = MpsNamespace {
+            name,
+            cores: 30,
+            memory_mib: None,
+        };
+        let goal = GpuGoal {
+            mps: Want::To(server),
+            namespaces: [(name, wanted)].into(),
+            ends: Ends::Strays,
+            ..GpuGoal::default()
+        };
+        let mut state = GpuState::default();
+        state.note_server(server, true);
+        assert_eq!(diff(&state, &GpuSeen::as_noted(&state), &goal), []);
+        let seen = |namespaces: &[MpsNamespace]| GpuSeen {
+            mps: Some(Ok(Some(MpsSeen {
+                server,
+                namespaces: Some(namespaces.iter().map(|one| (one.name, *one)).collect()),
+            }))),
+            in_flight: None::<GpuOp>,
+            ..GpuSeen::default()
+        };
+        assert_eq!(
+            diff(&state, &seen(&[]), &goal),
+            [Change::PutNamespace(wanted)]
+        );
+        assert_eq!(diff(&state, &seen(&[wanted]), &goal), []);
+        let begun = MpsNamespace { cores: 0, ..wanted };
+        assert_eq!(
+            diff(&state, &seen(&[begun]), &goal),
+            [Change::PutNamespace(wanted)]
+        );
+    }
+}

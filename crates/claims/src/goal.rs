@@ -126,11 +126,11 @@ fn mps(holds: &Holds) -> Want<MpsServer> {
         .chain(&holds.keep)
         .any(|hold| hold.mps.is_some());
     match holds.server {
-        Some(server) if is_used => Want::To(server),
+        Some(server) => Want::To(server),
         // Users of an earlier boot get theirs by their own calls, those that are undone stop it so, and a record that cannot be read may
         // be of a user.
-        _ if is_used || holds.unknown => Want::Leave,
-        _ => Want::Found,
+        None if is_used || holds.unknown => Want::Leave,
+        None => Want::Found,
     }
 }
 

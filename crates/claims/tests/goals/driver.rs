@@ -248,6 +248,12 @@ impl Story {
                 _ => {}
             }
         }
+        if !holds.make.is_empty() {
+            assert!(
+                !matches!(wanted.compute, Want::Found) && !matches!(wanted.slice, Want::Found),
+                "given back by a claim that gets something: {wanted:?}"
+            );
+        }
         if holds.unknown && holds.make.is_empty() {
             assert!(
                 !matches!(wanted.compute, Want::Found),
