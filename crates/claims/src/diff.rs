@@ -278,6 +278,30 @@ mod tests {
             [Change::PutNamespace(wanted)]
         );
         assert_eq!(diff(&state, &seen(&[wanted]), &goal), []);
+        // A call ends those of its own claim, and a round all that nothing needs.
+        let of = |claim: &str| {
+            let device = "gpu-0-mps".parse().unwrap();
+            let name = MpsNamespaceName::of(&claim.parse().unwrap(), &device);
+            MpsNamespace { name, ..wanted }
+        };
+        let (own, other) = (of("b"), of("c"));
+        let all = seen(&[wanted, own, other]);
+        for (ends, expected) in [
+            (Ends::Nothing, vec![]),
+            (Ends::These([own.name].into()), vec![own.name]),
+            (Ends::Strays, [own.name, other.name].into_iter().collect()),
+        ] {
+            let goal = GpuGoal {
+                ends,
+                ..goal.clone()
+            };
+            let mut found = diff(&state, &all, &goal);
+            let mut expected: Vec<_> = expected.into_iter().map(Change::RemoveNamespace).collect();
+            for list in [&mut found, &mut expected] {
+                list.sort_by_key(|change| format!("{change:?}"));
+            }
+            assert_eq!(found, expected);
+        }
         let begun = MpsNamespace { cores: 0, ..wanted };
         assert_eq!(
             diff(&state, &seen(&[begun]), &goal),
