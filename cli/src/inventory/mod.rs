@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::PossibleValuesParser;
+use divvy_api::names::DRIVER;
 use divvy_gpu_sim::SimNode;
 use divvy_host::{DriverRootError, HostRoot, RootReason};
 use divvy_kubelet_plugin::Offer;
@@ -19,6 +21,7 @@ use divvy_offer::{GpuRules, NodeFacts};
 use self::shown::Shown;
 use crate::Usage;
 use crate::demo::start::{Which, switch_mig_on};
+use crate::driver;
 use crate::format::{self, Output};
 use crate::manifests::Manifests;
 use crate::offered::offered;
@@ -46,6 +49,9 @@ pub(crate) struct Args {
     /// Label of the node, which policies can select; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     node_label: Vec<(String, String)>,
+    /// Name of the driver, for the classes and selectors that are shown
+    #[arg(long, value_name = "NAME", default_value = DRIVER, value_parser = PossibleValuesParser::new(driver::KNOWN))]
+    driver_name: String,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -154,5 +160,6 @@ fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
         &Manifests::of_files(&args.policy)?.policies,
         &defaults,
     );
-    Ok(Shown::of(inventory, &offered))
+    let driver = driver::known(&args.driver_name);
+    Ok(Shown::of(inventory, &offered, driver))
 }

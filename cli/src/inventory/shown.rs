@@ -3,13 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{self, attributes, capacity};
-use divvy_model::MemoryCaps;
-use divvy_model::{AttributeValue, DeviceKind, Inventory, MigMode, NvLinkPeer, Sharing};
+use divvy_api::names::{Naming, attributes, capacity};
+use divvy_model::{
+    Alternative, AttributeValue, Inventory, MemoryCaps, MigMode, NvLinkPeer, Sharing, TargetKind,
+};
 use divvy_offer::Device;
 use serde::Serialize;
 
 use crate::device::kind;
+use crate::driver;
 use crate::offered::Offered;
 use crate::slices::Picture;
 
@@ -17,6 +19,8 @@ use crate::slices::Picture;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Shown {
+    /// The name under which devices would be published.
+    pub(super) driver_name: &'static str,
     pub(super) driver_version: String,
     /// The newest CUDA version of the driver.
     pub(super) cuda_version: Option<String>,
@@ -92,12 +96,12 @@ pub(super) struct Form {
     pub(super) selector: Option<String>,
     /// Capacities that a request can name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) requests: Vec<&'static str>,
+    pub(super) requests: Vec<String>,
 }
 
 impl Shown {
     /// Arranges what was read and what would be published.
-    pub(super) fn of(inventory: &Inventory, offered: &Offered) -> Self {
+    pub(super) fn of(inventory: &Inventory, offered: &Offered, driver: &'static str) -> Self {
         let domains = inventory.nvlink_domains();
         let mut gpus: Vec<(Option<u32>, Gpu)> = Vec::new();
         for (uuid, gpu) in &inventory.gpus {
@@ -138,12 +142,13 @@ impl Shown {
         gpus.sort_by_key(|(ordinal, _)| *ordinal);
         let system = &inventory.system;
         Self {
+            driver_name: driver,
             driver_version: system.driver_version.clone(),
             cuda_version: system.cuda_version.map(|version| version.to_string()),
             nvml_version: system.nvml_version.clone(),
             memory_caps: system.memory_caps,
             gpus: gpus.into_iter().map(|(_, gpu)| gpu).collect(),
-            forms: forms(offered.pool.devices()),
+            forms: forms(offered.pool.devices(), driver),
             devices: offered
                 .pool
                 .devices()
@@ -163,7 +168,7 @@ impl Shown {
 type Key = (String, u8, Option<u64>, String);
 
 /// Groups devices that are alike for a claim, except for their GPU.
-fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
+fn forms<'d>(devices: impl Iterator<Item = &'d Device>, driver: &'static str) -> Vec<Form> {
     // With the number of devices of each GPU.
     let mut groups: BTreeMap<Key, (Form, BTreeMap<u32, usize>)> = BTreeMap::new();
     for device in devices {
@@ -186,7 +191,9 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
         let form = profile
             .clone()
             .unwrap_or_else(|| kind.alternative().noun().to_owned());
-        let (class, rank) = class(&kind);
+        let form_of = kind.alternative();
+        let class = driver::class(driver, form_of).unwrap_or_default();
+        let rank = rank(form_of);
         let new = || Form {
             product_name: product.clone(),
             name: form.clone(),
@@ -207,8 +214,8 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
             },
             selector: profile
                 .as_ref()
-                .map(|profile| selector(attributes::PROFILE, profile)),
-            requests: requests(device),
+                .map(|profile| selector(driver, attributes::PROFILE, profile)),
+            requests: requests(device, driver),
         };
         let (_, gpus) = groups
             .entry((product.clone(), rank, memory, form.clone()))
@@ -224,33 +231,36 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>) -> Vec<Form> {
 }
 
 /// Returns the amounts that a claim can name of shares. A claim of an MPS slot gets that, and names none.
-fn requests(device: &Device) -> Vec<&'static str> {
+fn requests(device: &Device, driver: &str) -> Vec<String> {
     let amounts = [capacity::MEMORY, capacity::CORES, capacity::PERCENT];
     let is_given_out = |name: &&str| device.allow_multiple && device.capacity.contains_key(*name);
     if !amounts.iter().any(&is_given_out) {
         return Vec::new();
     }
     let all = amounts.into_iter().chain([capacity::SLOTS]);
-    all.filter(is_given_out).collect()
+    let naming = Naming::of(driver);
+    let named = all
+        .filter(is_given_out)
+        .map(|name| naming.capacity(name).into_owned());
+    named.collect()
 }
 
-/// Returns an expression that compares an attribute of divvy's.
-pub(super) fn selector(attribute: &str, value: &str) -> String {
-    format!(
-        "device.attributes[\"{}\"].{attribute} == \"{value}\"",
-        names::DRIVER
-    )
+/// Returns an expression that compares an attribute, as a driver of this name publishes it.
+pub(super) fn selector(driver: &str, attribute: &str, value: &str) -> String {
+    let naming = Naming::of(driver);
+    let published = naming.attribute(attribute);
+    let (domain, name) = Naming::in_cel(driver, &published);
+    format!("device.attributes[\"{domain}\"].{name} == \"{value}\"")
 }
 
-/// Returns the class of a device and its place in the table.
-fn class(kind: &DeviceKind) -> (&'static str, u8) {
-    match (kind.sharing, kind.partition()) {
-        (Sharing::Admin, _) => (names::CLASS_ADMIN, 4),
-        (Sharing::Mps, _) => (names::CLASS_MPS, 3),
-        (Sharing::TimeSliced, Some(_)) => (names::CLASS_MIG_SHARE, 2),
-        (Sharing::TimeSliced, None) => (names::CLASS_SHARE, 2),
-        (Sharing::Exclusive, Some(_)) => (names::CLASS_MIG, 1),
-        (Sharing::Exclusive, None) => (names::CLASS_GPU, 0),
+/// Returns the place of a form in the table.
+fn rank(form: Alternative) -> u8 {
+    match (form.sharing, form.target) {
+        (Sharing::Exclusive, TargetKind::Gpu) => 0,
+        (Sharing::Exclusive, TargetKind::Partition) => 1,
+        (Sharing::TimeSliced, _) => 2,
+        (Sharing::Mps, _) => 3,
+        (Sharing::Admin, _) => 4,
     }
 }
 

@@ -31,6 +31,42 @@ fn the_table_says_what_to_select_by_in_80_columns() {
     }
 }
 
+/// In the place of NVIDIA's driver, names that it does not have are in divvy's domain.
+#[test]
+fn classes_and_selectors_follow_from_the_drivers_name() {
+    let of = |driver: &str| {
+        let line = format!("--sim h100x1 --offer everything --driver-name {driver}");
+        text::table(&of(&line), false)
+    };
+    let (own, stand_in) = (of("gpu.divvy.dev"), of("gpu.nvidia.com"));
+    for (text, lines) in [
+        (
+            &own,
+            [
+                "gpu.divvy.dev ",
+                "mig.divvy.dev ",
+                "capacity memory, cores, slots",
+                "device.attributes[\"gpu.divvy.dev\"].profile == \"1g.10gb\"",
+            ],
+        ),
+        (
+            &stand_in,
+            [
+                "gpu.nvidia.com ",
+                "mig.nvidia.com ",
+                "\n  gpu.divvy.dev/cores\n",
+                "device.attributes[\"gpu.nvidia.com\"].profile == \"1g.10gb\"",
+            ],
+        ),
+    ] {
+        for line in lines {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+    assert!(!stand_in.contains("mig.divvy.dev"), "{stand_in}");
+    assert!(stand_in.lines().all(|line| line.chars().count() <= 80));
+}
+
 /// Servers of R615 have a namespace for each claim, so that a claim names amounts.
 #[test]
 fn mps_shares_are_asked_for_by_amounts_where_the_driver_can() {

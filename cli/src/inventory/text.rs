@@ -6,6 +6,7 @@ use divvy_api::names::{self, attributes};
 use divvy_model::MemoryCaps;
 
 use super::shown::{Form, Gpu, Shown, selector};
+use crate::driver::plain;
 use crate::format::{bytes, shortened};
 use crate::table::{Table, or_dash};
 
@@ -51,7 +52,7 @@ pub(super) fn table(shown: &Shown, wide: bool) -> String {
     if shown.forms.is_empty() {
         blocks.push("Nothing would be published.".to_owned());
     } else {
-        blocks.push(how(&shown.forms));
+        blocks.push(how(shown.driver_name, &shown.forms));
         blocks.extend(limits(&shown.forms, shown.memory_caps));
     }
     if wide {
@@ -124,7 +125,10 @@ fn offered(product: &str, forms: &[Form]) -> String {
         names.extend(form.gpus.iter().map(String::as_str));
         let select = match (&form.selector, form.requests.is_empty()) {
             (Some(_), _) => format!("{} == \"{}\"", attributes::PROFILE, form.name),
-            (None, false) => format!("capacity {}", form.requests.join(", ")),
+            (None, false) => {
+                let names = form.requests.iter().map(|name| plain(name));
+                format!("capacity {}", names.collect::<Vec<_>>().join(", "))
+            }
             (None, true) if form.class == names::CLASS_MPS => {
                 format!(
                     "{}, {}",
@@ -214,12 +218,22 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
 }
 
 /// Says how a row of the table is written in a claim.
-fn how(forms: &[Form]) -> String {
+fn how(driver: &str, forms: &[Form]) -> String {
     let profile = forms.iter().find_map(|form| form.selector.clone());
     let product = || {
         let form = forms.first()?;
-        Some(selector(attributes::PRODUCT_NAME, &form.product_name))
+        Some(selector(
+            driver,
+            attributes::PRODUCT_NAME,
+            &form.product_name,
+        ))
     };
     let expression = profile.or_else(product).unwrap_or_default();
-    format!("A selector in full:\n  {expression}")
+    let mut text = format!("A selector in full:\n  {expression}");
+    // As a stand-in for NVIDIA's driver publishes what that one does not have.
+    let mut capacities = forms.iter().flat_map(|form| &form.requests);
+    if let Some(capacity) = capacities.find(|name| name.contains('/')) {
+        text += &format!("\nA capacity in full:\n  {capacity}");
+    }
+    text
 }
