@@ -183,3 +183,32 @@ impl Holds {
 pub(crate) fn own_place(hold: &Hold) -> Option<Place> {
     hold.target.place().filter(|_| !hold.theirs)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stored::Head;
+
+    /// The file of a newer version names its GPUs, and no other GPU needs to wait for it.
+    #[test]
+    fn a_record_of_a_newer_version_may_hold_the_gpus_that_it_names() {
+        let gpu = |number: u32| -> GpuUuid {
+            let uuid = format!("GPU-12345678-1234-1234-1234-12345678000{number}");
+            uuid.parse().unwrap()
+        };
+        let head = Head {
+            gpus: vec![gpu(1)],
+            ..Head::default()
+        };
+        let newer = Stored::Newer { version: 99, head };
+        let records = [("a".parse().unwrap(), Arc::new(newer))].into();
+        let boot: BootId = "boot-1".parse().unwrap();
+        for (number, unknown) in [(1, true), (2, false)] {
+            let state = GpuState::default();
+            let holds = Holds::of(&gpu(number), Own::None, &records, (&state, &boot));
+            assert_eq!(holds.unknown, unknown, "GPU {number}");
+            let ends = if unknown { Ends::Nothing } else { Ends::Strays };
+            assert_eq!(holds.leaves_namespaces, ends, "GPU {number}");
+        }
+    }
+}
