@@ -705,3 +705,68 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
         node.wait_for("all have ended", || node.processes().is_empty());
     }
 }
+
+/// At any moment between the commands for a namespace: the next process makes it as it is asked for, and
+/// ends it.
+#[tokio::test]
+async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
+    let node = Arc::new(Node::new());
+    let gpu_uuid = gpu(1).to_string();
+    let unlimited = Limits {
+        slots: 0,
+        cores: 100,
+        memory_mib: 0,
+        protocol: 3,
+    };
+    let start = StartRequest {
+        gpu_uuid: gpu_uuid.clone(),
+        limits: Some(unlimited),
+    };
+    let of = |cores| Namespace {
+        name: name(7).to_string(),
+        cores,
+        memory_mib: 1044,
+    };
+    let put = |cores| PutNamespaceRequest {
+        gpu_uuid: gpu(1).to_string(),
+        namespace: Some(of(cores)),
+    };
+    let end = || RemoveNamespaceRequest {
+        gpu_uuid: gpu(1).to_string(),
+        name: name(7).to_string(),
+    };
+    for round in 0..9_u32 {
+        let program = Program::start(&node);
+        let mut asks = client(&node).await;
+        asks.start(start.clone()).await.unwrap();
+        let requests = (put(30), end(), put(20));
+        let works = tokio::spawn(async move {
+            let (first, ends, second) = requests;
+            drop(asks.put_namespace(first).await);
+            drop(asks.remove_namespace(ends).await);
+            drop(asks.put_namespace(second).await);
+        });
+        // A moment that depends on the round: before there is anything, once it is there, and once it is gone.
+        for is_there in [true, false].into_iter().take((round % 3) as usize) {
+            let until = Instant::now() + Duration::from_secs(1);
+            while sockets(&node, 7).exists() != is_there && Instant::now() < until {
+                tokio::task::yield_now().await;
+            }
+        }
+        drop(program);
+        drop(works.await);
+        let _program = Program::start(&node);
+        let mut asks = client(&node).await;
+        asks.put_namespace(put(20)).await.unwrap();
+        let state = asks.state(StateRequest {}).await.unwrap().into_inner();
+        assert_eq!(state.daemons[0].namespaces, [of(20)], "round {round}");
+        asks.remove_namespace(end()).await.unwrap();
+        let state = asks.state(StateRequest {}).await.unwrap().into_inner();
+        assert_eq!(state.daemons[0].namespaces, [], "round {round}");
+        assert!(!sockets(&node, 7).exists(), "round {round}");
+    }
+    let _program = Program::start(&node);
+    let mut asks = client(&node).await;
+    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    node.has_no_process();
+}
