@@ -151,32 +151,42 @@ impl Holds {
             Own::None if holds.unknown => Ends::Nothing,
             Own::None => Ends::Strays,
         };
-        // Phase 3: instances of ours that no record holds. The claim's own ones are no strays: they
-        // are made again or removed by this very call.
-        let held: BTreeSet<Place> = holds.keep.iter().filter_map(own_place).collect();
-        let going = |place: &Place, made_for: &ClaimUid| match own {
-            Own::Leaves {
-                claim,
-                devices,
-                keeps,
-            } => {
-                let named = devices
-                    .iter()
-                    .any(|d| d.gpu == *gpu && d.own_place() == Some(*place));
-                // Also an instance that was made for the claim under an allocation of which no
-                // record is left.
-                (named || made_for == claim) && !keeps.contains(&(gpu.clone(), *place))
-            }
-            Own::Makes(claim, _) => made_for == claim,
-            Own::None => false,
-        };
-        holds.strays = state
-            .instances_in(boot)
-            .filter(|(place, instance)| !held.contains(place) && !going(place, &instance.made_for))
-            .map(|(place, _)| place)
-            .collect();
+        // Phase 3: instances of ours that no record holds.
+        holds.strays = strays(gpu, own, &holds.keep, (state, boot));
         holds
     }
+}
+
+/// Returns the places of instances of ours that no record holds. The claim's own ones are no strays: they
+/// are made again or removed by this very call.
+fn strays(
+    gpu: &GpuUuid,
+    own: Own<'_>,
+    keep: &[Hold],
+    (state, boot): (&GpuState, &BootId),
+) -> BTreeSet<Place> {
+    let held: BTreeSet<Place> = keep.iter().filter_map(own_place).collect();
+    let going = |place: &Place, made_for: &ClaimUid| match own {
+        Own::Leaves {
+            claim,
+            devices,
+            keeps,
+        } => {
+            let named = devices
+                .iter()
+                .any(|d| d.gpu == *gpu && d.own_place() == Some(*place));
+            // Also an instance that was made for the claim under an allocation of which no
+            // record is left.
+            (named || made_for == claim) && !keeps.contains(&(gpu.clone(), *place))
+        }
+        Own::Makes(claim, _) => made_for == claim,
+        Own::None => false,
+    };
+    state
+        .instances_in(boot)
+        .filter(|(place, instance)| !held.contains(place) && !going(place, &instance.made_for))
+        .map(|(place, _)| place)
+        .collect()
 }
 
 /// Returns the place of a hold whose instance is ours to make.
