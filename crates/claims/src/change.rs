@@ -66,7 +66,10 @@ impl Change {
             // programs can get round it. A server has the GPU: no mode changes under it, and nothing
             // else is made there.
             (Self::Create(_), Self::SetMigMode(_) | Self::StopMps)
-            | (Self::StartMps(_), Self::SetMigMode(_) | Self::SetComputeMode(_) | Self::StopMps)
+            | (
+                Self::StartMps(_) | Self::PutNamespace(_),
+                Self::SetMigMode(_) | Self::SetComputeMode(_) | Self::StopMps,
+            )
             | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps)
             | (Self::PutNamespace(_), Self::StartMps(_)) => true,
             _ => false,
@@ -216,4 +219,29 @@ pub enum Observed {
     Whole(Made),
     /// The GPU cannot be read.
     Uncertain(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A namespace is not asked for where its server was not started, for whatever reason.
+    #[test]
+    fn a_namespace_needs_all_that_its_server_needs() {
+        let put = Change::PutNamespace(MpsNamespace {
+            name: MpsNamespaceName::of(&"a".parse().unwrap(), &"gpu-0-mps".parse().unwrap()),
+            cores: 10,
+            memory_mib: None,
+        });
+        let start = Change::StartMps(MpsServer::NAMESPACES);
+        for failed in [
+            Change::StopMps,
+            Change::SetMigMode(false),
+            Change::SetComputeMode(ComputeMode::ExclusiveProcess),
+            Change::SetTimeSlice(TimeSlice::Long),
+        ] {
+            assert_eq!(put.needs(&failed), start.needs(&failed), "{failed:?}");
+        }
+        assert!(put.needs(&start));
+    }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Change, ChangeError, ClaimRef, Ends, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life,
+    Cause, Change, ChangeError, ClaimRef, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life,
     Moment, Observed, Own, Record, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
 use divvy_model::{
@@ -438,7 +438,11 @@ fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
             continue;
         };
         let holds = Holds::of(gpu, Own::None, &records, (state, boot));
-        if holds.leaves_namespaces == Ends::Strays && holds.namespaces != running.namespaces {
+        let seen = GpuSeen {
+            mps: Some(Ok(Some(running.seen()))),
+            ..GpuSeen::as_noted(state)
+        };
+        if !diff(state, &seen, &goal(&holds, state.grant, false)).is_empty() {
             to_look_at.insert(gpu.clone());
         }
     }

@@ -84,7 +84,8 @@ pub(super) fn add_up(devices: &mut [RecordedDevice]) {
     let part = |device: &RecordedDevice| {
         let namespace = device.mps?.namespace.filter(|_| device.is_mps_share())?;
         let memory = device.memory_cap.or(device.amounts().memory);
-        let memory_mib = memory.map(|bytes| bytes >> 20);
+        // None at all would be no limit.
+        let memory_mib = memory.map(|bytes| (bytes >> 20).max(1));
         Some(MpsNamespace {
             memory_mib,
             ..namespace

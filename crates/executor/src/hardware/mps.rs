@@ -20,6 +20,16 @@ pub struct RunningServer {
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
 }
 
+impl RunningServer {
+    /// Returns what a goal is compared with.
+    pub(crate) fn seen(&self) -> MpsSeen {
+        MpsSeen {
+            server: self.server,
+            namespaces: Some(self.namespaces.clone()),
+        }
+    }
+}
+
 /// Starts and stops the MPS servers of GPUs; filled by the kubelet plugin with the supervisor. One
 /// request after the other is carried out for a GPU: what was asked for and is not answered is over
 /// before the next.
@@ -159,10 +169,7 @@ impl Hardware<'_> {
         gpu: &GpuUuid,
         until: Duration,
     ) -> Result<Option<MpsSeen>, String> {
-        let mut running = self.mps.running(until)?;
-        Ok(running.remove(gpu).map(|running| MpsSeen {
-            server: running.server,
-            namespaces: Some(running.namespaces),
-        }))
+        let running = self.mps.running(until)?;
+        Ok(running.get(gpu).map(RunningServer::seen))
     }
 }

@@ -224,7 +224,7 @@ fn a_record_of_a_later_version_keeps_its_gpus_and_is_left_untouched() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     world.prepare(&executor, &claim("a", &[0], "t1")).unwrap();
-    let newer = newer_record(&world);
+    let newer = newer_record(&world, "uid-a.json");
     world.lock().put(Folder::Claims, "uid-a.json", Some(&newer));
     assert_eq!(
         chain(
@@ -264,8 +264,8 @@ fn a_record_of_a_later_version_keeps_its_gpus_and_is_left_untouched() {
 }
 
 /// The record as a later divvy would have written it: same envelope and head, another body.
-fn newer_record(world: &World) -> Vec<u8> {
-    let bytes = world.lock().file(Folder::Claims, "uid-a.json").unwrap();
+pub(crate) fn newer_record(world: &World, file: &str) -> Vec<u8> {
+    let bytes = world.lock().file(Folder::Claims, file).unwrap();
     let text = String::from_utf8(bytes).unwrap();
     let body = text
         .split_once("\"body\":")

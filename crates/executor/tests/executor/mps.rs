@@ -11,9 +11,10 @@ use divvy_model::{
 };
 use serde_json::{Value, json};
 
+use crate::bad_input::newer_record;
 use crate::mig_world::{claim_of, mig_world, sim};
 use crate::story::uid;
-use crate::world::accessors::{set_protocol, settings};
+use crate::world::accessors::{set_protocol, settings, tear};
 use crate::world::{DRIVER, HardwareFault, Moment, World};
 
 type Namespaces = std::collections::BTreeMap<MpsNamespaceName, MpsNamespace>;
@@ -231,6 +232,33 @@ fn shares_of_one_claim_are_added_up_and_limits_are_kept_above_requests() {
     is_plain(&world, &gpu);
     world.prepare(&executor, &limited(50)).unwrap();
     assert_eq!(namespaces(&world, &gpu), [(50, Some(10_240))]);
+}
+
+/// Less than a MiB would be no limit for the supervisor, and never be what it lists.
+#[test]
+fn a_crumb_of_memory_is_a_limit_all_the_same() {
+    let (world, executor, gpu) = setup_with_namespaces();
+    world.prepare(&executor, &part("a", 30, "4Ki")).unwrap();
+    assert_eq!(namespaces(&world, &gpu), [(30, Some(1))]);
+}
+
+/// A record that cannot be read keeps what may be its claim's, and keeps no other claim from its own.
+#[test]
+fn lost_namespaces_are_made_again_beside_a_record_that_cannot_be_read() {
+    let (world, executor, gpu) = setup_with_namespaces();
+    for name in ["a", "b"] {
+        let claim = part(name, 30, "1Gi");
+        world.prepare(&executor, &claim).unwrap();
+        world.lock().api.insert(uid(name), claim);
+    }
+    let before = world.lock().namespaces.clone();
+    let of_a = MpsNamespaceName::of(&uid("a"), &"gpu-0-mps".parse().unwrap());
+    world.lock().namespaces.get_mut(&gpu).unwrap().remove(&of_a);
+    // It stays unreadable: it is of a later version, and names its GPU.
+    let newer = newer_record(&world, "uid-b.json");
+    tear(&world, &uid("b"), &newer);
+    executor.reconcile(&world.view());
+    assert_eq!(world.lock().namespaces, before);
 }
 
 #[test]
