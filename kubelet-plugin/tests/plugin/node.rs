@@ -336,12 +336,19 @@ impl Node {
 
     /// Names of the records.
     pub(crate) fn records(&self) -> Vec<String> {
-        let dir = self.kubelet.config().plugin_dir(DRIVER).join("claims");
+        self.names_in("claims")
+    }
+
+    /// Returns the names of the files in a folder of the plugin, sorted. A plugin that was killed
+    /// while it wrote one has left a temporary file, which begins with a dot and stays for minutes.
+    pub(crate) fn names_in(&self, folder: &str) -> Vec<String> {
+        let dir = self.kubelet.config().plugin_dir(DRIVER).join(folder);
         let Ok(entries) = fs_err::read_dir(dir) else {
             return Vec::new();
         };
         let mut names: Vec<_> = entries
             .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .filter(|name| !name.starts_with('.'))
             .collect();
         names.sort();
         names

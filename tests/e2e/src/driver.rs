@@ -501,16 +501,15 @@ impl<'a> Driver<'a> {
             .join(claim_uid)
     }
 
-    /// The CDI files of a claim, on the node.
+    /// The CDI files of a claim, on the node. A plugin that was killed while it wrote one has left
+    /// a temporary file, which begins with a dot and which no runtime reads.
     pub fn cdi_files(&self, claim_uid: &str) -> Result<Vec<PathBuf>> {
         let folder = self.cluster.node_path("/run/cdi");
         let mut files = Vec::new();
         for entry in fs_err::read_dir(folder)? {
             let path = entry?.path();
-            if path
-                .file_name()
-                .is_some_and(|name| name.to_string_lossy().contains(claim_uid))
-            {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if !name.starts_with('.') && name.contains(claim_uid) {
                 files.push(path);
             }
         }
