@@ -168,14 +168,14 @@ pub fn decode(parameters: &Value) -> Result<DeviceConfig, ConfigError> {
         }
     };
     let mps_server = match kind {
-        ConfigKind::Gpu => MpsLimits::take_server(&mut fields)?,
+        ConfigKind::Gpu | ConfigKind::Mig => MpsLimits::take_server(&mut fields)?,
         // That it is unknown would not say why.
-        ConfigKind::Mig | ConfigKind::Share if fields.contains("mps") => {
-            return Err(ConfigError::OfWholeGpus {
+        ConfigKind::Share if fields.contains("mps") => {
+            return Err(ConfigError::NotOfShares {
                 path: fields.path("mps"),
             });
         }
-        ConfigKind::Mig | ConfigKind::Share | ConfigKind::Mps => None,
+        ConfigKind::Share | ConfigKind::Mps => None,
     };
     if mps_server.is_some() && time_slice.is_some() {
         return Err(ConfigError::NotTogether {

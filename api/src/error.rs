@@ -96,11 +96,11 @@ pub enum ConfigError {
     },
     /// A setting that only whole GPUs have.
     #[error(
-        "{} is for whole GPUs (GpuConfig) alone: divvy runs no MPS server for a partition or a time-sliced share; a class for MPS \
+        "{} is for a claim that has its GPU or partition alone (GpuConfig, MigConfig); a class for MPS \
          shares of a GPU is mps.divvy.dev",
         field(path)
     )]
-    OfWholeGpus {
+    NotOfShares {
         /// Path of the field.
         path: String,
     },
@@ -131,7 +131,7 @@ impl ConfigError {
             Self::NotServed { .. } => "not-served",
             Self::NotKept { .. } => "not-kept",
             Self::OfThePolicy { .. } => "of-the-policy",
-            Self::OfWholeGpus { .. } => "of-whole-gpus",
+            Self::NotOfShares { .. } => "not-of-shares",
             Self::NotTogether { .. } => "not-together",
         }
     }

@@ -1,5 +1,5 @@
 //! MPS as users write it: the options of an MPS share (`MpsConfig`), and the limits of a claim that has
-//! a whole GPU with an MPS server (`mps` of a `GpuConfig`).
+//! a GPU or partition alone, with an MPS server (`mps` of a `GpuConfig` or `MigConfig`).
 
 use divvy_model::{MpsPriority, Quantity};
 use serde_json::{Map, Value, json};
@@ -45,7 +45,7 @@ impl MpsLimits {
         Ok(Self { cores, memory })
     }
 
-    /// Takes `mps` of a whole GPU. An empty object asks for the server without limits.
+    /// Takes `mps` of a whole GPU or partition. An empty object asks for the server without limits.
     pub(crate) fn take_server(fields: &mut Fields) -> Result<Option<Self>, ConfigError> {
         let Some(mut server) = fields.object("mps")? else {
             return Ok(None);

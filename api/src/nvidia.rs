@@ -114,20 +114,17 @@ fn gpu(fields: &mut Fields) -> Result<DeviceConfig, ConfigError> {
 /// Reads the rest of a `MigDeviceConfig`. Time-slicing of a partition is accepted and means nothing,
 /// as at NVIDIA: the hardware has no time slice of a partition.
 fn mig(fields: &mut Fields) -> Result<DeviceConfig, ConfigError> {
-    let config = DeviceConfig::empty(ConfigKind::Mig);
+    let mut config = DeviceConfig::empty(ConfigKind::Mig);
     let Some(mut sharing) = fields.object("sharing")? else {
         return Ok(config);
     };
-    if is_mps(&mut sharing)? {
-        return Err(ConfigError::NotKept {
-            path: sharing.path("strategy"),
-            why: "divvy runs no MPS server for a partition: MPS is for whole GPUs (request the class gpu.nvidia.com with a GpuConfig, \
-                  or leave out \"sharing\")",
-        });
-    }
+    let is_mps = is_mps(&mut sharing)?;
     let mps = sharing.object(MPS_CONFIG)?;
-    sharing.only_with(MPS_CONFIG, mps.is_some(), false)?;
+    sharing.only_with(MPS_CONFIG, mps.is_some(), is_mps)?;
     sharing.finish("sharing")?;
+    if is_mps {
+        config.mps_server = Some(mps.map(limits).transpose()?.unwrap_or_default());
+    }
     Ok(config)
 }
 

@@ -15,7 +15,7 @@ use divvy_host::{
     ControlNodes, DeviceNodes, Driver, DriverAt, DriverRoot, GpuNodes, HostRoot, LibraryDelivery,
 };
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{ClaimUid, Gpu, Inventory, PciAddress, Place, Target};
+use divvy_model::{ClaimUid, Gpu, GpuTarget, Inventory, PciAddress, Place, Target};
 
 use crate::mps;
 
@@ -308,7 +308,8 @@ impl DeviceEdits for HostEdits {
                 what: "MPS is switched off (chart value mps.enabled)".to_owned(),
                 source: None,
             })?;
-            let of_mps = mps::edits(dir, &device.gpu, slot);
+            let (gpu, target) = (device.gpu.clone(), device.target);
+            let of_mps = mps::edits(dir, &GpuTarget { gpu, target }, slot);
             edits.env.extend(of_mps.env);
             edits.mounts.extend(of_mps.mounts);
         }

@@ -11,11 +11,13 @@ use divvy_cdi::{ContainerEdits, Mount};
 use divvy_claims::{Cause, ChangeError, MpsSlot};
 use divvy_executor::{Clock, MpsServers, RunningServer};
 use divvy_host::DriverRoot;
-use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer};
+use divvy_model::{
+    GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer,
+};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest,
-    StateRequest, StopRequest,
+    StateRequest, StopRequest, Target,
 };
 use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
@@ -34,16 +36,16 @@ pub(crate) fn has_programs(root: &DriverRoot) -> bool {
     PROGRAMS.iter().all(is_there)
 }
 
-/// Returns what a container with a place at the GPU's server needs: its sockets, or those of its claim's
+/// Returns what a container with a place at a target's server needs: its sockets, or those of its claim's
 /// namespace alone, and before protocol v3 the memory that the server shares with its clients. `dir` is the
 /// supervisor's folder.
-pub(crate) fn edits(dir: &Path, gpu: &GpuUuid, slot: &MpsSlot) -> ContainerEdits {
+pub(crate) fn edits(dir: &Path, target: &GpuTarget, slot: &MpsSlot) -> ContainerEdits {
     let mount = |host: PathBuf, container: &str| Mount {
         host_path: host.display().to_string(),
         container_path: container.to_owned(),
         options: ["rw", "bind", "nosuid", "nodev"].map(str::to_owned).into(),
     };
-    let pipe = dir.join(slot.server.protocol.pipe(gpu));
+    let pipe = dir.join(slot.server.protocol.pipe(target));
     let mut variables = vec![format!("{}={PIPE}", env::MPS_PIPE_DIRECTORY)];
     let mounts = match slot.namespace {
         Some(namespace) => vec![mount(pipe.join(namespace.name.folder()), PIPE)],
@@ -126,6 +128,28 @@ fn of_status(status: &Status) -> ChangeError {
     }
 }
 
+/// Returns a target as the supervisor is asked for it.
+fn asked_of(target: &GpuTarget) -> Target {
+    Target {
+        gpu_uuid: target.gpu.to_string(),
+        place: target
+            .target
+            .place()
+            .map(|place| place.to_string())
+            .unwrap_or_default(),
+    }
+}
+
+/// Reads a target of the supervisor.
+fn target_of(told: Target) -> Option<GpuTarget> {
+    let gpu = told.gpu_uuid.parse().ok()?;
+    let target = match told.place.as_str() {
+        "" => divvy_model::Target::Gpu,
+        place => divvy_model::Target::Partition(place.parse().ok()?),
+    };
+    Some(GpuTarget { gpu, target })
+}
+
 async fn within_time<T>(
     within: Duration,
     call: impl Future<Output = Result<T, Status>>,
@@ -135,7 +159,7 @@ async fn within_time<T>(
 }
 
 impl MpsServers for SupervisedMps {
-    fn running(&self, until: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
+    fn running(&self, until: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         let within = until.saturating_sub(self.clock.now());
         let state = self.runtime.block_on(async {
             let mut client = self.connect().await?;
@@ -170,10 +194,13 @@ impl MpsServers for SupervisedMps {
                 ))
             };
             let namespaces = daemon.namespaces.into_iter().filter_map(namespace);
+            let partition = Some(daemon.partition_uuid).filter(|uuid| !uuid.is_empty());
+            let partition = partition.map(|uuid| uuid.parse()).transpose().ok()?;
             Some((
-                daemon.gpu_uuid.parse().ok()?,
+                target_of(daemon.target?)?,
                 RunningServer {
                     server,
+                    partition,
                     pids,
                     namespaces: namespaces.collect(),
                 },
@@ -183,10 +210,17 @@ impl MpsServers for SupervisedMps {
         Ok(daemons.filter_map(daemon).collect())
     }
 
-    fn start(&self, gpu: &GpuUuid, server: MpsServer, until: Duration) -> Result<(), ChangeError> {
-        tracing::info!(%gpu, ?server, "starting the MPS server");
+    fn start(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        until: Duration,
+    ) -> Result<(), ChangeError> {
+        tracing::info!(%target, ?server, "starting the MPS server");
         let asked = StartRequest {
-            gpu_uuid: gpu.to_string(),
+            target: Some(asked_of(target)),
+            partition_uuid: partition.map(MigUuid::to_string).unwrap_or_default(),
             limits: Some(Limits {
                 slots: server.slots.unwrap_or(0),
                 cores: server.cores,
@@ -197,22 +231,23 @@ impl MpsServers for SupervisedMps {
         self.change(until, async move |mut client| client.start(asked).await)
     }
 
-    fn stop(&self, gpu: &GpuUuid, until: Duration) -> Result<(), ChangeError> {
-        tracing::info!(%gpu, "stopping the MPS server");
-        let gpu_uuid = gpu.to_string();
-        let asked = StopRequest { gpu_uuid };
+    fn stop(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError> {
+        tracing::info!(%target, "stopping the MPS server");
+        let asked = StopRequest {
+            target: Some(asked_of(target)),
+        };
         self.change(until, async move |mut client| client.stop(asked).await)
     }
 
     fn put_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         namespace: MpsNamespace,
         until: Duration,
     ) -> Result<(), ChangeError> {
-        tracing::info!(%gpu, ?namespace, "making a namespace of the MPS server");
+        tracing::info!(%target, ?namespace, "making a namespace of the MPS server");
         let asked = PutNamespaceRequest {
-            gpu_uuid: gpu.to_string(),
+            target: Some(asked_of(target)),
             namespace: Some(Namespace {
                 name: namespace.name.to_string(),
                 cores: namespace.cores,
@@ -226,13 +261,13 @@ impl MpsServers for SupervisedMps {
 
     fn remove_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         name: MpsNamespaceName,
         until: Duration,
     ) -> Result<(), ChangeError> {
-        tracing::info!(%gpu, %name, "ending a namespace of the MPS server");
+        tracing::info!(%target, %name, "ending a namespace of the MPS server");
         let asked = RemoveNamespaceRequest {
-            gpu_uuid: gpu.to_string(),
+            target: Some(asked_of(target)),
             name: name.to_string(),
         };
         self.change(until, async move |mut client| {

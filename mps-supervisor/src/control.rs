@@ -40,7 +40,7 @@ pub enum ControlError {
     TimedOut { command: String, within: Duration },
 }
 
-/// The program, for the daemon of one GPU.
+/// The program, for the daemon of one target.
 #[derive(Debug)]
 pub struct Control<'a> {
     /// The driver.
@@ -51,8 +51,8 @@ pub struct Control<'a> {
     pub pipe: &'a Path,
     /// Folder of logs.
     pub log: &'a Path,
-    /// The GPU that the daemon and its servers see.
-    pub gpu: &'a str,
+    /// UUID of the GPU or partition that the daemon and its servers see.
+    pub device: &'a str,
 }
 
 impl Control<'_> {
@@ -148,7 +148,7 @@ impl Control<'_> {
         let mut child = command
             .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe)
             .env("CUDA_MPS_LOG_DIRECTORY", self.log)
-            .env("CUDA_VISIBLE_DEVICES", self.gpu)
+            .env("CUDA_VISIBLE_DEVICES", self.device)
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -230,7 +230,7 @@ mod tests {
             program: Path::new("usr/bin/nvidia-cuda-mps-control"),
             pipe: dir.path(),
             log: dir.path(),
-            gpu: "GPU-1",
+            device: "GPU-1",
         };
         let error = control.ask("get_server_list", Duration::from_secs(5));
         let text = error.unwrap_err().to_string();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-use divvy_model::{MpsNamespace, MpsNamespaceName, MpsServer};
+use divvy_model::{MigUuid, MpsNamespace, MpsNamespaceName, MpsServer};
 use serde::{Deserialize, Serialize};
 
 use crate::process::Process;
@@ -35,6 +35,9 @@ impl Daemon {
 #[serde(rename_all = "camelCase")]
 pub struct Note {
     pub server: MpsServer,
+    /// The partition that it sees; `None` for a whole GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<MigUuid>,
     pub daemon: Daemon,
     /// True once the server was there.
     pub ready: bool,

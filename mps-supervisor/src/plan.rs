@@ -96,6 +96,7 @@ mod tests {
     fn note(ready: bool) -> Note {
         Note {
             server: server(4),
+            partition: None,
             daemon: Daemon {
                 pid: 7,
                 start_ticks: 100,

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use divvy_model::{
-    GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer, NotOurNamespace,
+    GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer, NotOurNamespace,
+    ParsePlaceError, Target,
 };
 use divvy_proto::mps::v1::supervisor_server::{Supervisor as Service, SupervisorServer};
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, PutNamespaceRequest, PutNamespaceResponse, RemoveNamespaceRequest,
     RemoveNamespaceResponse, StartRequest, StartResponse, StateRequest, StateResponse, StopRequest,
-    StopResponse,
+    StopResponse, Target as AskedTarget,
 };
 use divvy_telemetry::chain;
 use tokio::net::UnixListener;
@@ -57,9 +58,40 @@ impl Answers {
     }
 }
 
-fn gpu(text: &str) -> Result<GpuUuid, Status> {
-    text.parse()
-        .map_err(|_| Status::invalid_argument(format!("gpu_uuid {text:?} is no UUID of a GPU")))
+/// Reads a target.
+fn target(asked: Option<AskedTarget>) -> Result<GpuTarget, Status> {
+    let AskedTarget { gpu_uuid, place } =
+        asked.ok_or_else(|| Status::invalid_argument("target is missing"))?;
+    let gpu = gpu_uuid.parse().map_err(|_| {
+        Status::invalid_argument(format!("gpu_uuid {gpu_uuid:?} is no UUID of a GPU"))
+    })?;
+    let target = if place.is_empty() {
+        Target::Gpu
+    } else {
+        let place = place.parse();
+        Target::Partition(
+            place.map_err(|error: ParsePlaceError| Status::invalid_argument(error.to_string()))?,
+        )
+    };
+    Ok(GpuTarget { gpu, target })
+}
+
+/// Reads the UUID of the partition that a daemon is to see.
+fn partition(of: &GpuTarget, uuid: &str) -> Result<Option<MigUuid>, Status> {
+    match of.target {
+        Target::Gpu if uuid.is_empty() => Ok(None),
+        Target::Gpu => Err(Status::invalid_argument(
+            "partition_uuid must be empty for a whole GPU",
+        )),
+        Target::Partition(_) => {
+            let read = uuid.parse().map(Some);
+            read.map_err(|_| {
+                Status::invalid_argument(format!(
+                    "partition_uuid {uuid:?} is no UUID of a partition"
+                ))
+            })
+        }
+    }
 }
 
 fn name(text: &str) -> Result<MpsNamespaceName, Status> {
@@ -79,8 +111,19 @@ fn message(namespace: MpsNamespace) -> Namespace {
 impl Service for Answers {
     async fn state(&self, _: Request<StateRequest>) -> Result<Response<StateResponse>, Status> {
         let running = self.blocking(Supervisor::state).await?;
-        let daemon = |(gpu, running): (GpuUuid, crate::supervisor::Running)| Daemon {
-            gpu_uuid: gpu.to_string(),
+        let daemon = |(target, running): (GpuTarget, crate::supervisor::Running)| Daemon {
+            target: Some(AskedTarget {
+                gpu_uuid: target.gpu.to_string(),
+                place: target
+                    .target
+                    .place()
+                    .map(|place| place.to_string())
+                    .unwrap_or_default(),
+            }),
+            partition_uuid: running
+                .partition
+                .map(|uuid| uuid.to_string())
+                .unwrap_or_default(),
             limits: Some(Limits {
                 slots: running.server.slots.unwrap_or(0),
                 cores: running.server.cores,
@@ -95,8 +138,13 @@ impl Service for Answers {
     }
 
     async fn start(&self, asked: Request<StartRequest>) -> Result<Response<StartResponse>, Status> {
-        let StartRequest { gpu_uuid, limits } = asked.into_inner();
-        let gpu = gpu(&gpu_uuid)?;
+        let StartRequest {
+            target: of,
+            limits,
+            partition_uuid,
+        } = asked.into_inner();
+        let target = target(of)?;
+        let partition = partition(&target, &partition_uuid)?;
         let limits = limits.ok_or_else(|| Status::invalid_argument("limits is missing"))?;
         if !(1..=100).contains(&limits.cores) {
             return Err(Status::invalid_argument("limits.cores must be 1 to 100"));
@@ -114,14 +162,14 @@ impl Service for Answers {
                 "limits with protocol 3 must be none: namespaces have them",
             ));
         }
-        self.blocking(move |supervisor| supervisor.start(&gpu, server))
+        self.blocking(move |supervisor| supervisor.start(&target, partition.as_ref(), server))
             .await?;
         Ok(Response::new(StartResponse {}))
     }
 
     async fn stop(&self, asked: Request<StopRequest>) -> Result<Response<StopResponse>, Status> {
-        let gpu = gpu(&asked.into_inner().gpu_uuid)?;
-        self.blocking(move |supervisor| supervisor.stop(&gpu))
+        let target = target(asked.into_inner().target)?;
+        self.blocking(move |supervisor| supervisor.stop(&target))
             .await?;
         Ok(Response::new(StopResponse {}))
     }
@@ -131,9 +179,10 @@ impl Service for Answers {
         asked: Request<PutNamespaceRequest>,
     ) -> Result<Response<PutNamespaceResponse>, Status> {
         let asked = asked.into_inner();
-        let gpu = gpu(&asked.gpu_uuid)?;
-        let wanted = asked.namespace;
-        let wanted = wanted.ok_or_else(|| Status::invalid_argument("namespace is missing"))?;
+        let target = target(asked.target)?;
+        let wanted = asked
+            .namespace
+            .ok_or_else(|| Status::invalid_argument("namespace is missing"))?;
         if !(1..=100).contains(&wanted.cores) {
             return Err(Status::invalid_argument("namespace.cores must be 1 to 100"));
         }
@@ -142,7 +191,7 @@ impl Service for Answers {
             cores: wanted.cores,
             memory_mib: Some(wanted.memory_mib).filter(|mib| *mib > 0),
         };
-        self.blocking(move |supervisor| supervisor.put_namespace(&gpu, namespace))
+        self.blocking(move |supervisor| supervisor.put_namespace(&target, namespace))
             .await?;
         Ok(Response::new(PutNamespaceResponse {}))
     }
@@ -152,8 +201,8 @@ impl Service for Answers {
         asked: Request<RemoveNamespaceRequest>,
     ) -> Result<Response<RemoveNamespaceResponse>, Status> {
         let asked = asked.into_inner();
-        let (gpu, name) = (gpu(&asked.gpu_uuid)?, name(&asked.name)?);
-        self.blocking(move |supervisor| supervisor.remove_namespace(&gpu, name))
+        let (target, name) = (target(asked.target)?, name(&asked.name)?);
+        self.blocking(move |supervisor| supervisor.remove_namespace(&target, name))
             .await?;
         Ok(Response::new(RemoveNamespaceResponse {}))
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_host::{Driver, DriverAt, DriverRootError, HostRoot};
-use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
+use divvy_model::{GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
 
 mod namespaces;
 
@@ -78,7 +78,7 @@ pub enum SupervisorError {
     #[error("process {pid} of the MPS daemon could not be ended")]
     Stuck { pid: u32 },
     #[error("no MPS server with namespaces runs on {0}")]
-    NoServer(GpuUuid),
+    NoServer(GpuTarget),
     #[error("namespace {0} has clients, and limits cannot be changed under them (end them first)")]
     InUse(MpsNamespaceName),
     #[error("namespace {0} could not be ended")]
@@ -94,22 +94,27 @@ pub enum SupervisorError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Running {
     pub server: MpsServer,
+    /// The partition that it sees; `None` for a whole GPU.
+    pub partition: Option<MigUuid>,
     /// Its processes: the daemon and its servers.
     pub pids: Vec<u32>,
     /// Its namespaces, with protocol v3.
     pub namespaces: Vec<MpsNamespace>,
 }
 
-/// Keeps the daemons of a node. Shared between threads; the steps for one GPU are done one after the
+/// Keeps the daemons of a node. Shared between threads; the steps for one target are done one after the
 /// other.
 #[derive(Debug)]
 pub struct Supervisor {
     settings: Settings,
-    locks: Mutex<BTreeMap<GpuUuid, Arc<Mutex<()>>>>,
+    locks: Mutex<BTreeMap<GpuTarget, Arc<Mutex<()>>>>,
 }
 
 /// The files of one daemon.
 struct Files {
+    /// UUID of the GPU or partition that a daemon sees which is started. One that runs does not look at
+    /// it.
+    device: String,
     /// The folder of it all.
     dir: PathBuf,
     /// The folders of sockets, which containers have mounted: of protocol v2 and of v3.
@@ -137,21 +142,22 @@ impl Supervisor {
         }
     }
 
-    /// Returns the daemons that run, by GPU.
-    pub fn state(&self) -> Result<BTreeMap<GpuUuid, Running>, SupervisorError> {
+    /// Returns the daemons that run.
+    pub fn state(&self) -> Result<BTreeMap<GpuTarget, Running>, SupervisorError> {
         let mut running = BTreeMap::new();
-        for gpu in self.known()? {
-            let files = self.files(&gpu);
+        for target in self.known()? {
+            let files = self.files(&target);
             let (note, found) = self.find(&files)?;
             if let (Found::Running(server), Some(note)) = (found, note) {
                 let servers = self.servers(&files, Some(note.daemon.pid));
                 let pids = servers.iter().map(|server| server.pid);
                 let running_now = Running {
                     server,
+                    partition: note.partition.clone(),
                     pids: pids.chain([note.daemon.pid]).collect(),
-                    namespaces: self.namespaces(&gpu, &files, &note),
+                    namespaces: self.namespaces(&target, &files, &note),
                 };
-                running.insert(gpu, running_now);
+                running.insert(target, running_now);
             }
         }
         Ok(running)
@@ -161,26 +167,35 @@ impl Supervisor {
     /// servers that they have left. Daemons that run are kept.
     pub fn adopt(&self) -> Result<usize, SupervisorError> {
         let mut kept = 0;
-        for gpu in self.known()? {
-            let lock = self.lock(&gpu);
+        for target in self.known()? {
+            let lock = self.lock(&target);
             let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-            let files = self.files(&gpu);
+            let files = self.files(&target);
             match self.find(&files)?.1 {
                 Found::Running(_) => kept += 1,
                 // The folder stays: the containers of a daemon that has died have it mounted, and get
                 // the next one there.
-                Found::Remains => self.step(&gpu, &files, Step::Kill)?,
+                Found::Remains => self.step(&target, &files, Step::Kill)?,
                 Found::Nothing => {}
             }
         }
         Ok(kept)
     }
 
-    /// Starts a daemon with one server. Ends what it has started if it fails.
-    pub fn start(&self, gpu: &GpuUuid, server: MpsServer) -> Result<(), SupervisorError> {
-        let lock = self.lock(gpu);
+    /// Starts a daemon with one server, which sees this partition where the target is one. Ends what it
+    /// has started if it fails.
+    pub fn start(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+    ) -> Result<(), SupervisorError> {
+        let lock = self.lock(target);
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.files(gpu);
+        let mut files = self.files(target);
+        if let Some(partition) = partition {
+            files.device = partition.to_string();
+        }
         let mut longest = files.pipe(server.protocol).to_owned();
         if server.protocol == MpsProtocol::V3 {
             longest.push(MpsNamespaceName::longest_folder());
@@ -188,13 +203,16 @@ impl Supervisor {
         if longest.as_os_str().len() > LONGEST {
             return Err(SupervisorError::TooLong(longest));
         }
-        let (_, found) = self.find(&files)?;
+        let (note, found) = self.find(&files)?;
+        // A daemon of a partition that was made anew since has nobody to serve.
+        let is_other = note.is_some_and(|note| note.partition.as_ref() != partition);
+        let found = if is_other { Found::Remains } else { found };
         let steps = plan::start(&found, server);
         for step in steps {
-            if let Err(error) = self.step(gpu, &files, step) {
+            if let Err(error) = self.step(target, &files, step) {
                 // A start that fails leaves nothing.
-                if let Err(left) = self.step(gpu, &files, Step::Kill) {
-                    tracing::error!(%gpu, %left, "failed to end what a failed start has left");
+                if let Err(left) = self.step(target, &files, Step::Kill) {
+                    tracing::error!(%target, %left, "failed to end what a failed start has left");
                 }
                 drop(fs_err::remove_file(&files.note));
                 return Err(error);
@@ -211,26 +229,27 @@ impl Supervisor {
     }
 
     /// Ends a daemon with its servers.
-    pub fn stop(&self, gpu: &GpuUuid) -> Result<(), SupervisorError> {
-        let lock = self.lock(gpu);
+    pub fn stop(&self, target: &GpuTarget) -> Result<(), SupervisorError> {
+        let lock = self.lock(target);
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.files(gpu);
+        let files = self.files(target);
         let (_, found) = self.find(&files)?;
         for step in plan::stop(&found) {
-            self.step(gpu, &files, step)?;
+            self.step(target, &files, step)?;
         }
         Ok(())
     }
 
-    fn lock(&self, gpu: &GpuUuid) -> Arc<Mutex<()>> {
+    fn lock(&self, target: &GpuTarget) -> Arc<Mutex<()>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        locks.entry(gpu.clone()).or_default().clone()
+        locks.entry(target.clone()).or_default().clone()
     }
 
-    fn files(&self, gpu: &GpuUuid) -> Files {
-        let dir = self.settings.dir.join(gpu.as_str());
-        let pipe = |protocol: MpsProtocol| self.settings.dir.join(protocol.pipe(gpu));
+    fn files(&self, target: &GpuTarget) -> Files {
+        let dir = self.settings.dir.join(target.to_string());
+        let pipe = |protocol: MpsProtocol| self.settings.dir.join(protocol.pipe(target));
         Files {
+            device: target.gpu.to_string(),
             pipes: [MpsProtocol::V2, MpsProtocol::V3].map(pipe),
             log: dir.join("log"),
             note: dir.join("daemon.json"),
@@ -238,8 +257,8 @@ impl Supervisor {
         }
     }
 
-    /// Returns the GPUs that have a folder.
-    fn known(&self) -> Result<Vec<GpuUuid>, SupervisorError> {
+    /// Returns the targets that have a folder.
+    fn known(&self) -> Result<Vec<GpuTarget>, SupervisorError> {
         let dir = &self.settings.dir;
         let failed = |source| file(dir, "read", source);
         let mut known = Vec::new();
@@ -281,12 +300,12 @@ impl Supervisor {
         self.settings.driver.find(&self.settings.host)
     }
 
-    fn step(&self, gpu: &GpuUuid, files: &Files, step: Step) -> Result<(), SupervisorError> {
-        tracing::info!(%gpu, ?step, "MPS daemon");
+    fn step(&self, target: &GpuTarget, files: &Files, step: Step) -> Result<(), SupervisorError> {
+        tracing::info!(%target, ?step, "MPS daemon");
         match step {
             Step::Kill => return self.kill(files),
             Step::Clear(protocol) => return clear(files, protocol),
-            // The folder of the note last: by it the GPU is known.
+            // The folder of the note last: by it the target is known.
             Step::Remove => {
                 remove(files.pipe(MpsProtocol::V3))?;
                 return remove(&files.dir);
@@ -303,7 +322,7 @@ impl Supervisor {
             Step::CreateServer => MpsProtocol::V3,
             _ => MpsProtocol::V2,
         };
-        let done = self.with_control(gpu, files, protocol, |control| match step {
+        let done = self.with_control(files, protocol, |control| match step {
             Step::Launch(_) => self.launch(control, files, protocol),
             Step::SetLimits(server) => {
                 control.set_threads(server.cores, COMMAND_WITHIN)?;
@@ -324,10 +343,9 @@ impl Supervisor {
         }
     }
 
-    /// Does something with the program, for the daemon of a GPU.
+    /// Does something with the program, for the daemon of a target.
     fn with_control<T>(
         &self,
-        gpu: &GpuUuid,
         files: &Files,
         protocol: MpsProtocol,
         what: impl FnOnce(&Control<'_>) -> Result<T, SupervisorError>,
@@ -339,7 +357,7 @@ impl Supervisor {
             program: &program,
             pipe: files.pipe(protocol),
             log: &files.log,
-            gpu: gpu.as_str(),
+            device: &files.device,
         })
     }
 
@@ -374,6 +392,7 @@ impl Supervisor {
                 MpsProtocol::V2 => MpsServer::of_claim(None, None),
                 MpsProtocol::V3 => MpsServer::NAMESPACES,
             },
+            partition: control.device.parse().ok(),
             namespaces: BTreeMap::new(),
             daemon: Daemon {
                 pid: process.pid,
@@ -432,7 +451,7 @@ impl Supervisor {
         protocol: MpsProtocol,
     ) -> Result<(), SupervisorError> {
         if let Err(error) = control.quit(protocol, QUIT_WITHIN) {
-            tracing::warn!(gpu = control.gpu, %error, "the MPS daemon did not quit, and is killed");
+            tracing::warn!(device = control.device, %error, "the MPS daemon did not quit, and is killed");
             return Ok(());
         }
         let (note, _) = self.find(files)?;

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use divvy_host::fixture::Fixture;
 use divvy_host::{DriverAt, HostRoot};
-use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
+use divvy_model::{GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
 use divvy_mps_supervisor::{Settings, Supervisor, process};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
     Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest, StateRequest,
-    StopRequest,
+    StopRequest, Target,
 };
 
 /// A node with a driver root and a folder for daemons.
@@ -82,8 +82,9 @@ impl Node {
         fs_err::write(self.bin().join("faults"), fault).unwrap();
     }
 
-    fn log(&self, gpu: &GpuUuid, file: &str) -> String {
-        let path = self.folder().join(gpu.as_str()).join("log").join(file);
+    fn log(&self, target: &GpuTarget, file: &str) -> String {
+        let folder = self.folder().join(target.to_string());
+        let path = folder.join("log").join(file);
         fs_err::read_to_string(path).unwrap_or_default()
     }
 
@@ -111,10 +112,28 @@ impl Node {
     }
 }
 
-fn gpu(number: u32) -> GpuUuid {
-    format!("GPU-12345678-1234-1234-1234-12345678000{number}")
-        .parse()
-        .unwrap()
+fn gpu(number: u32) -> GpuTarget {
+    let uuid = format!("GPU-12345678-1234-1234-1234-12345678000{number}");
+    GpuTarget::whole(uuid.parse().unwrap())
+}
+
+fn partition(start: u32) -> GpuTarget {
+    let place = format!("19@{start}+1").parse().unwrap();
+    GpuTarget {
+        target: divvy_model::Target::Partition(place),
+        ..gpu(1)
+    }
+}
+
+fn asked(target: &GpuTarget) -> Option<Target> {
+    Some(Target {
+        gpu_uuid: target.gpu.to_string(),
+        place: target
+            .target
+            .place()
+            .map(|place| place.to_string())
+            .unwrap_or_default(),
+    })
 }
 
 fn server(slots: u32) -> MpsServer {
@@ -130,7 +149,7 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     let node = Node::new();
     let supervisor = node.supervisor();
     assert!(supervisor.state().unwrap().is_empty());
-    supervisor.start(&gpu(1), server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
     let log = node.log(&gpu(1), "server.log");
     assert!(
         log.contains("Active Threads Percentage set to 25.0"),
@@ -142,9 +161,9 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     assert_eq!(running.server, server(4));
     assert_eq!(running.pids.len(), 2, "the daemon and its server");
     // The same again is nothing; another GPU has a daemon of its own.
-    supervisor.start(&gpu(1), server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
     assert_eq!(supervisor.state().unwrap()[&gpu(1)], running);
-    supervisor.start(&gpu(2), server(2)).unwrap();
+    supervisor.start(&gpu(2), None, server(2)).unwrap();
     assert_eq!(node.processes().len(), 4);
     supervisor.stop(&gpu(1)).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
@@ -154,13 +173,51 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
 }
 
+/// Partitions of a GPU have a daemon each, which sees nothing but its partition. One that was made anew
+/// since has another UUID, and gets another daemon.
+#[test]
+fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    let [one, other] = [partition(0), partition(1)];
+    let [first, second, again] = ["MIG-1", "MIG-2", "MIG-3"].map(|uuid| uuid.parse().unwrap());
+    supervisor.start(&one, Some(&first), server(4)).unwrap();
+    supervisor.start(&other, Some(&second), server(2)).unwrap();
+    let sees = |target: &GpuTarget| {
+        let running = &supervisor.state().unwrap()[target];
+        let daemon = running.pids.last().unwrap();
+        let variables = fs_err::read(format!("/proc/{daemon}/environ")).unwrap();
+        let variables = String::from_utf8(variables).unwrap();
+        let mut variables = variables.split('\0').map(str::to_owned);
+        let sees = variables.find(|one| one.starts_with("CUDA_VISIBLE_DEVICES="));
+        (running.partition.clone(), sees.unwrap())
+    };
+    let of = |uuid: &MigUuid| (Some(uuid.clone()), format!("CUDA_VISIBLE_DEVICES={uuid}"));
+    assert_eq!(sees(&one), of(&first));
+    assert_eq!(sees(&other), of(&second));
+    let before = supervisor.state().unwrap();
+    supervisor.start(&one, Some(&first), server(4)).unwrap();
+    assert_eq!(supervisor.state().unwrap(), before, "nothing to do");
+    supervisor.start(&one, Some(&again), server(4)).unwrap();
+    assert_eq!(sees(&one), of(&again));
+    assert_eq!(sees(&other), of(&second));
+    assert_eq!(node.processes().len(), 4);
+    // Another process finds them again.
+    assert_eq!(node.supervisor().adopt().unwrap(), 2);
+    supervisor.stop(&one).unwrap();
+    assert_eq!(supervisor.state().unwrap().len(), 1);
+    supervisor.stop(&other).unwrap();
+    node.has_no_process();
+    assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
+}
+
 #[test]
 fn other_limits_are_those_of_another_daemon() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
     let before = supervisor.state().unwrap();
-    supervisor.start(&gpu(1), server(2)).unwrap();
+    supervisor.start(&gpu(1), None, server(2)).unwrap();
     let after = supervisor.state().unwrap();
     assert_eq!(after[&gpu(1)].server, server(2));
     assert_ne!(after, before);
@@ -175,7 +232,7 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
     let node = Node::new();
     let half = MpsServer::of_claim(Some(50), Some(10 << 30));
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), half).unwrap();
+    supervisor.start(&gpu(1), None, half).unwrap();
     let log = node.log(&gpu(1), "server.log");
     assert!(log.contains("Percentage set to 50.0"), "{log}");
     assert!(log.contains(&format!("{:#x}", 10_u64 << 30)), "{log}");
@@ -183,7 +240,7 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
     let supervisor = node.supervisor();
     assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, half);
     let all = MpsServer::of_claim(None, None);
-    supervisor.start(&gpu(1), all).unwrap();
+    supervisor.start(&gpu(1), None, all).unwrap();
     assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, all);
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
@@ -193,8 +250,8 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
 fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), server(4)).unwrap();
-    let pipe = node.folder().join(gpu(1).as_str()).join("pipe");
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
     let mounted = inode(&pipe);
     let daemon: u32 = fs_err::read_to_string(pipe.join("nvidia-cuda-mps-control.pid"))
         .unwrap()
@@ -208,7 +265,7 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
         "its server alone is none"
     );
     assert_eq!(node.processes().len(), 1, "which lives on");
-    supervisor.start(&gpu(1), server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
     assert_eq!(node.processes().len(), 2);
     assert_eq!(inode(&pipe), mounted, "containers have the folder mounted");
     // Killed again, and ended instead.
@@ -232,12 +289,12 @@ fn a_start_that_fails_says_why_and_leaves_no_process() {
         let node = Node::new();
         let supervisor = node.supervisor();
         node.fault(fault);
-        let error = supervisor.start(&gpu(1), server(4)).unwrap_err();
+        let error = supervisor.start(&gpu(1), None, server(4)).unwrap_err();
         let text = divvy_model::chain(&error);
         assert!(text.contains(expected), "{fault}: {text}");
         node.has_no_process();
         node.fault("");
-        supervisor.start(&gpu(1), server(4)).unwrap();
+        supervisor.start(&gpu(1), None, server(4)).unwrap();
         supervisor.stop(&gpu(1)).unwrap();
     }
 }
@@ -246,7 +303,7 @@ fn a_start_that_fails_says_why_and_leaves_no_process() {
 fn a_daemon_that_does_not_quit_is_killed() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
     node.fault("slow-quit");
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
@@ -256,7 +313,10 @@ fn a_daemon_that_does_not_quit_is_killed() {
 fn a_missing_program_and_a_long_path_are_refused_in_words() {
     let node = Node::new();
     fs_err::remove_file(node.bin().join("nvidia-cuda-mps-server")).unwrap();
-    let error = node.supervisor().start(&gpu(1), server(4)).unwrap_err();
+    let error = node
+        .supervisor()
+        .start(&gpu(1), None, server(4))
+        .unwrap_err();
     assert!(
         error
             .to_string()
@@ -268,7 +328,7 @@ fn a_missing_program_and_a_long_path_are_refused_in_words() {
         dir: node.folder().join("a".repeat(60)),
         ..node.settings()
     });
-    let error = long.start(&gpu(1), server(4)).unwrap_err();
+    let error = long.start(&gpu(1), None, server(4)).unwrap_err();
     assert!(
         error.to_string().contains("choose a shorter driver name"),
         "{error}"
@@ -281,7 +341,7 @@ fn a_driver_with_a_root_of_its_own_is_run_with_its_own_libraries() {
     let driver = "/run/nvidia/driver";
     let node = Node::with_driver_at(driver);
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
     let root = node.dir.path().join("root/run/nvidia/driver");
     for pid in node.processes() {
         let environ = fs_err::read_to_string(format!("/proc/{pid}/environ")).unwrap();
@@ -302,12 +362,12 @@ fn a_driver_with_a_root_of_its_own_is_run_with_its_own_libraries() {
 fn a_daemon_ends_although_the_driver_is_gone() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
     fs_err::remove_dir_all(node.dir.path().join("root")).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
     assert!(supervisor.state().unwrap().is_empty());
-    let error = supervisor.start(&gpu(1), server(4)).unwrap_err();
+    let error = supervisor.start(&gpu(1), None, server(4)).unwrap_err();
     assert_eq!(error.to_string(), "the NVIDIA driver cannot be found");
 }
 
@@ -327,7 +387,9 @@ fn name(claim: u32) -> MpsNamespaceName {
 /// A supervisor with a server of protocol v3 on the first GPU.
 fn with_namespaces(node: &Node) -> Supervisor {
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), MpsServer::NAMESPACES).unwrap();
+    supervisor
+        .start(&gpu(1), None, MpsServer::NAMESPACES)
+        .unwrap();
     supervisor
 }
 
@@ -358,7 +420,9 @@ fn namespaces_of_claims_come_and_go_in_one_server() {
     }
     assert_eq!(namespaces(&supervisor), [a, b]);
     assert!(sockets(&node, 1).join("control").exists());
-    supervisor.start(&gpu(1), MpsServer::NAMESPACES).unwrap();
+    supervisor
+        .start(&gpu(1), None, MpsServer::NAMESPACES)
+        .unwrap();
     assert_eq!(namespaces(&supervisor), [a, b], "the same again is nothing");
     supervisor.remove_namespace(&gpu(1), name(1)).unwrap();
     supervisor.remove_namespace(&gpu(1), name(1)).unwrap();
@@ -454,7 +518,9 @@ fn a_daemon_or_server_that_dies_takes_its_namespaces_along() {
         kill(victim);
         node.wait_for("it ends", || process::read(victim).is_none());
         assert!(supervisor.state().unwrap().is_empty(), "{whole}");
-        supervisor.start(&gpu(1), MpsServer::NAMESPACES).unwrap();
+        supervisor
+            .start(&gpu(1), None, MpsServer::NAMESPACES)
+            .unwrap();
         assert_eq!(node.processes().len(), 2, "{whole}");
         assert_eq!(namespaces(&supervisor), [], "{whole}");
         supervisor
@@ -473,7 +539,7 @@ fn a_server_with_slots_and_one_with_namespaces_follow_each_other() {
     let node = Node::new();
     let supervisor = node.supervisor();
     for server in [server(4), MpsServer::NAMESPACES, server(2)] {
-        supervisor.start(&gpu(1), server).unwrap();
+        supervisor.start(&gpu(1), None, server).unwrap();
         assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, server);
         assert_eq!(node.processes().len(), 2);
     }
@@ -500,7 +566,7 @@ fn a_server_of_v3_that_does_not_serve_is_no_server() {
         if let Some(known) = gpus {
             fs_err::write(node.bin().join("gpus"), known).unwrap();
         }
-        let error = supervisor.start(&gpu(1), MpsServer::NAMESPACES);
+        let error = supervisor.start(&gpu(1), None, MpsServer::NAMESPACES);
         let text = divvy_model::chain(&error.unwrap_err());
         assert!(text.contains(expected), "{fault}: {text}");
         node.has_no_process();
@@ -571,10 +637,11 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
     let node = Node::new();
     let program = Program::start(&node);
     let mut asks = client(&node).await;
-    let gpu_uuid = gpu(1).to_string();
+    let target = asked(&gpu(1));
     let start = StartRequest {
-        gpu_uuid: gpu_uuid.clone(),
+        target: target.clone(),
         limits: Some(limits()),
+        partition_uuid: String::new(),
     };
     asks.start(start.clone()).await.unwrap();
     // That of a claim with the GPU alone has no slots.
@@ -585,8 +652,9 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         protocol: 2,
     };
     let start_own = StartRequest {
-        gpu_uuid: gpu(2).to_string(),
+        target: asked(&gpu(2)),
         limits: Some(own),
+        partition_uuid: String::new(),
     };
     asks.start(start_own).await.unwrap();
     let before = asks.state(StateRequest {}).await.unwrap().into_inner();
@@ -600,16 +668,46 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
     let after = asks.state(StateRequest {}).await.unwrap().into_inner();
     assert_eq!(after, before);
     asks.start(start).await.unwrap();
-    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
-    let gpu_uuid = gpu(2).to_string();
-    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    asks.stop(StopRequest { target }).await.unwrap();
+    let target = asked(&gpu(2));
+    asks.stop(StopRequest { target }).await.unwrap();
     node.has_no_process();
-    let refused = asks
-        .stop(StopRequest {
-            gpu_uuid: "gpu-0".to_owned(),
-        })
-        .await;
-    assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+    let at = |gpu_uuid: &str, place: &str| Target {
+        gpu_uuid: gpu_uuid.to_owned(),
+        place: place.to_owned(),
+    };
+    for odd in [at("gpu-0", ""), at(&gpu(1).to_string(), "19")] {
+        let refused = asks.stop(StopRequest { target: Some(odd) }).await;
+        assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+}
+
+/// A partition needs its UUID, and a whole GPU has none.
+#[tokio::test]
+async fn a_server_of_a_partition_is_asked_for_by_its_place_and_uuid() {
+    let node = Node::new();
+    let _program = Program::start(&node);
+    let mut asks = client(&node).await;
+    let start = |target: &GpuTarget, uuid: &str| StartRequest {
+        target: asked(target),
+        limits: Some(limits()),
+        partition_uuid: uuid.to_owned(),
+    };
+    for (target, uuid) in [
+        (gpu(1), "MIG-1"),
+        (partition(0), ""),
+        (partition(0), "GPU-1"),
+    ] {
+        let refused = asks.start(start(&target, uuid)).await;
+        assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+    asks.start(start(&partition(0), "MIG-1")).await.unwrap();
+    let state = asks.state(StateRequest {}).await.unwrap().into_inner();
+    assert_eq!(state.daemons[0].target, asked(&partition(0)));
+    assert_eq!(state.daemons[0].partition_uuid, "MIG-1");
+    let target = asked(&partition(0));
+    asks.stop(StopRequest { target }).await.unwrap();
+    node.has_no_process();
 }
 
 #[tokio::test]
@@ -617,7 +715,7 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
     let node = Node::new();
     let program = Program::start(&node);
     let mut asks = client(&node).await;
-    let gpu_uuid = gpu(1).to_string();
+    let target = asked(&gpu(1));
     let unlimited = Limits {
         slots: 0,
         cores: 100,
@@ -625,12 +723,13 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
         protocol: 3,
     };
     let start = |limits| StartRequest {
-        gpu_uuid: gpu(1).to_string(),
+        target: asked(&gpu(1)),
         limits: Some(limits),
+        partition_uuid: String::new(),
     };
     asks.start(start(unlimited)).await.unwrap();
     let put = |name: &str, cores| PutNamespaceRequest {
-        gpu_uuid: gpu(1).to_string(),
+        target: asked(&gpu(1)),
         namespace: Some(Namespace {
             name: name.to_owned(),
             cores,
@@ -664,13 +763,13 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
         assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
     }
     let end = RemoveNamespaceRequest {
-        gpu_uuid: gpu_uuid.clone(),
+        target: target.clone(),
         name: ours,
     };
     asks.remove_namespace(end).await.unwrap();
     let after = asks.state(StateRequest {}).await.unwrap().into_inner();
     assert_eq!(after.daemons[0].namespaces, []);
-    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    asks.stop(StopRequest { target }).await.unwrap();
     node.has_no_process();
 }
 
@@ -681,14 +780,15 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
     for round in 0..8_u64 {
         let program = Program::start(&node);
         let mut asks = client(&node).await;
-        let gpu_uuid = gpu(1).to_string();
+        let target = asked(&gpu(1));
         let start = StartRequest {
-            gpu_uuid: gpu_uuid.clone(),
+            target: target.clone(),
             limits: Some(limits()),
+            partition_uuid: String::new(),
         };
         let works = tokio::spawn(async move {
             drop(asks.start(start).await);
-            drop(asks.stop(StopRequest { gpu_uuid }).await);
+            drop(asks.stop(StopRequest { target }).await);
         });
         // A moment that depends on the round: the number of processes that are there by then.
         let seen = (round % 3).try_into().unwrap_or(0);
@@ -700,8 +800,8 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
         drop(works.await);
         let _program = Program::start(&node);
         let mut asks = client(&node).await;
-        let gpu_uuid = gpu(1).to_string();
-        asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+        let target = asked(&gpu(1));
+        asks.stop(StopRequest { target }).await.unwrap();
         node.wait_for("all have ended", || node.processes().is_empty());
     }
 }
@@ -711,7 +811,7 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
 #[tokio::test]
 async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
     let node = Arc::new(Node::new());
-    let gpu_uuid = gpu(1).to_string();
+    let target = asked(&gpu(1));
     let unlimited = Limits {
         slots: 0,
         cores: 100,
@@ -719,7 +819,8 @@ async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
         protocol: 3,
     };
     let start = StartRequest {
-        gpu_uuid: gpu_uuid.clone(),
+        target: target.clone(),
+        partition_uuid: String::new(),
         limits: Some(unlimited),
     };
     let of = |cores| Namespace {
@@ -728,11 +829,11 @@ async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
         memory_mib: 1044,
     };
     let put = |cores| PutNamespaceRequest {
-        gpu_uuid: gpu(1).to_string(),
+        target: asked(&gpu(1)),
         namespace: Some(of(cores)),
     };
     let end = || RemoveNamespaceRequest {
-        gpu_uuid: gpu(1).to_string(),
+        target: asked(&gpu(1)),
         name: name(7).to_string(),
     };
     for round in 0..9_u32 {
@@ -767,6 +868,6 @@ async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
     }
     let _program = Program::start(&node);
     let mut asks = client(&node).await;
-    asks.stop(StopRequest { gpu_uuid }).await.unwrap();
+    asks.stop(StopRequest { target }).await.unwrap();
     node.has_no_process();
 }

@@ -3,7 +3,7 @@
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId};
 use divvy_model::{
     ComputeMode, GpuError, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer, Place,
-    TimeSlice,
+    Target, TimeSlice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,9 +26,9 @@ pub struct Made {
 pub enum Change {
     /// Drops the note of an instance that is certainly gone. Changes the GPU's file only.
     Forget(Place),
-    /// Ends the MPS server, whichever runs, with its namespaces.
-    StopMps,
-    /// Ends a namespace of the MPS server, with the clients that are left in it.
+    /// Ends the MPS server of a target, whichever runs, with its namespaces.
+    StopMps(Target),
+    /// Ends a namespace of the MPS server of the whole GPU, with the clients that are left in it.
     RemoveNamespace(MpsNamespaceName),
     /// Removes an instance of ours, as far as it was made.
     Remove(Place, Life),
@@ -38,9 +38,9 @@ pub enum Change {
     SetTimeSlice(TimeSlice),
     /// Makes a GPU instance at an empty place, and in it a compute instance that takes it whole.
     Create(Place),
-    /// Starts an MPS server; nothing but its clients can compute then.
-    StartMps(MpsServer),
-    /// Makes a namespace of the MPS server, or one of another size in its place.
+    /// Starts an MPS server of a target. On a whole GPU nothing but its clients can compute then.
+    StartMps(Target, MpsServer),
+    /// Makes a namespace of the MPS server of the whole GPU, or one of another size in its place.
     PutNamespace(MpsNamespace),
 }
 
@@ -50,28 +50,38 @@ impl Change {
     pub fn is_removal(&self) -> bool {
         matches!(
             self,
-            Self::StopMps | Self::RemoveNamespace(_) | Self::Remove(..)
+            Self::StopMps(_) | Self::RemoveNamespace(_) | Self::Remove(..)
         )
     }
 
     /// Returns true if this change cannot succeed, or would do harm, after `failed` was not done.
     pub fn needs(&self, failed: &Self) -> bool {
+        let partition = |place: &Place| Target::Partition(*place);
         match (self, failed) {
+            // A partition is not taken away under its server, and nothing is made or started in a part
+            // of the GPU that a server still has.
+            (Self::Remove(place, _) | Self::Create(place), Self::StopMps(other)) => {
+                partition(place).overlaps(*other)
+            }
+            (Self::StartMps(target, _), Self::StopMps(other)) => target.overlaps(*other),
+            // A server needs its partition.
+            (Self::StartMps(target, _), Self::Create(place) | Self::Remove(place, _)) => {
+                target.overlaps(partition(place))
+            }
             // MIG mode is not turned off under an instance that is still there. Turning it on needs
             // no instance gone.
             (Self::SetMigMode(on), Self::Remove(..)) => !on,
             // The slices of the old instance are still taken.
             (Self::Create(place), Self::Remove(other, _)) => place.overlaps(*other),
             // There are no instances without MIG mode, and no server is started in a mode in which
-            // programs can get round it. A server has the GPU: no mode changes under it, and nothing
-            // else is made there.
-            (Self::Create(_), Self::SetMigMode(_) | Self::StopMps)
+            // programs can get round it. No mode changes under a server.
+            (Self::Create(_), Self::SetMigMode(_))
             | (
-                Self::StartMps(_) | Self::PutNamespace(_),
-                Self::SetMigMode(_) | Self::SetComputeMode(_) | Self::StopMps,
+                Self::StartMps(..) | Self::PutNamespace(_),
+                Self::SetMigMode(_) | Self::SetComputeMode(_),
             )
-            | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps)
-            | (Self::PutNamespace(_), Self::StartMps(_)) => true,
+            | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps(_))
+            | (Self::PutNamespace(_), Self::StopMps(_) | Self::StartMps(..)) => true,
             _ => false,
         }
     }
@@ -88,14 +98,17 @@ impl Change {
             Self::Remove(place, _) => {
                 format!("remove the partition of {} on {gpu}", place.in_words())
             }
-            Self::StopMps => format!("stop the MPS server of {gpu}"),
-            Self::StartMps(server) => match server.slots {
-                Some(slots) => format!("start an MPS server with {slots} equal slots on {gpu}"),
-                None if server.has_namespaces() => {
-                    format!("start an MPS server with namespaces on {gpu}")
+            Self::StopMps(target) => format!("stop the MPS server of {}", target.of(gpu)),
+            Self::StartMps(target, server) => {
+                let on = target.of(gpu);
+                match server.slots {
+                    Some(slots) => format!("start an MPS server with {slots} equal slots on {on}"),
+                    None if server.has_namespaces() => {
+                        format!("start an MPS server with namespaces on {on}")
+                    }
+                    None => format!("start the MPS server of a claim on {on}"),
                 }
-                None => format!("start the MPS server of a claim on {gpu}"),
-            },
+            }
             Self::RemoveNamespace(name) => {
                 format!("end the namespace {name} of the MPS server of {gpu}")
             }
@@ -225,6 +238,30 @@ pub enum Observed {
 mod tests {
     use super::*;
 
+    /// A partition has a server of its own: what fails beside it does not count.
+    #[test]
+    fn a_server_and_its_partition_need_each_other_and_no_neighbours() {
+        let [one, other] = ["19@0+1", "19@1+1"].map(|place| place.parse::<Place>().unwrap());
+        let server = MpsServer::equal(4, Some(9_728)).unwrap();
+        let stop = |place| Change::StopMps(Target::Partition(place));
+        let start = |place| Change::StartMps(Target::Partition(place), server);
+        let remove = |place| Change::Remove(place, Life::Begun);
+        for (change, failed, expected) in [
+            (remove(one), stop(one), true),
+            (remove(one), stop(other), false),
+            (Change::Create(one), stop(one), true),
+            (Change::Create(one), stop(other), false),
+            (Change::Create(one), Change::StopMps(Target::Gpu), true),
+            (start(one), Change::Create(one), true),
+            (start(one), Change::Create(other), false),
+            (start(one), stop(other), false),
+            (start(one), remove(one), true),
+            (Change::SetMigMode(false), stop(one), true),
+        ] {
+            assert_eq!(change.needs(&failed), expected, "{change:?} {failed:?}");
+        }
+    }
+
     /// A namespace is not asked for where its server was not started, for whatever reason.
     #[test]
     fn a_namespace_needs_all_that_its_server_needs() {
@@ -233,9 +270,9 @@ mod tests {
             cores: 10,
             memory_mib: None,
         });
-        let start = Change::StartMps(MpsServer::NAMESPACES);
+        let start = Change::StartMps(Target::Gpu, MpsServer::NAMESPACES);
         for failed in [
-            Change::StopMps,
+            Change::StopMps(Target::Gpu),
             Change::SetMigMode(false),
             Change::SetComputeMode(ComputeMode::ExclusiveProcess),
             Change::SetTimeSlice(TimeSlice::Long),

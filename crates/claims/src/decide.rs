@@ -333,9 +333,9 @@ fn resolve_device(
         (Target::Gpu, Sharing::Mps) => {
             Some(mps::slot(&claim.uid, (uuid, result), config.mps, seen)?)
         }
-        (Target::Gpu, Sharing::Exclusive) => {
+        (_, Sharing::Exclusive) => {
             let limits = config.mps_server;
-            limits.map(|limits| mps::of_claim(&claim.uid, result, limits, seen))
+            limits.map(|limits| mps::of_claim(&claim.uid, (target, result), limits, seen))
         }
         _ => None,
     };

@@ -1,6 +1,8 @@
 //! The differences between a GPU and its goal.
 
-use divvy_model::{MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place};
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place, Target};
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
@@ -38,13 +40,8 @@ pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
         }
     }
     // An instance that is removed above is made anew below: `Partly` is not `Whole`.
-    let lives = |place: &Place| {
-        state.instances.get(place).is_some_and(|instance| {
-            matches!(instance.life, Life::Whole(_)) && seen.of_noted(*place, instance) == Now::Whole
-        })
-    };
     let wanted = goal.instances.iter();
-    let make = wanted.filter(|(place, need)| **need == Need::Make && !lives(place));
+    let make = wanted.filter(|(place, need)| **need == Need::Make && !lives(state, seen, **place));
     let make = make.map(|(place, _)| Change::Create(*place));
     // MIG mode can change only once no instance is left, and instances can be made only once it is
     // on, so settings stand between removals and creations.
@@ -90,48 +87,86 @@ fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
     (now != to).then_some(Change::SetComputeMode(to))
 }
 
-/// Returns what ends one MPS server and what starts another. A server that runs with other limits
-/// cannot be changed: clients keep what it was started with.
-fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Option<Change>, Option<Change>) {
-    let server = |running: &Option<MpsSeen>| running.as_ref().map(|one| one.server);
-    let runs = match &seen.mps {
-        Some(Ok(running)) => Some(server(running)),
+/// Returns what ends MPS servers and what starts others. A server that runs with other limits cannot
+/// be changed: clients keep what it was started with. One in a partition goes with its partition.
+fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Change>) {
+    let none = BTreeMap::new();
+    let running = match &seen.mps {
+        Some(Ok(running)) => Some(running),
         Some(Err(_)) | None => None,
     };
-    // What cannot be found out is stopped or started all the same: both do nothing where it is so
-    // already, and say why where they cannot be done.
-    let other = |to: Option<MpsServer>| match runs {
-        Some(running) => running.is_some() && running != to,
-        None => state.mps.is_some_and(|noted| Some(noted.server) != to),
-    };
-    match goal.mps {
-        Want::Leave => (None, None),
-        Want::Found => {
+    let known = running.unwrap_or(&none).keys().chain(state.mps.keys());
+    let targets: BTreeSet<Target> = known.chain(goal.mps.keys()).copied().collect();
+    let (mut stop, mut start) = (Vec::new(), Vec::new());
+    for target in targets {
+        let noted = state.mps.get(&target);
+        let runs = running.map(|running| running.get(&target));
+        let lives = target.place().is_none_or(|place| lives(state, seen, place));
+        let partition = target.place().and_then(|place| state.partition_at(place));
+        let is = |one: &MpsSeen, server: MpsServer| {
+            lives && one.server == server && (one.partition == partition || partition.is_none())
+        };
+        let need = target.place().map(|place| goal.instances.get(&place));
+        let is_made = need == Some(Some(&Need::Make));
+        let noted_at = |place| state.instances.contains_key(&place);
+        let goes = need == Some(None) && target.place().is_some_and(noted_at);
+        let want = match goal.mps.get(&target) {
+            // A partition that is gone and not made anew has nobody to serve, and none is removed under
+            // its server.
+            Some(Want::To(_)) if !lives && !is_made => Want::Found,
+            _ if goes => Want::Found,
+            Some(want) => *want,
+            None if goal.ends_mps => Want::Found,
+            None => Want::Leave,
+        };
+        // A server that cannot be found out is stopped or started all the same: both do nothing
+        // where it is so already, and say why where they cannot be done.
+        match want {
+            Want::Leave => {}
             // The note of a server that has ended is dropped by the same change.
-            let stop = state.mps.is_some() || other(None);
-            (stop.then_some(Change::StopMps), None)
-        }
-        Want::To(server) => {
-            let noted = MpsNote { server, up: true };
-            let is_so = state.mps == Some(noted) && runs == Some(Some(server));
-            let stop = other(Some(server)).then_some(Change::StopMps);
-            (stop, (!is_so).then_some(Change::StartMps(server)))
+            Want::Found if noted.is_some() || runs.flatten().is_some() => {
+                stop.push(Change::StopMps(target));
+            }
+            Want::Found => {}
+            Want::To(server) => {
+                let is_other = match runs {
+                    Some(running) => running.is_some_and(|one| !is(one, server)),
+                    None => noted.is_some_and(|noted| noted.server != server || !lives),
+                };
+                let is_so = noted == Some(&MpsNote { server, up: true })
+                    && runs.flatten().is_some_and(|one| is(one, server));
+                stop.extend(is_other.then_some(Change::StopMps(target)));
+                start.extend((!is_so).then_some(Change::StartMps(target, server)));
+            }
         }
     }
+    (stop, start)
+}
+
+/// Returns whether an instance that is noted at a place lives, whole.
+fn lives(state: &GpuState, seen: &GpuSeen, place: Place) -> bool {
+    state.instances.get(&place).is_some_and(|instance| {
+        matches!(instance.life, Life::Whole(_)) && seen.of_noted(place, instance) == Now::Whole
+    })
 }
 
 /// Returns the namespaces that end and those that are made. A server that is started has none.
 fn namespaces(seen: &GpuSeen, goal: &GpuGoal) -> (Vec<MpsNamespaceName>, Vec<MpsNamespace>) {
-    if !matches!(goal.mps, Want::To(server) if server.has_namespaces()) {
+    let wanted = goal.mps.get(&Target::Gpu);
+    if !matches!(wanted, Some(Want::To(server)) if server.has_namespaces()) {
         return (Vec::new(), Vec::new());
     }
-    let listed = match &seen.mps {
-        Some(Ok(Some(running))) => match &running.namespaces {
+    let running = match &seen.mps {
+        Some(Ok(running)) => running.get(&Target::Gpu),
+        Some(Err(_)) | None => None,
+    };
+    let listed = match running {
+        Some(running) => match &running.namespaces {
             Some(listed) => Some(listed),
             // Not asked for: as wanted.
             None => return (Vec::new(), Vec::new()),
         },
-        Some(Ok(None) | Err(_)) | None => None,
+        None => None,
     };
     let names = listed.into_iter().flat_map(|listed| listed.keys());
     let goes = |name: &&MpsNamespaceName| match &goal.ends {
@@ -229,7 +264,7 @@ mod tests {
         let other = MpsServer::of_claim(None, None);
         assert_eq!(other.protocol, MpsProtocol::V2);
         let goal = GpuGoal {
-            mps: Want::To(server),
+            mps: [(Target::Gpu, Want::To(server))].into(),
             ..GpuGoal::default()
         };
         let seen = GpuSeen {
@@ -237,11 +272,17 @@ mod tests {
             ..GpuSeen::default()
         };
         for (noted, expected) in [
-            (server, vec![Change::StartMps(server)]),
-            (other, vec![Change::StopMps, Change::StartMps(server)]),
+            (server, vec![Change::StartMps(Target::Gpu, server)]),
+            (
+                other,
+                vec![
+                    Change::StopMps(Target::Gpu),
+                    Change::StartMps(Target::Gpu, server),
+                ],
+            ),
         ] {
             let mut state = GpuState::default();
-            state.note_server(noted, true);
+            state.note_server(Target::Gpu, noted, true);
             assert_eq!(diff(&state, &seen, &goal), expected);
         }
     }
@@ -257,19 +298,24 @@ mod tests {
             memory_mib: None,
         };
         let goal = GpuGoal {
-            mps: Want::To(server),
+            mps: [(Target::Gpu, Want::To(server))].into(),
             namespaces: [(name, wanted)].into(),
             ends: Ends::Strays,
             ..GpuGoal::default()
         };
         let mut state = GpuState::default();
-        state.note_server(server, true);
+        state.note_server(Target::Gpu, server, true);
         assert_eq!(diff(&state, &GpuSeen::as_noted(&state), &goal), []);
         let seen = |namespaces: &[MpsNamespace]| GpuSeen {
-            mps: Some(Ok(Some(MpsSeen {
-                server,
-                namespaces: Some(namespaces.iter().map(|one| (one.name, *one)).collect()),
-            }))),
+            mps: Some(Ok([(
+                Target::Gpu,
+                MpsSeen {
+                    server,
+                    partition: None,
+                    namespaces: Some(namespaces.iter().map(|one| (one.name, *one)).collect()),
+                },
+            )]
+            .into())),
             in_flight: None::<GpuOp>,
             ..GpuSeen::default()
         };

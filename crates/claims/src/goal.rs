@@ -35,9 +35,11 @@ pub struct GpuGoal {
     pub mig: Want<bool>,
     pub compute: Want<ComputeMode>,
     pub slice: Want<TimeSlice>,
-    /// The MPS server; `Found` is none.
-    pub mps: Want<MpsServer>,
-    /// Namespaces of the MPS server, while one is wanted.
+    /// MPS servers by target: started, or left as they are.
+    pub mps: BTreeMap<Target, Want<MpsServer>>,
+    /// True if MPS servers of targets that are not named are ended.
+    pub ends_mps: bool,
+    /// Namespaces of the MPS server of the whole GPU, while one is wanted.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     /// Namespaces that end, if they are not named above.
     pub ends: Ends,
@@ -54,7 +56,13 @@ impl GpuGoal {
             || matches!(self.mig, Want::To(_))
             || matches!(self.compute, Want::To(_))
             || matches!(self.slice, Want::To(_))
-            || matches!(self.mps, Want::To(_))
+            || self.starts_mps()
+    }
+
+    /// Returns true if an MPS server is wanted.
+    pub fn starts_mps(&self) -> bool {
+        let mut servers = self.mps.values();
+        servers.any(|want| matches!(want, Want::To(_)))
     }
 }
 
@@ -91,6 +99,8 @@ pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
             None => Want::Leave,
         },
         mps: mps(holds),
+        // A record that cannot be read may be of a user of one of them.
+        ends_mps: !holds.unknown,
         namespaces: holds.namespaces.clone(),
         ends: holds.leaves_namespaces.clone(),
         instances: instances(holds),
@@ -117,21 +127,17 @@ fn mig(holds: &Holds, grant: Granted, may_set: bool) -> Want<bool> {
     }
 }
 
-/// Works out the MPS server. Like the time slice it is looked at for what is kept too: a server that
+/// Works out the MPS servers. Like the time slice they are looked at for what is kept too: a server that
 /// has died is started again for those who hold a place at it. Nothing else may run beside it.
-fn mps(holds: &Holds) -> Want<MpsServer> {
-    let is_used = holds
-        .make
-        .iter()
-        .chain(&holds.keep)
-        .any(|hold| hold.mps.is_some());
-    match holds.server {
-        Some(server) => Want::To(server),
-        // Users of an earlier boot get theirs by their own calls, those that are undone stop it so, and a record that cannot be read may
-        // be of a user.
-        None if is_used || holds.unknown => Want::Leave,
-        None => Want::Found,
-    }
+fn mps(holds: &Holds) -> BTreeMap<Target, Want<MpsServer>> {
+    let users = holds.make.iter().chain(&holds.keep);
+    let used = users.filter(|hold| hold.mps.is_some());
+    // Users of an earlier boot get theirs by their own calls, and those that are undone stop it so.
+    let left = used.map(|hold| (hold.target, Want::Leave));
+    let wanted = holds.servers.iter();
+    let wanted = wanted.map(|(target, server)| (*target, Want::To(*server)));
+    // A server that is wanted wins over one that is left as it is.
+    left.chain(wanted).collect()
 }
 
 /// Returns the compute mode that holds of a whole GPU need: more than one process computes where
@@ -140,7 +146,8 @@ fn compute_of(holds: &[Hold]) -> Option<ComputeMode> {
     holds
         .iter()
         .find_map(|hold| match (hold.target, hold.sharing) {
-            _ if hold.mps.is_some() => Some(ComputeMode::ExclusiveProcess),
+            // The compute mode is of the GPU: in MIG mode programs of other partitions run beside.
+            (Target::Gpu, _) if hold.mps.is_some() => Some(ComputeMode::ExclusiveProcess),
             (Target::Gpu, Sharing::TimeSliced) => Some(ComputeMode::Default),
             _ => None,
         })

@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 
 use divvy_model::mig::{GpuInstance, GpuInstanceId};
 use divvy_model::{
-    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, MpsServer, Place, ShareUnit, TimeSlice,
+    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, MigUuid, MpsServer, Place, ShareUnit,
+    Target, TimeSlice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +67,7 @@ impl<T: Copy + PartialEq> Changed<T> {
     }
 }
 
-/// The MPS server of a GPU.
+/// An MPS server that was started, or may have been.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MpsNote {
@@ -207,14 +208,43 @@ pub struct GpuState {
     pub compute: Option<Changed<ComputeMode>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<Changed<TimeSlice>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mps: Option<MpsNote>,
+    /// MPS servers, by target.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        with = "by_target"
+    )]
+    pub mps: BTreeMap<Target, MpsNote>,
     /// Instances of ours, by place.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub instances: BTreeMap<Place, Instance>,
 }
 
 const VERSION: u32 = 1;
+
+/// A map by target as a list of pairs: names in JSON are texts.
+mod by_target {
+    use std::collections::BTreeMap;
+
+    use divvy_model::Target;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::MpsNote;
+
+    pub(super) fn serialize<S: Serializer>(
+        map: &BTreeMap<Target, MpsNote>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(map)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<BTreeMap<Target, MpsNote>, D::Error> {
+        let pairs = Vec::<(Target, MpsNote)>::deserialize(from)?;
+        Ok(pairs.into_iter().collect())
+    }
+}
 
 /// A setting by its note and by the value that it is brought to: the transitions of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -277,7 +307,8 @@ impl GpuState {
             for device in record.devices.iter().filter(|device| device.gpu == *gpu) {
                 if let Some(slot) = device.mps {
                     let server = slot.server;
-                    self.mps.get_or_insert(MpsNote { server, up: true });
+                    let noted = self.mps.entry(device.target);
+                    noted.or_insert(MpsNote { server, up: true });
                 }
                 // A partition of an administrator has no note: it must never be removed.
                 let (Some(place), Some(made)) = (device.own_place(), &device.given) else {
@@ -313,6 +344,14 @@ impl GpuState {
                     });
                 }
             }
+        }
+    }
+
+    /// Returns the UUID of the partition of ours at a place.
+    pub fn partition_at(&self, place: Place) -> Option<MigUuid> {
+        match &self.instances.get(&place)?.life {
+            Life::Whole(made) => Some(made.uuid.clone()),
+            Life::Begun | Life::Half { .. } | Life::Unsure => None,
         }
     }
 
@@ -417,13 +456,13 @@ impl GpuState {
     }
 
     /// Notes that an MPS server is about to be started, or is started.
-    pub fn note_server(&mut self, server: MpsServer, up: bool) {
-        self.mps = Some(MpsNote { server, up });
+    pub fn note_server(&mut self, target: Target, server: MpsServer, up: bool) {
+        self.mps.insert(target, MpsNote { server, up });
     }
 
-    /// Marks the MPS server as not known: a start or stop ended in an error that leaves it open.
-    pub fn doubt_server(&mut self) {
-        if let Some(noted) = &mut self.mps {
+    /// Marks an MPS server as not known: a start or stop ended in an error that leaves it open.
+    pub fn doubt_server(&mut self, target: Target) {
+        if let Some(noted) = self.mps.get_mut(&target) {
             noted.up = false;
         }
     }

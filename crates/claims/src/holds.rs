@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_model::{
-    BootId, ClaimUid, GpuUuid, Hold, MpsNamespace, MpsNamespaceName, MpsServer, Place,
+    BootId, ClaimUid, GpuUuid, Hold, MpsNamespace, MpsNamespaceName, MpsServer, Place, Target,
 };
 
 use crate::gpu_state::GpuState;
@@ -39,11 +39,12 @@ pub struct Holds {
     pub strays: BTreeSet<Place>,
     /// Places that the claim lets go and that several claims can share.
     pub leaves_shared: BTreeSet<Place>,
-    /// The MPS server that users of the GPU need: the one that others have already, or
-    /// that of the claim that is the first, or has the GPU alone. `None` also while all users are of an earlier boot,
-    /// or are being undone.
-    pub server: Option<MpsServer>,
-    /// The namespaces of that server: of the claim that gets something, or in other calls of all claims
+    /// The MPS servers that users of targets need: the one that others have already, or
+    /// that of the claim that is the first, or has the target alone. Without those of users of an earlier
+    /// boot, or that are being undone. A call that makes something is about the targets of its claim only, so
+    /// that a server of another partition that cannot be started keeps it from nothing.
+    pub servers: BTreeMap<Target, MpsServer>,
+    /// The namespaces of the server of the whole GPU: of the claim that gets something, or in other calls of all claims
     /// that the server is needed for. A lost one keeps no other claim from getting its own.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     /// The namespaces that go.
@@ -81,9 +82,10 @@ impl Holds {
             Own::None => (None, &[], &[]),
         };
         let mut holds = Self::default();
-        let server = |devices: &[RecordedDevice]| {
-            let mut here = devices.iter().filter(|d| d.gpu == *gpu);
-            here.find_map(|device| Some(device.mps?.server))
+        let servers = |devices: &[RecordedDevice]| {
+            let here = devices.iter().filter(|d| d.gpu == *gpu);
+            let all = here.filter_map(|device| Some((device.target, device.mps?.server)));
+            all.collect::<BTreeMap<_, _>>()
         };
         let namespaces = |devices: &[RecordedDevice]| {
             let here = devices.iter().filter(|d| d.gpu == *gpu);
@@ -91,8 +93,10 @@ impl Holds {
             all.map(|one| (one.name, one)).collect::<BTreeMap<_, _>>()
         };
         // Slots are those of the server that runs; a server of one claim is as its record has it.
-        let noted_slots = state.mps.map(|noted| noted.server);
-        let noted_slots = noted_slots.filter(|server| server.slots.is_some());
+        let noted_slots = |target: Target| {
+            let noted = state.mps.get(&target).map(|noted| noted.server);
+            noted.filter(|server| server.slots.is_some())
+        };
         let on_gpu = |devices: &[RecordedDevice], of: &ClaimUid| {
             let here = devices.iter().filter(|d| d.gpu == *gpu);
             let held = here.map(|d| d.hold(of)).filter(|h| h.sharing.holds());
@@ -119,12 +123,11 @@ impl Holds {
                     // being undone may have stopped its server already.
                     let undoing =
                         matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
-                    if record.boot == *boot
-                        && !undoing
-                        && let Some(kept) = server(&record.devices)
-                    {
-                        let running = noted_slots.filter(|_| kept.slots.is_some());
-                        holds.server = running.or(Some(kept));
+                    if record.boot == *boot && !undoing {
+                        for (target, kept) in servers(&record.devices) {
+                            let running = noted_slots(target).filter(|_| kept.slots.is_some());
+                            holds.servers.insert(target, running.unwrap_or(kept));
+                        }
                         holds.namespaces.extend(namespaces(&record.devices));
                     }
                     holds.keep.extend(held);
@@ -134,7 +137,13 @@ impl Holds {
         // Phase 2: the part of the claim that the call is about.
         if let Some(claim) = claim {
             holds.make = on_gpu(makes, claim);
-            holds.server = holds.server.or_else(|| server(makes));
+            if let Own::Makes(..) = own {
+                let own = servers(makes);
+                holds.servers.retain(|target, _| own.contains_key(target));
+                for (target, server) in own {
+                    holds.servers.entry(target).or_insert(server);
+                }
+            }
             let left = on_gpu(leaves, claim).into_iter();
             holds.leaves_shared = left
                 .filter(|hold| hold.sharing.is_shared())

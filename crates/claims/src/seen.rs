@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use divvy_model::mig::{ComputeInstance, GpuInstance};
 use divvy_model::{
-    ComputeMode, GpuError, GpuOp, MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place,
-    TimeSlice,
+    ComputeMode, GpuError, GpuOp, MigMode, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer,
+    Place, Target, TimeSlice,
 };
 
 use crate::change::{Made, Observed};
@@ -54,6 +54,8 @@ pub type Filling = Result<Option<Living>, GpuError>;
 pub struct MpsSeen {
     /// Limits that it was started with.
     pub server: MpsServer,
+    /// The partition that it sees; `None` for a whole GPU, and for one that was not asked for.
+    pub partition: Option<MigUuid>,
     /// Its namespaces. `None`: not asked for, so that they count as wanted.
     pub namespaces: Option<BTreeMap<MpsNamespaceName, MpsNamespace>>,
 }
@@ -66,8 +68,8 @@ pub struct GpuSeen {
     pub compute: Option<ComputeMode>,
     /// Time slice that certainly is in force. `None`: not known, so it is set again.
     pub slice: Option<TimeSlice>,
-    /// The MPS server that runs, or why it cannot be found out. `None`: not asked for.
-    pub mps: Option<Result<Option<MpsSeen>, String>>,
+    /// The MPS servers that run, or why they cannot be found out. `None`: not asked for.
+    pub mps: Option<Result<BTreeMap<Target, MpsSeen>, String>>,
     /// Content of the places that were asked for.
     pub places: BTreeMap<Place, Filling>,
     /// A call that has not returned.
@@ -100,14 +102,18 @@ impl GpuSeen {
                 .slice
                 .filter(|slice| slice.sure)
                 .map(|slice| slice.ours),
-            mps: state.mps.map(|noted| {
-                if noted.up {
-                    let server = noted.server;
-                    let namespaces = None;
-                    Ok(Some(MpsSeen { server, namespaces }))
-                } else {
-                    Err("a start or stop was cut short".to_owned())
-                }
+            mps: (!state.mps.is_empty()).then(|| {
+                let servers = state.mps.iter();
+                let servers = servers.map(|(target, noted)| {
+                    let seen = MpsSeen {
+                        server: noted.server,
+                        partition: target.place().and_then(|place| state.partition_at(place)),
+                        namespaces: None,
+                    };
+                    noted.up.then_some((*target, seen))
+                });
+                let known: Option<_> = servers.collect();
+                known.ok_or_else(|| "a start or stop was cut short".to_owned())
             }),
             places: BTreeMap::new(),
             in_flight: None,

@@ -69,7 +69,17 @@ fn the_stories_make_every_kind_of_change() {
         kinds.extend(story.kinds);
     }
     let all = [
-        "compute", "create", "end", "forget", "mig", "put", "remove", "slice", "start", "stop",
+        "compute",
+        "create",
+        "end",
+        "forget",
+        "mig",
+        "put",
+        "remove",
+        "slice",
+        "start",
+        "start in a partition",
+        "stop",
     ];
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), all);
 }

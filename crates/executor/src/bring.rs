@@ -6,20 +6,21 @@
 //! of a setting is noted before the setting leaves it; notes are dropped after what they are about
 //! is gone. The invariants are listed in `divvy_claims`' `gpu_state`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
     Cause, Change, ChangeError, ClaimRef, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life,
-    Moment, Observed, Own, Record, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
+    Moment, MpsNote, Observed, Own, Record, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
 use divvy_model::{
-    ClaimUid, ComputeMode, GpuUuid, MpsNamespace, MpsNamespaceName, MpsServer, Place, TimeSlice,
+    ClaimUid, ComputeMode, GpuTarget, GpuUuid, MpsNamespace, MpsNamespaceName, MpsServer, Place,
+    Target, TimeSlice,
 };
 
 use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
-use crate::hardware::{Hardware, TimeSliceError};
+use crate::hardware::{Hardware, TimeSliceError, seen_on};
 use crate::state::Gpus as GpuFiles;
 use crate::{Event, Report, StoreError, chain};
 
@@ -347,12 +348,15 @@ impl Gpus<'_> {
         let noted = stored.fine().map_or(0, settings);
         // Hold nothing of its own: what no record holds is given back.
         let plan = self.plan_in(round, gpu, Own::None, false)?;
-        let is_start = |change: &Change| matches!(change, Change::StartMps(_));
-        let restarts = plan.changes.iter().any(is_start);
+        let started = plan.changes.iter().filter_map(|change| match change {
+            Change::StartMps(target, _) => Some(*target),
+            _ => None,
+        });
+        let restarted: BTreeSet<Target> = started.collect();
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
             Ok(state) => {
-                if restarts {
-                    let (claims, gpu) = (self.served(gpu)?, gpu.clone());
+                if !restarted.is_empty() {
+                    let (claims, gpu) = (self.served(gpu, &restarted)?, gpu.clone());
                     report
                         .events
                         .push(Event::MpsServerRestarted { gpu, claims });
@@ -377,13 +381,19 @@ impl Gpus<'_> {
         Ok(())
     }
 
-    /// Returns the claims that use the MPS server of a GPU in this boot.
-    fn served(self, gpu: &GpuUuid) -> Result<Vec<ClaimRef>, StoreError> {
+    /// Returns the claims that use the MPS servers of these targets of a GPU in this boot.
+    fn served(
+        self,
+        gpu: &GpuUuid,
+        targets: &BTreeSet<Target>,
+    ) -> Result<Vec<ClaimRef>, StoreError> {
         let records = self.context.state.records()?;
         let is_served = |record: &&Record| {
             let mut devices = record.devices.iter();
             record.boot == self.context.config.boot
-                && devices.any(|device| device.gpu == *gpu && device.mps.is_some())
+                && devices.any(|device| {
+                    device.gpu == *gpu && targets.contains(&device.target) && device.mps.is_some()
+                })
         };
         let fine = records.values().filter_map(|stored| stored.fine());
         Ok(fine.filter(is_served).map(Record::reference).collect())
@@ -406,7 +416,7 @@ impl Gpus<'_> {
     }
 }
 
-/// Returns the GPUs whose MPS server is not as noted: it has died, or no file names it. A server that
+/// Returns the GPUs with an MPS server that is not as noted: it has died, or no file names it. A server that
 /// runs on a GPU without a file is one of them too, and one without the namespaces that claims need.
 fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
     let until = gpus.context.now() + ASK_WITHIN;
@@ -421,25 +431,39 @@ fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
         }
     };
     let boot = &gpus.context.config.boot;
+    // Compare what runs with what is noted.
     let noted = |gpu: &GpuUuid| {
-        let state = states.get(gpu)?.fine()?.clone().in_boot(boot);
-        state.mps.map(|noted| noted.server)
+        let state = states.get(gpu).and_then(|stored| stored.fine());
+        let state = state.map(|state| state.clone().in_boot(boot));
+        let servers = state.into_iter().flat_map(|state| {
+            let of = |(target, noted): (&Target, &MpsNote)| {
+                let partition = target.place().and_then(|place| state.partition_at(place));
+                (*target, (noted.server, partition))
+            };
+            state.mps.iter().map(of).collect::<Vec<_>>()
+        });
+        servers.collect::<BTreeMap<_, _>>()
     };
-    let runs = |gpu: &GpuUuid| running.get(gpu).map(|running| running.server);
-    let known = states.keys().chain(running.keys());
+    let runs = |gpu: &GpuUuid| {
+        let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
+        let servers = here.map(|(of, one)| (of.target, (one.server, one.partition.clone())));
+        servers.collect::<BTreeMap<_, _>>()
+    };
+    let known = states.keys().chain(running.keys().map(|of| &of.gpu));
     let mut to_look_at: BTreeSet<_> = known
         .filter(|gpu| noted(gpu) != runs(gpu))
         .cloned()
         .collect();
     // Of most nodes no server has namespaces, and then no record is read.
-    for (gpu, running) in running.iter().filter(|(_, r)| r.server.has_namespaces()) {
+    for (of, _) in running.iter().filter(|(_, r)| r.server.has_namespaces()) {
+        let gpu = &of.gpu;
         let state = states.get(gpu).and_then(|stored| stored.fine());
         let Some((state, records)) = state.zip(gpus.context.state.records().ok()) else {
             continue;
         };
         let holds = Holds::of(gpu, Own::None, &records, (state, boot));
         let seen = GpuSeen {
-            mps: Some(Ok(Some(running.seen()))),
+            mps: Some(Ok(seen_on(gpu, &running))),
             ..GpuSeen::as_noted(state)
         };
         if !diff(state, &seen, &goal(&holds, state.grant, false)).is_empty() {
@@ -475,13 +499,13 @@ impl Work<'_, '_> {
                 self.forget(*place);
                 Ok(())
             }
-            Change::StopMps => Ok(self.stop_mps()?),
+            Change::StopMps(target) => Ok(self.stop_mps(*target)?),
             Change::Remove(place, life) => Ok(self.remove(*place, life)?),
             Change::SetMigMode(on) => self.set_mig_mode(*on),
             Change::SetComputeMode(to) => self.set_compute_mode(*to),
             Change::SetTimeSlice(to) => self.set_time_slice(*to),
             Change::Create(place) => self.create(*place, made_for),
-            Change::StartMps(server) => self.start_mps(*server),
+            Change::StartMps(target, server) => self.start_mps(*target, *server),
             Change::PutNamespace(namespace) => Ok(self.put_namespace(*namespace)?),
             Change::RemoveNamespace(name) => Ok(self.remove_namespace(*name)?),
         }
@@ -581,30 +605,41 @@ impl Work<'_, '_> {
         }
     }
 
-    /// Ends the MPS server, whichever runs. The note goes only when it has certainly ended.
-    fn stop_mps(&mut self) -> Result<(), ChangeError> {
-        let stopped = self.gpus.hardware.mps.stop(self.gpu, self.server_until());
+    /// Ends the MPS server of a target, whichever runs. The note goes only when it has certainly ended.
+    fn stop_mps(&mut self, target: Target) -> Result<(), ChangeError> {
+        let of = self.of_gpu(target);
+        let stopped = self.gpus.hardware.mps.stop(&of, self.server_until());
         match &stopped {
-            Ok(()) => self.open.state.mps = None,
+            Ok(()) => drop(self.open.state.mps.remove(&target)),
             Err(ChangeError::NotDone(_)) => return stopped,
-            Err(ChangeError::Unknown(_)) => self.open.state.doubt_server(),
+            Err(ChangeError::Unknown(_)) => self.open.state.doubt_server(target),
         }
         self.save_later();
         stopped
     }
 
     /// Starts an MPS server: noted before, so that whatever the call leaves is stopped again.
-    fn start_mps(&mut self, server: MpsServer) -> Result<(), Failed> {
-        let before = self.open.state.mps;
-        self.open.state.note_server(server, false);
+    fn start_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
+        // A partition has another UUID each time that it is made: the one that lives now.
+        let partition = target.place().map(|place| {
+            let made = self.open.state.partition_at(place);
+            made.ok_or_else(|| {
+                ChangeError::NotDone(Cause::new("its partition is not there").passing())
+            })
+        });
+        let partition = partition.transpose()?;
+        // Note it before the call.
+        let before = self.open.state.mps.clone();
+        self.open.state.note_server(target, server, false);
         if let Err(error) = self.save() {
             self.open.state.mps = before;
             return Err(error.into());
         }
-        let servers = self.gpus.hardware.mps;
-        let started = servers.start(self.gpu, server, self.server_until());
+        // Start it, and note the outcome.
+        let (servers, of) = (self.gpus.hardware.mps, self.of_gpu(target));
+        let started = servers.start(&of, partition.as_ref(), server, self.server_until());
         match &started {
-            Ok(()) => self.open.state.note_server(server, true),
+            Ok(()) => self.open.state.note_server(target, server, true),
             Err(ChangeError::NotDone(_)) => self.open.state.mps = before,
             // Asked again, or stopped, by the next call.
             Err(ChangeError::Unknown(_)) => {}
@@ -617,12 +652,19 @@ impl Work<'_, '_> {
     /// needs.
     fn put_namespace(&self, namespace: MpsNamespace) -> Result<(), ChangeError> {
         let servers = self.gpus.hardware.mps;
-        servers.put_namespace(self.gpu, namespace, self.server_until())
+        let gpu = self.of_gpu(Target::Gpu);
+        servers.put_namespace(&gpu, namespace, self.server_until())
     }
 
     fn remove_namespace(&self, name: MpsNamespaceName) -> Result<(), ChangeError> {
         let servers = self.gpus.hardware.mps;
-        servers.remove_namespace(self.gpu, name, self.server_until())
+        let gpu = self.of_gpu(Target::Gpu);
+        servers.remove_namespace(&gpu, name, self.server_until())
+    }
+
+    fn of_gpu(&self, target: Target) -> GpuTarget {
+        let gpu = self.gpu.clone();
+        GpuTarget { gpu, target }
     }
 
     fn server_until(&self) -> Duration {

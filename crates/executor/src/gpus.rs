@@ -1,11 +1,13 @@
 //! The files of GPUs: reading, changing and repairing them, and what they say of all GPUs. Written
 //! under the GPU's lock only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_claims::{Fence, GpuState, MadeFor, ProcessOnGpu, Record, Stored};
 use divvy_model::mig::GpuInstance;
-use divvy_model::{ClaimUid, GpuError, GpuUuid, Grant, MigMode, MpsServer, Place, ShareUnit, lock};
+use divvy_model::{
+    ClaimUid, GpuError, GpuUuid, Grant, MigMode, MpsServer, Place, ShareUnit, Target, lock,
+};
 
 use crate::bring::ASK_WITHIN;
 use crate::context::Context;
@@ -99,27 +101,31 @@ impl<'a> Gpus<'a> {
             .collect())
     }
 
-    /// Returns the processes on a GPU, but for those of its MPS server, which are no user's.
+    /// Returns the processes on a GPU, but for those of its MPS servers, which are no user's.
     pub(crate) fn processes(self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
         let mut found = self.context.parts.processes.on_gpu(gpu)?;
         // Most GPUs have no server, and then no supervisor is asked.
-        let is_noted = |stored: &Stored<GpuState>| stored.fine().is_some_and(|s| s.mps.is_some());
+        let is_noted = |stored: &Stored<GpuState>| stored.fine().is_some_and(|s| !s.mps.is_empty());
         let noted = || self.context.state.gpu(gpu);
         if !found.is_empty() && noted().is_ok_and(|stored| is_noted(&stored)) {
             let until = self.context.now() + ASK_WITHIN;
             // Without an answer they count as a user's: the claim goes on holding.
             let running = self.hardware.mps.running(until).unwrap_or_default();
-            let server = running.get(gpu);
-            found.retain(|process| server.is_none_or(|one| !one.pids.contains(&process.pid)));
+            let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
+            let pids: BTreeSet<u32> = here.flat_map(|(_, one)| one.pids.clone()).collect();
+            found.retain(|process| !pids.contains(&process.pid));
         }
         Ok(found)
     }
 
-    /// Returns the MPS servers that are noted in this boot.
+    /// Returns the MPS servers of whole GPUs that are noted in this boot.
     pub(crate) fn mps_servers(self) -> Result<BTreeMap<GpuUuid, MpsServer>, StoreError> {
         let boot = &self.context.config.boot;
         let states = self.context.state.gpus()?.into_iter();
-        let noted = |state: &GpuState| state.clone().in_boot(boot).mps;
+        let noted = |state: &GpuState| {
+            let noted = state.clone().in_boot(boot).mps;
+            noted.get(&Target::Gpu).copied()
+        };
         Ok(states
             .filter_map(|(gpu, state)| Some((gpu, noted(state.fine()?)?.server)))
             .collect())

@@ -21,6 +21,7 @@ use divvy_model::{ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid
 use crate::InventorySource;
 use crate::context::Context;
 
+pub(crate) use self::mps::seen_on;
 pub use self::mps::{ListedServers, MpsServers, NoMps, RunningServer};
 pub use self::settings::{TimeSliceError, TimeSlices};
 
@@ -201,8 +202,8 @@ impl<'a> Hardware<'a> {
                 .slice
                 .filter(|slice| slice.sure && slice_is_believed)
                 .map(|slice| slice.ours),
-            mps: (asks_mps || state.mps.is_some() || matches!(goal.mps, Want::To(_)))
-                .then(|| self.mps_server(gpu, until)),
+            mps: (asks_mps || !state.mps.is_empty() || goal.starts_mps())
+                .then(|| self.mps_servers(gpu, until)),
             places: self.fillings(gpu, &places),
             // Asked for the notes of settings: they are not dropped as contradicted while a call
             // may still set them.

@@ -57,6 +57,6 @@ pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
 pub use quantity::{Format, Quantity, QuantityError};
 pub use sharing::{Alternative, ShareUnit, Sharing};
-pub use target::{ParsePlaceError, Place, Target, TargetKind};
+pub use target::{GpuTarget, ParseGpuTargetError, ParsePlaceError, Place, Target, TargetKind};
 pub use usage::{GpuMemory, MigDevice, ProcessSample};
 pub use version::normalise_version;

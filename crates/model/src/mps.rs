@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Architecture, ClaimUid, DeviceName, GpuUuid, fnv1a};
+use crate::{Architecture, ClaimUid, DeviceName, GpuTarget, Target, fnv1a};
 
 /// Protocol between a daemon and its servers, and so the commands that it takes.
 #[derive(
@@ -49,12 +49,25 @@ impl MpsProtocol {
             .find(|protocol| protocol.number() == number)
     }
 
-    /// Returns the folder of sockets of a GPU's daemon, within the supervisor's folder. It
-    /// is short with protocol v3: namespaces are below it, and a daemon fails with long paths.
-    pub fn pipe(self, gpu: &GpuUuid) -> PathBuf {
-        match self {
-            Self::V2 => Path::new(gpu.as_str()).join("pipe"),
-            Self::V3 => format!("{:016x}", fnv1a(gpu.as_str().bytes())).into(),
+    /// Returns the protocol for the servers of a target on a node with this one. A partition has the
+    /// one of equal slots in any case: namespaces of partitions are not documented.
+    #[must_use]
+    pub fn of_target(self, target: Target) -> Self {
+        match target {
+            Target::Gpu => self,
+            Target::Partition(_) => Self::V2,
+        }
+    }
+
+    /// Returns the folder of sockets of a target's daemon, within the supervisor's folder. It
+    /// is short for protocol v3, where namespaces are below it, and for partitions, which have a long
+    /// name: a daemon fails with long paths.
+    pub fn pipe(self, target: &GpuTarget) -> PathBuf {
+        match (self, target.target) {
+            (Self::V2, Target::Gpu) => Path::new(target.gpu.as_str()).join("pipe"),
+            (Self::V3, _) | (_, Target::Partition(_)) => {
+                format!("{:016x}", fnv1a(target.to_string().bytes())).into()
+            }
         }
     }
 
@@ -339,9 +352,9 @@ mod tests {
         }
     }
 
-    fn gpu(number: u32) -> GpuUuid {
+    fn gpu(number: u32) -> GpuTarget {
         let uuid = format!("GPU-12345678-1234-1234-1234-12345678000{number}");
-        uuid.parse().unwrap()
+        GpuTarget::whole(uuid.parse().unwrap())
     }
 
     #[test]
@@ -384,6 +397,17 @@ mod tests {
         assert!(path.as_os_str().len() <= 83, "{}", path.display());
         let pipes = [1, 2].map(|n| MpsProtocol::V3.pipe(&gpu(n)));
         assert_ne!(pipes[0], pipes[1]);
+        let longest = Target::Partition("4294967295@8+8".parse().unwrap());
+        let partition = GpuTarget {
+            target: longest,
+            ..gpu(1)
+        };
+        let path = dir.join(MpsProtocol::V2.pipe(&partition));
+        assert!(path.as_os_str().len() <= 83, "{}", path.display());
+        assert_ne!(
+            MpsProtocol::V2.pipe(&partition),
+            MpsProtocol::V2.pipe(&gpu(1))
+        );
     }
 
     #[test]

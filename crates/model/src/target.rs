@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::GpuUuid;
 use crate::mig::{GpuInstance, GpuInstanceProfileId, Placement, number};
 
 /// A GPU or a partition of it.
@@ -23,6 +24,14 @@ impl Target {
         match self {
             Self::Gpu => None,
             Self::Partition(place) => Some(place),
+        }
+    }
+
+    /// Returns the target of a GPU as people read it.
+    pub fn of(self, gpu: &GpuUuid) -> String {
+        match self {
+            Self::Gpu => gpu.to_string(),
+            Self::Partition(place) => format!("the partition of {} on {gpu}", place.in_words()),
         }
     }
 
@@ -87,6 +96,52 @@ impl Place {
     }
 }
 
+/// A target with its GPU. Written as the GPU's UUID, for a partition followed by its place:
+/// `GPU-…:19@0+1`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuTarget {
+    pub gpu: GpuUuid,
+    pub target: Target,
+}
+
+impl GpuTarget {
+    /// Makes the target that is the whole GPU.
+    pub fn whole(gpu: GpuUuid) -> Self {
+        let target = Target::Gpu;
+        Self { gpu, target }
+    }
+}
+
+impl fmt::Display for GpuTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.target {
+            Target::Gpu => write!(f, "{}", self.gpu),
+            Target::Partition(place) => write!(f, "{}:{place}", self.gpu),
+        }
+    }
+}
+
+/// A text that is not a target with its GPU.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no GPU and no partition of one (expected GPU-<uuid> or GPU-<uuid>:<place>)")]
+pub struct ParseGpuTargetError(pub String);
+
+impl FromStr for GpuTarget {
+    type Err = ParseGpuTargetError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let read = || {
+            let (gpu, target) = match text.split_once(':') {
+                Some((gpu, place)) => (gpu, Target::Partition(place.parse().ok()?)),
+                None => (text, Target::Gpu),
+            };
+            let gpu = gpu.parse().ok()?;
+            Some(Self { gpu, target })
+        };
+        read().ok_or_else(|| ParseGpuTargetError(text.to_owned()))
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Placement { start, size } = self.placement;
@@ -130,6 +185,22 @@ impl From<Place> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_target_with_its_gpu_reads_back_as_written() {
+        const GPU: &str = "GPU-12345678-1234-1234-1234-123456780001";
+        for text in [GPU.to_owned(), format!("{GPU}:19@4+2")] {
+            assert_eq!(text.parse::<GpuTarget>().unwrap().to_string(), text);
+        }
+        for text in [
+            "GPU-1",
+            "supervisor.sock",
+            &format!("{GPU}:"),
+            &format!("{GPU}:19"),
+        ] {
+            assert!(text.parse::<GpuTarget>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn places_read_back_as_written_and_nothing_else_is_accepted() {

@@ -57,7 +57,7 @@ impl Control<'_> {
     /// Makes the server, for users of all UIDs on this GPU alone. A UUID that the driver does not know is
     /// taken, and the server dies of it.
     pub fn create_server(&self, within: Duration) -> Result<(), ControlError> {
-        let devices = format!("--allowed-devices={}", self.gpu);
+        let devices = format!("--allowed-devices={}", self.device);
         self.v3(
             &[
                 "server",

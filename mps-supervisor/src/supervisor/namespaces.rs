@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
+use divvy_model::{GpuTarget, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
 
 use super::{COMMAND_WITHIN, Files, Supervisor, SupervisorError, change_note, remove};
 use crate::control::{Control, Row};
@@ -19,20 +19,20 @@ impl Supervisor {
     /// while it lives.
     pub(super) fn namespaces(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         files: &Files,
         note: &Note,
     ) -> Vec<MpsNamespace> {
         if note.server.protocol == MpsProtocol::V2 {
             return Vec::new();
         }
-        let listed = self.with_control(gpu, files, MpsProtocol::V3, |control| {
+        let listed = self.with_control(files, MpsProtocol::V3, |control| {
             Ok(control.namespaces(LIST_WITHIN)?)
         });
         match listed {
             Ok(rows) => rows.iter().filter_map(|row| known(row, note)).collect(),
             Err(error) => {
-                tracing::warn!(%gpu, error = divvy_telemetry::chain(&error), "failed to list the namespaces of an MPS server");
+                tracing::warn!(%target, error = divvy_telemetry::chain(&error), "failed to list the namespaces of an MPS server");
                 note.namespaces.values().copied().collect()
             }
         }
@@ -41,17 +41,17 @@ impl Supervisor {
     /// Makes a namespace, or one of another size in its place. Leaves nothing if it fails.
     pub fn put_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         namespace: MpsNamespace,
     ) -> Result<(), SupervisorError> {
-        let lock = self.lock(gpu);
+        let lock = self.lock(target);
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.files(gpu);
+        let files = self.files(target);
         let (Some(note), Found::Running(MpsServer::NAMESPACES)) = self.find(&files)? else {
-            return Err(SupervisorError::NoServer(gpu.clone()));
+            return Err(SupervisorError::NoServer(target.clone()));
         };
-        tracing::info!(%gpu, ?namespace, "MPS namespace");
-        self.with_control(gpu, &files, MpsProtocol::V3, |control| {
+        tracing::info!(%target, ?namespace, "MPS namespace");
+        self.with_control(&files, MpsProtocol::V3, |control| {
             let name = namespace.name;
             match listed(control, name)? {
                 Some(row) if known(&row, &note) == Some(namespace) => return Ok(()),
@@ -69,7 +69,7 @@ impl Supervisor {
             if made.is_err()
                 && let Err(left) = delete(control, name, &[true], SupervisorError::Left(name))
             {
-                tracing::error!(%gpu, %left, "failed to end what a failed namespace has left");
+                tracing::error!(%target, %left, "failed to end what a failed namespace has left");
             }
             made
         })
@@ -78,16 +78,16 @@ impl Supervisor {
     /// Ends a namespace. Clients that are left in it are ended: their claim is gone.
     pub fn remove_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         name: MpsNamespaceName,
     ) -> Result<(), SupervisorError> {
-        let lock = self.lock(gpu);
+        let lock = self.lock(target);
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.files(gpu);
+        let files = self.files(target);
         // Without a server there are no namespaces.
         if let Found::Running(MpsServer::NAMESPACES) = self.find(&files)?.1 {
-            tracing::info!(%gpu, %name, "end of an MPS namespace");
-            self.with_control(gpu, &files, MpsProtocol::V3, |control| {
+            tracing::info!(%target, %name, "end of an MPS namespace");
+            self.with_control(&files, MpsProtocol::V3, |control| {
                 if listed(control, name)?.is_some() {
                     delete(control, name, &[false, true], SupervisorError::Left(name))?;
                 }

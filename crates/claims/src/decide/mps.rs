@@ -5,6 +5,7 @@
 use divvy_api::{MpsLimits, MpsOptions};
 use divvy_model::{
     ClaimUid, Gpu, GpuUuid, MpsAbility, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
+    Target,
 };
 
 use super::Snapshot;
@@ -12,6 +13,9 @@ use crate::{AllocatedDevice, Claim, MpsSlot, Record, RecordedDevice, ShareAmount
 
 /// The lack of a GPU whose rules never asked for MPS.
 const NOT_GRANTED: &str = "no GpuPolicy has offered its GPU in MPS shares";
+
+/// The lack of a partition of an administrator: its life is not divvy's, and a server would end with it.
+const STATIC: &str = "its partition was made by an administrator and not by divvy";
 
 /// The lack of a place at a server of another protocol.
 const OTHER_PROTOCOL: &str =
@@ -26,7 +30,7 @@ pub(super) fn slot(
 ) -> Result<MpsSlot, Why> {
     let state = seen.state(gpu);
     let running = || {
-        let noted = state?.mps?.server;
+        let noted = state?.mps.get(&Target::Gpu)?.server;
         Some(noted).filter(|server| server.slots.is_some())
     };
     let kept = others(claim, gpu, seen).find_map(|device| Some(device.mps?.server));
@@ -107,15 +111,16 @@ pub(super) fn add_up(devices: &mut [RecordedDevice]) {
     }
 }
 
-/// Returns the place of a claim that has its GPU alone, with a server of its own.
+/// Returns the place of a claim that has its target alone, with a server of its own.
 pub(super) fn of_claim(
     claim: &ClaimUid,
-    result: &AllocatedDevice,
+    (target, result): (Target, &AllocatedDevice),
     limits: MpsLimits,
     seen: &Snapshot<'_>,
 ) -> MpsSlot {
     let inventory = seen.inventory.as_ref();
     let protocol = inventory.and_then(|inventory| inventory.system.mps.protocol());
+    let protocol = protocol.map(|protocol| protocol.of_target(target));
     let own = MpsServer::of_claim(limits.cores, limits.memory);
     let (server, namespace) = match protocol {
         Some(MpsProtocol::V3) => {
@@ -139,11 +144,12 @@ pub(super) fn of_claim(
     }
 }
 
-/// Refuses a device with MPS beside that of another GPU: both would set the one variable that names the
+/// Refuses a device with MPS beside that of another target: both would set the one variable that names the
 /// folder of sockets.
 pub(super) fn one_target(devices: &[RecordedDevice], new: &RecordedDevice) -> Result<(), Why> {
     let mut others = devices.iter().filter(|device| device.mps.is_some());
-    match others.find(|other| new.mps.is_some() && other.gpu != new.gpu) {
+    let target = |device: &RecordedDevice| (device.gpu.clone(), device.target);
+    match others.find(|other| new.mps.is_some() && target(other) != target(new)) {
         Some(other) => Err(Why::MpsTargets {
             other: other.allocated.device.clone(),
         }),
@@ -167,12 +173,14 @@ pub(super) fn servable(
         .map(|inventory| inventory.system.mps);
     let has_other = |node: MpsAbility| {
         let protocol = node.protocol();
+        let protocol = protocol.map(|protocol| protocol.of_target(device.target));
         protocol.is_some_and(|protocol| protocol != slot.server.protocol)
     };
     let lack = node.and_then(|node| {
         let other = || has_other(node).then_some(OTHER_PROTOCOL);
         node.lack_for(gpu.facts.architecture).or_else(other)
     });
+    let lack = lack.or_else(|| device.theirs.then_some(STATIC));
     if let Some(lack) = lack {
         return Err(if device.is_mps_share() {
             Why::MpsUnavailable(lack)

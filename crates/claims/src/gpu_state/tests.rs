@@ -56,10 +56,12 @@ fn with_everything() -> GpuState {
             ours: TimeSlice::Long,
             sure: false,
         }),
-        mps: Some(MpsNote {
-            server: MpsServer::equal(4, Some(81_559)).unwrap(),
-            up: true,
-        }),
+        mps: [Target::Gpu, Target::Partition(place(0))]
+            .map(|target| {
+                let server = MpsServer::equal(4, Some(81_559)).unwrap();
+                (target, MpsNote { server, up: true })
+            })
+            .into(),
         instances: [
             (place(0), instance("a", Life::Whole(made(7)), None)),
             (place(1), instance("b", Life::Begun, Some("a call hangs"))),

@@ -29,7 +29,10 @@ impl Story {
         // The supervisor carries out one request after the other, so none of its calls lands late.
         let in_order = matches!(
             call,
-            Call::StopMps | Call::StartMps(_) | Call::PutNamespace(_) | Call::RemoveNamespace(_)
+            Call::StopMps(_)
+                | Call::StartMps(..)
+                | Call::PutNamespace(_)
+                | Call::RemoveNamespace(_)
         );
         let fault = match self.fault.take() {
             Some(Fault::Late) if in_order => Some(Fault::Lies),
@@ -196,25 +199,35 @@ impl Story {
             places: places
                 .map(|place| (*place, Ok(self.hardware.living(*place))))
                 .collect(),
-            mps: Some(Ok(self.hardware.mps.map(|server| MpsSeen {
-                server,
-                namespaces: Some(self.hardware.namespaces.clone()),
-            }))),
+            mps: Some(Ok(self.servers())),
             in_flight: (!self.hardware.late.is_empty()).then_some(GpuOp::SetMigMode),
         }
+    }
+
+    fn servers(&self) -> BTreeMap<Target, MpsSeen> {
+        let servers = self.hardware.mps.iter();
+        let seen = servers.map(|(target, (server, partition))| {
+            let seen = MpsSeen {
+                server: *server,
+                partition: partition.as_ref().map(|uuid| uuid.parse().unwrap()),
+                namespaces: (*target == Target::Gpu).then(|| self.hardware.namespaces.clone()),
+            };
+            (*target, seen)
+        });
+        seen.collect()
     }
 
     /// Removals come before MIG mode, and that before what is made; nothing of others is touched.
     pub(super) fn check_order(changes: &[Change], holds: &Holds, wanted: &GpuGoal) {
         let rank = |change: &Change| match change {
             Change::Forget(_) => 0,
-            Change::StopMps | Change::RemoveNamespace(_) => 1,
+            Change::StopMps(_) | Change::RemoveNamespace(_) => 1,
             Change::Remove(..) => 2,
             Change::SetMigMode(_) => 3,
             Change::SetComputeMode(_) => 4,
             Change::SetTimeSlice(_) => 5,
             Change::Create(_) => 6,
-            Change::StartMps(_) => 7,
+            Change::StartMps(..) => 7,
             Change::PutNamespace(_) => 8,
         };
         assert!(changes.is_sorted_by_key(rank), "{changes:?}");
@@ -235,9 +248,10 @@ impl Story {
                     let again = made.contains(place);
                     assert!(again || !kept.contains(place), "{change:?} of others");
                 }
-                Change::StopMps => {
-                    let used = holds.keep.iter().any(|hold| hold.mps.is_some());
-                    let again = matches!(wanted.mps, Want::To(_));
+                Change::StopMps(target) => {
+                    let mut keep = holds.keep.iter().filter(|hold| hold.target == *target);
+                    let used = keep.any(|hold| hold.mps.is_some());
+                    let again = matches!(wanted.mps.get(target), Some(Want::To(_)));
                     assert!(again || !used, "the MPS server of others is stopped");
                 }
                 Change::Create(place) => assert!(made.contains(place), "{change:?}"),
@@ -261,7 +275,7 @@ impl Story {
             );
             assert!(!matches!(wanted.slice, Want::Found), "given back too early");
             assert!(!matches!(wanted.mig, Want::Found), "given back too early");
-            assert!(!matches!(wanted.mps, Want::Found), "stopped too early");
+            assert!(!wanted.ends_mps, "stopped too early");
             let ends = |change: &Change| matches!(change, Change::RemoveNamespace(_));
             let own = matches!(wanted.ends, Ends::These(_));
             assert!(own || !changes.iter().any(ends), "ended too early");
@@ -285,12 +299,12 @@ impl Story {
                 self.kinds.insert("remove");
                 self.remove(state, *place, life)
             }
-            Change::StopMps => {
+            Change::StopMps(target) => {
                 self.kinds.insert("stop");
-                match self.call(&Call::StopMps) {
-                    Ok(()) => state.mps = None,
+                match self.call(&Call::StopMps(*target)) {
+                    Ok(()) => drop(state.mps.remove(target)),
                     Err(Failed::Unknown) => {
-                        state.doubt_server();
+                        state.doubt_server(*target);
                         self.save(state)?;
                         return Err(Failed::Unknown);
                     }
@@ -298,13 +312,20 @@ impl Story {
                 }
                 self.save(state)
             }
-            Change::StartMps(server) => {
-                self.kinds.insert("start");
-                let before = state.mps;
-                state.note_server(*server, false);
+            Change::StartMps(target, server) => {
+                self.kinds.insert(match target {
+                    Target::Gpu => "start",
+                    Target::Partition(_) => "start in a partition",
+                });
+                let before = state.mps.clone();
+                let partition = target.place().map(|place| {
+                    let made = state.partition_at(place);
+                    made.expect("a partition for a server").to_string()
+                });
+                state.note_server(*target, *server, false);
                 self.save(state)?;
-                match self.call(&Call::StartMps(*server)) {
-                    Ok(()) => state.note_server(*server, true),
+                match self.call(&Call::StartMps(*target, partition, *server)) {
+                    Ok(()) => state.note_server(*target, *server, true),
                     Err(Failed::NotDone) => {
                         state.mps = before;
                         self.save(state)?;

@@ -33,9 +33,9 @@ pub(super) struct Hardware {
     pub(super) mig: bool,
     pub(super) compute: ComputeMode,
     pub(super) slice: TimeSlice,
-    /// The MPS server that runs.
-    pub(super) mps: Option<MpsServer>,
-    /// Its namespaces.
+    /// The MPS servers that run, with the partition that each sees.
+    pub(super) mps: BTreeMap<Target, (MpsServer, Option<String>)>,
+    /// Namespaces of that of the whole GPU.
     pub(super) namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     pub(super) instances: BTreeMap<Place, Real>,
     pub(super) made: u32,
@@ -49,8 +49,8 @@ pub(super) enum Call {
     Mig(bool),
     Compute(ComputeMode),
     Slice(TimeSlice),
-    StopMps,
-    StartMps(MpsServer),
+    StopMps(Target),
+    StartMps(Target, Option<String>, MpsServer),
     PutNamespace(MpsNamespace),
     RemoveNamespace(MpsNamespaceName),
     CreateGpuInstance(Place),
@@ -78,10 +78,16 @@ pub(super) enum Failed {
 }
 
 impl Hardware {
-    /// The server dies or is stopped: its namespaces go with it.
-    pub(super) fn server_ends(&mut self) {
-        self.mps = None;
-        self.namespaces.clear();
+    /// A server dies or is stopped: its namespaces go with it.
+    pub(super) fn server_ends(&mut self, target: Target) {
+        self.mps.remove(&target);
+        if target == Target::Gpu {
+            self.namespaces.clear();
+        }
+    }
+
+    fn serves(&self, target: Target) -> bool {
+        self.mps.keys().any(|other| other.overlaps(target))
     }
 
     pub(super) fn run(&mut self, call: &Call) -> Result<(), Failed> {
@@ -89,25 +95,34 @@ impl Hardware {
             Call::Mig(on) if self.mig == *on => {}
             Call::Mig(false) if !self.instances.is_empty() => return Err(Failed::NotDone),
             Call::Mig(on) => {
-                assert_eq!(self.mps, None, "MIG mode is changed under an MPS server");
+                let served = self.serves(Target::Gpu);
+                assert!(!served, "MIG mode is changed under an MPS server");
                 self.mig = *on;
             }
             Call::Compute(to) => self.compute = *to,
             Call::Slice(to) => self.slice = *to,
-            Call::StopMps => self.server_ends(),
-            Call::StartMps(server) if self.mps.is_none_or(|runs| runs == *server) => {
-                self.mps = Some(*server);
+            Call::StopMps(target) => self.server_ends(*target),
+            Call::StartMps(target, partition, server) => {
+                let others = self.mps.keys().filter(|other| *other != target);
+                let beside = others.filter(|other| other.overlaps(*target)).count();
+                assert_eq!(beside, 0, "two servers of one part of the GPU");
+                let wanted = (*server, partition.clone());
+                if self.mps.get(target).is_some_and(|runs| *runs != wanted) {
+                    return Err(Failed::NotDone);
+                }
+                self.mps.insert(*target, wanted);
             }
-            Call::StartMps(_) => return Err(Failed::NotDone),
             Call::PutNamespace(namespace) => {
-                if !self.mps.is_some_and(MpsServer::has_namespaces) {
+                let server = self.mps.get(&Target::Gpu);
+                if !server.is_some_and(|(server, _)| server.has_namespaces()) {
                     return Err(Failed::NotDone);
                 }
                 self.namespaces.insert(namespace.name, *namespace);
             }
             Call::RemoveNamespace(name) => drop(self.namespaces.remove(name)),
             Call::CreateGpuInstance(place) => {
-                assert_eq!(self.mps, None, "a partition beside an MPS server");
+                let served = self.serves(Target::Partition(*place));
+                assert!(!served, "a partition beside an MPS server");
                 let taken = self.instances.keys().any(|other| other.overlaps(*place));
                 if !self.mig || taken {
                     return Err(Failed::NotDone);
@@ -125,7 +140,12 @@ impl Hardware {
                 }
             }
             Call::DestroyComputeInstance(place, uuid) => match self.instances.get_mut(place) {
-                Some(real) if real.uuid.as_ref() == Some(uuid) => real.uuid = None,
+                Some(real) if real.uuid.as_ref() == Some(uuid) => {
+                    let server = self.mps.get(&Target::Partition(*place));
+                    let served = server.is_some_and(|(_, sees)| sees.as_ref() == Some(uuid));
+                    assert!(!served, "a partition is removed under its MPS server");
+                    real.uuid = None;
+                }
                 _ => {}
             },
             Call::DestroyGpuInstance(place, gi) => match self.instances.get(place) {

@@ -39,7 +39,7 @@ impl Story {
                 mig: false,
                 compute: ComputeMode::Default,
                 slice: TimeSlice::Default,
-                mps: None,
+                mps: BTreeMap::new(),
                 namespaces: BTreeMap::new(),
                 instances: BTreeMap::new(),
                 made: 0,
@@ -144,11 +144,15 @@ impl Story {
                     let settings = state.mig.is_some() || state.compute.is_some();
                     // A record of an earlier boot says nothing of this one.
                     let boot = self.boot();
-                    let said = self
-                        .records
-                        .values()
-                        .any(|record| record.boot == boot && record.devices[0].mps.is_some());
-                    let server = state.mps.is_none_or(|noted| noted.up && said);
+                    let said = |target: Target| {
+                        let mut records = self.records.values();
+                        records.any(|record| {
+                            let device = &record.devices[0];
+                            record.boot == boot && device.target == target && device.mps.is_some()
+                        })
+                    };
+                    let mut servers = state.mps.iter();
+                    let server = servers.all(|(target, noted)| noted.up && said(*target));
                     !settings
                         && server
                         && state.slice.is_none()
@@ -160,9 +164,12 @@ impl Story {
                     self.file = Some(GpuState::default());
                 }
             }
-            23 if self.hardware.mps.is_some() => {
-                self.say("the MPS daemon dies");
-                self.hardware.server_ends();
+            23 if !self.hardware.mps.is_empty() => {
+                let at = self.chance.below(self.hardware.mps.len() as u64);
+                let mut targets = self.hardware.mps.keys().copied();
+                let target = targets.nth(usize::try_from(at).unwrap()).unwrap();
+                self.say(format!("the MPS daemon of {target:?} dies"));
+                self.hardware.server_ends(target);
             }
             24 if !self.hardware.namespaces.is_empty() => {
                 self.say("a namespace is lost");
@@ -174,14 +181,18 @@ impl Story {
 
     // ---- what claims want
 
-    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU, perhaps with
-    /// an MPS server of its own.
+    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU. Whoever has
+    /// something alone perhaps wants an MPS server of its own.
     fn device(&mut self, uid: &ClaimUid) -> RecordedDevice {
         let half = Target::Partition(place(if self.chance.one_in(2) { 0 } else { 4 }));
         let slice = [None, Some(TimeSlice::Medium)];
         let (target, sharing, time_slice) = match uid.as_str() {
             "a" | "b" => (half, Sharing::Exclusive, None),
-            "c" | "d" if self.chance.one_in(2) => (half, Sharing::TimeSliced, None),
+            "c" | "d" if self.chance.one_in(2) => {
+                let ways = [Sharing::TimeSliced, Sharing::Mps];
+                let way = ways[usize::try_from(self.chance.below(2)).unwrap()];
+                (half, way, None)
+            }
             "c" | "d" if self.has_namespaces || self.chance.one_in(2) => {
                 (Target::Gpu, Sharing::Mps, None)
             }
@@ -195,18 +206,25 @@ impl Story {
                 (Target::Gpu, Sharing::Exclusive, slice)
             }
         };
-        let kept = self.records.values().find_map(|r| r.devices[0].mps);
-        let noted = self.open().mps.map(|noted| noted.server);
+        let mut same = self.records.values().map(|record| &record.devices[0]);
+        let kept = same.find_map(|d| d.mps.filter(|_| d.target == target));
+        let noted = self.open().mps.get(&target).map(|noted| noted.server);
         let server = kept.map(|kept| noted.unwrap_or(kept.server));
-        let server = server.or(self.granted.mps).unwrap();
+        let slots = if self.chance.one_in(2) { 2 } else { 4 };
+        let server = server.or(match target {
+            Target::Gpu => self.granted.mps,
+            Target::Partition(_) => MpsServer::equal(slots, Some(40_192)),
+        });
+        let server = server.unwrap();
         // Among them the limits that slots have.
         let own = [(None, None), (Some(25), None), (Some(50), Some(1 << 30))];
         let (cores, memory) = own[usize::try_from(self.chance.below(3)).unwrap()];
-        let is_own = (target, sharing) == (Target::Gpu, Sharing::Exclusive);
-        let is_own = is_own && time_slice.is_none() && self.chance.one_in(2);
+        let is_own = sharing == Sharing::Exclusive && time_slice.is_none();
+        let is_own = is_own && self.chance.one_in(2);
+        let has_namespaces = self.has_namespaces && target == Target::Gpu;
         let server = match sharing {
             Sharing::Mps => Some(server),
-            _ if self.has_namespaces => is_own.then_some(MpsServer::NAMESPACES),
+            _ if has_namespaces => is_own.then_some(MpsServer::NAMESPACES),
             _ => is_own.then(|| MpsServer::of_claim(cores, memory)),
         };
         let namespace = MpsNamespace {
@@ -295,18 +313,7 @@ impl Story {
         self.restore();
         let brought = self.bring(Own::None, None, &mut |_, _| Ok(()));
         if brought.is_ok_and(|(_, stuck)| stuck.is_empty()) && self.hardware.late.is_empty() {
-            let runs = self.hardware.mps.is_some();
-            assert!(
-                runs || !self.uses_mps(),
-                "no MPS server for those who hold slots"
-            );
-            if let Some(server) = self.own_server() {
-                assert_eq!(self.hardware.mps, Some(server), "another server");
-            }
-            assert!(
-                !runs || self.may_use_mps() || !self.torn.is_empty(),
-                "an orphan"
-            );
+            self.check_servers();
             self.check_namespaces();
         }
     }
@@ -327,35 +334,51 @@ impl Story {
         assert_eq!(found, wanted);
     }
 
-    /// Returns whether a claim holds a slot, if only from an earlier boot.
-    fn may_use_mps(&self) -> bool {
-        self.records
-            .values()
-            .any(|record| record.devices[0].mps.is_some())
-    }
-
-    /// Returns the server of the claim that has the GPU alone, and was prepared in this boot.
-    fn own_server(&self) -> Option<MpsServer> {
+    /// After a round each target has the server that its users need, and no other runs.
+    fn check_servers(&self) {
         let boot = self.boot();
-        let mut records = self.records.values();
-        let own = |record: &Record| {
-            let is_now = record.boot == boot && needs_mps(record);
-            let server = record.devices[0].mps?.server;
-            let is_own = record.devices[0].sharing == Sharing::Exclusive;
-            Some(server).filter(|_| is_now && is_own)
-        };
-        records.find_map(own).filter(|_| self.torn.is_empty())
-    }
-
-    /// Returns whether a claim holds a slot, and was prepared in this boot.
-    fn uses_mps(&self) -> bool {
-        let fine = self
+        // Users of an earlier boot and those that are undone are served by their own calls.
+        let may_use: BTreeSet<Target> = self
             .records
-            .iter()
-            .filter(|(uid, _)| !self.torn.contains(*uid));
-        let boot = self.boot();
-        fine.into_iter()
-            .any(|(_, record)| record.boot == boot && needs_mps(record))
+            .values()
+            .filter(|record| record.devices[0].mps.is_some())
+            .map(|record| record.devices[0].target)
+            .collect();
+        for (target, _) in &self.hardware.mps {
+            let is_known = may_use.contains(target) || !self.torn.is_empty();
+            assert!(is_known, "an orphan: the server of {target:?}");
+        }
+        for record in self.records.values() {
+            let device = &record.devices[0];
+            let is_now = record.boot == boot && needs_mps(record);
+            let Some(slot) = device
+                .mps
+                .filter(|_| is_now && !self.torn.contains(&record.uid))
+            else {
+                continue;
+            };
+            // A partition that an administrator has removed has no server.
+            let living = device
+                .target
+                .place()
+                .map(|place| self.hardware.living(place));
+            let living = living.map(|living| living.and_then(|living| living.as_partition()));
+            if living
+                .as_ref()
+                .is_some_and(|living| *living != device.given)
+            {
+                continue;
+            }
+            let runs = self.hardware.mps.get(&device.target);
+            let Some((server, partition)) = runs else {
+                panic!("no MPS server for {record:?}");
+            };
+            let given = device.given.as_ref().map(|made| made.uuid.to_string());
+            assert_eq!(*partition, given, "the server of another partition");
+            if device.sharing == Sharing::Exclusive && self.torn.is_empty() {
+                assert_eq!(*server, slot.server, "another server");
+            }
+        }
     }
 
     fn land(&mut self) {
@@ -395,7 +418,8 @@ impl Story {
         self.hardware.compute = ComputeMode::Default;
         self.hardware.slice = TimeSlice::Default;
         self.hardware.instances.clear();
-        self.hardware.server_ends();
+        self.hardware.mps.clear();
+        self.hardware.namespaces.clear();
         self.hardware.late.clear();
         self.torn.clear();
         let unfinished = |record: &Record| record.phase != Phase::Prepared;
@@ -502,15 +526,14 @@ impl Story {
             );
         }
         // A server that runs is noted, or its claim's record says so.
-        let torn = self
-            .torn
-            .iter()
-            .any(|uid| self.records[uid].devices[0].mps.is_some());
-        let server_is_known = self.hardware.mps.is_none() || state.mps.is_some() || torn;
-        assert!(
-            server_is_known,
-            "the MPS server is leaked; noted: {state:?}"
-        );
+        for target in self.hardware.mps.keys() {
+            let mut torn = self.torn.iter().map(|uid| &self.records[uid].devices[0]);
+            let torn = torn.any(|device| device.target == *target && device.mps.is_some());
+            assert!(
+                state.mps.contains_key(target) || torn,
+                "the MPS server of {target:?} is leaked; noted: {state:?}"
+            );
+        }
         // Settings that we changed are noted.
         if self.hardware.late.is_empty() && self.hardware.slice != TimeSlice::Default {
             assert!(state.slice.is_some(), "the slice is not noted");
@@ -541,7 +564,7 @@ impl Story {
         assert!(self.records.is_empty(), "{:?}", self.records);
         assert!(self.hardware.instances.is_empty(), "{:?}", self.hardware);
         assert_eq!(self.hardware.slice, TimeSlice::Default);
-        assert_eq!(self.hardware.mps, None, "an orphan");
+        assert!(self.hardware.mps.is_empty(), "{:?}", self.hardware);
         assert!(self.hardware.namespaces.is_empty(), "{:?}", self.hardware);
         let compute = if self.boot == 1 {
             compute
@@ -551,7 +574,7 @@ impl Story {
         assert_eq!(self.hardware.compute, compute);
         let state = self.file.clone().unwrap().in_boot(&self.boot());
         assert!(
-            state.instances.is_empty() && state.mps.is_none(),
+            state.instances.is_empty() && state.mps.is_empty(),
             "{state:?}"
         );
         assert!(

@@ -1,11 +1,13 @@
-//! MPS servers of GPUs, by way of the supervisor that runs them.
+//! MPS servers of GPUs and partitions, by way of the supervisor that runs them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use divvy_claims::{Cause, ChangeError, MpsSeen};
-use divvy_model::{GpuUuid, MpsNamespace, MpsNamespaceName, MpsServer, lock};
+use divvy_model::{
+    GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer, Target, lock,
+};
 
 use super::Hardware;
 
@@ -14,6 +16,8 @@ use super::Hardware;
 pub struct RunningServer {
     /// Limits that it was started with.
     pub server: MpsServer,
+    /// The partition that it sees; `None` for a whole GPU.
+    pub partition: Option<MigUuid>,
     /// Processes of its daemon and its servers: they are no user's.
     pub pids: BTreeSet<u32>,
     /// Its namespaces that are ours.
@@ -25,33 +29,41 @@ impl RunningServer {
     pub(crate) fn seen(&self) -> MpsSeen {
         MpsSeen {
             server: self.server,
+            partition: self.partition.clone(),
             namespaces: Some(self.namespaces.clone()),
         }
     }
 }
 
-/// Starts and stops the MPS servers of GPUs; filled by the kubelet plugin with the supervisor. One
-/// request after the other is carried out for a GPU: what was asked for and is not answered is over
+/// Starts and stops MPS servers; filled by the kubelet plugin with the supervisor. One
+/// request after the other is carried out for a target: what was asked for and is not answered is over
 /// before the next.
 pub trait MpsServers: Send + Sync {
     /// Returns the servers that run, or in words why they are not known. Not past `until` (time since
     /// boot).
-    fn running(&self, until: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String>;
-    /// Starts a server, ready for clients; nothing if it runs already.
-    fn start(&self, gpu: &GpuUuid, server: MpsServer, until: Duration) -> Result<(), ChangeError>;
-    /// Ends the daemon of a GPU with its servers; nothing if none runs.
-    fn stop(&self, gpu: &GpuUuid, until: Duration) -> Result<(), ChangeError>;
+    fn running(&self, until: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String>;
+    /// Starts a server, ready for clients; nothing if it runs already. `partition` is what it sees where
+    /// the target is one.
+    fn start(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        until: Duration,
+    ) -> Result<(), ChangeError>;
+    /// Ends the daemon of a target with its servers; nothing if none runs.
+    fn stop(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError>;
     /// Makes a namespace of a server that runs; nothing if it is there with this size.
     fn put_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         namespace: MpsNamespace,
         until: Duration,
     ) -> Result<(), ChangeError>;
     /// Ends a namespace with the clients that are left in it; nothing if there is none.
     fn remove_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         name: MpsNamespaceName,
         until: Duration,
     ) -> Result<(), ChangeError>;
@@ -69,25 +81,36 @@ fn switched_off() -> ChangeError {
 }
 
 impl MpsServers for NoMps {
-    fn running(&self, _: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
+    fn running(&self, _: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         Ok(BTreeMap::new())
     }
 
-    fn start(&self, _: &GpuUuid, _: MpsServer, _: Duration) -> Result<(), ChangeError> {
+    fn start(
+        &self,
+        _: &GpuTarget,
+        _: Option<&MigUuid>,
+        _: MpsServer,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
         Err(switched_off())
     }
 
-    fn stop(&self, _: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
+    fn stop(&self, _: &GpuTarget, _: Duration) -> Result<(), ChangeError> {
         Err(switched_off())
     }
 
-    fn put_namespace(&self, _: &GpuUuid, _: MpsNamespace, _: Duration) -> Result<(), ChangeError> {
+    fn put_namespace(
+        &self,
+        _: &GpuTarget,
+        _: MpsNamespace,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
         Err(switched_off())
     }
 
     fn remove_namespace(
         &self,
-        _: &GpuUuid,
+        _: &GpuTarget,
         _: MpsNamespaceName,
         _: Duration,
     ) -> Result<(), ChangeError> {
@@ -97,11 +120,11 @@ impl MpsServers for NoMps {
 
 /// Servers that are there once they are started, and compute nothing: a node without hardware.
 #[derive(Debug, Default)]
-pub struct ListedServers(Mutex<BTreeMap<GpuUuid, RunningServer>>);
+pub struct ListedServers(Mutex<BTreeMap<GpuTarget, RunningServer>>);
 
 impl ListedServers {
     /// Returns them.
-    pub fn all(&self) -> BTreeMap<GpuUuid, RunningServer> {
+    pub fn all(&self) -> BTreeMap<GpuTarget, RunningServer> {
         lock(&self.0).clone()
     }
 
@@ -110,40 +133,47 @@ impl ListedServers {
         lock(&self.0).clear();
     }
 
-    fn namespaces(&self, gpu: &GpuUuid, change: impl FnOnce(&mut RunningServer)) {
-        if let Some(running) = lock(&self.0).get_mut(gpu) {
+    fn namespaces(&self, target: &GpuTarget, change: impl FnOnce(&mut RunningServer)) {
+        if let Some(running) = lock(&self.0).get_mut(target) {
             change(running);
         }
     }
 }
 
 impl MpsServers for ListedServers {
-    fn running(&self, _: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
+    fn running(&self, _: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         Ok(self.all())
     }
 
-    fn start(&self, gpu: &GpuUuid, server: MpsServer, _: Duration) -> Result<(), ChangeError> {
+    fn start(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
         let running = RunningServer {
             server,
+            partition: partition.cloned(),
             pids: BTreeSet::new(),
             namespaces: BTreeMap::new(),
         };
-        lock(&self.0).entry(gpu.clone()).or_insert(running);
+        lock(&self.0).entry(target.clone()).or_insert(running);
         Ok(())
     }
 
-    fn stop(&self, gpu: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
-        lock(&self.0).remove(gpu);
+    fn stop(&self, target: &GpuTarget, _: Duration) -> Result<(), ChangeError> {
+        lock(&self.0).remove(target);
         Ok(())
     }
 
     fn put_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         namespace: MpsNamespace,
         _: Duration,
     ) -> Result<(), ChangeError> {
-        self.namespaces(gpu, |running| {
+        self.namespaces(target, |running| {
             running.namespaces.insert(namespace.name, namespace);
         });
         Ok(())
@@ -151,11 +181,11 @@ impl MpsServers for ListedServers {
 
     fn remove_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         name: MpsNamespaceName,
         _: Duration,
     ) -> Result<(), ChangeError> {
-        self.namespaces(gpu, |running| {
+        self.namespaces(target, |running| {
             running.namespaces.remove(&name);
         });
         Ok(())
@@ -163,13 +193,22 @@ impl MpsServers for ListedServers {
 }
 
 impl Hardware<'_> {
-    /// Returns the server that runs on a GPU.
-    pub(super) fn mps_server(
+    /// Returns the servers that run on a GPU.
+    pub(super) fn mps_servers(
         self,
         gpu: &GpuUuid,
         until: Duration,
-    ) -> Result<Option<MpsSeen>, String> {
+    ) -> Result<BTreeMap<Target, MpsSeen>, String> {
         let running = self.mps.running(until)?;
-        Ok(running.get(gpu).map(RunningServer::seen))
+        Ok(seen_on(gpu, &running))
     }
+}
+
+/// Returns the servers that run on a GPU, as a goal is compared with them.
+pub(crate) fn seen_on(
+    gpu: &GpuUuid,
+    running: &BTreeMap<GpuTarget, RunningServer>,
+) -> BTreeMap<Target, MpsSeen> {
+    let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
+    here.map(|(of, one)| (of.target, one.seen())).collect()
 }

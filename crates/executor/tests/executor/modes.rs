@@ -7,11 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use divvy_claims::{AllocatedDevice, Claim, ConfigEntry, ConfigSource, Phase, Record, Stored};
+use divvy_claims::{
+    AllocatedDevice, Claim, ConfigEntry, ConfigSource, Phase, Record, RecordedDevice, Stored,
+};
 use divvy_executor::{Event, Folder, LockName, PrepareCause, PrepareError, Refresh};
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{
-    BootId, ComputeMode, GpuDriver, GpuUuid, Grant, MpsProtocol, MpsServer, TimeSlice,
+    BootId, ComputeMode, GpuDriver, GpuTarget, GpuUuid, Grant, MpsProtocol, MpsServer, Target,
+    TimeSlice,
 };
 use serde_json::{Value, json};
 
@@ -45,7 +48,7 @@ fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at:
     configured(name, devices, config, allocated_at)
 }
 
-/// The same, with these fields in the config of whole GPUs.
+/// The same, with these fields in the config of whole GPUs; options of MPS in that of partitions too.
 fn configured(name: &str, devices: &[String], config: Option<Value>, allocated_at: &str) -> Claim {
     let names: Vec<_> = devices.iter().map(String::as_str).collect();
     let mut claim = claim_of(name, &names, allocated_at);
@@ -59,16 +62,22 @@ fn configured(name: &str, devices: &[String], config: Option<Value>, allocated_a
             ..result.clone()
         };
     }
-    claim.configs.extend(config.map(|mut config| {
+    let of_kind = |kind: &str, mut config: Value| {
         config["apiVersion"] = json!("divvy.dev/v1beta1");
-        config["kind"] = json!("GpuConfig");
+        config["kind"] = json!(kind);
         ConfigEntry {
             source: ConfigSource::Claim,
             requests: Vec::new(),
             driver: DRIVER.to_owned(),
             parameters: config,
         }
-    }));
+    };
+    let of_partitions = config.clone().filter(|config| config.get("mps").is_some());
+    let of_partitions = of_partitions.map(|config| of_kind("MigConfig", config));
+    claim
+        .configs
+        .extend(config.map(|config| of_kind("GpuConfig", config)));
+    claim.configs.extend(of_partitions);
     claim
 }
 
@@ -329,7 +338,8 @@ impl Story {
             }
             let holds = |record: &&Record| {
                 let mut holds = record.holds();
-                holds.any(|hold| hold.gpu == gpu && hold.mps.is_some())
+                holds
+                    .any(|hold| hold.gpu == gpu && hold.target == Target::Gpu && hold.mps.is_some())
             };
             // A claim of an earlier boot gets its server when it is carried out again.
             let used = records.iter().filter(holds);
@@ -358,6 +368,48 @@ impl Story {
         }
     }
 
+    /// After a reconcile each partition that lives has the MPS server that its claim needs, and no other
+    /// runs.
+    fn check_servers_of_partitions(&self) {
+        let records = self.records();
+        let mut running = self.world.lock().mps_in.clone();
+        for record in &records {
+            let undone = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
+            for device in &record.devices {
+                let (gpu, target) = (device.gpu.clone(), device.target);
+                let (Some(slot), Some(_)) = (device.mps, target.place()) else {
+                    continue;
+                };
+                let runs = running.remove(&GpuTarget { gpu, target });
+                let is_now = record.boot == self.boot() && !undone;
+                // A claim of an earlier boot gets its server when it is carried out again.
+                let Some(given) = device.given.as_ref().filter(|_| is_now) else {
+                    continue;
+                };
+                let busy = &self.world.lock().busy;
+                if !busy.contains(&LockName::Gpu(device.gpu.clone())) && self.lives(device) {
+                    let wanted = (slot.server, given.uuid.clone());
+                    assert_eq!(runs, Some(wanted), "{record:?}");
+                }
+            }
+        }
+        running.retain(|of, _| {
+            !self
+                .world
+                .lock()
+                .busy
+                .contains(&LockName::Gpu(of.gpu.clone()))
+        });
+        assert_eq!(running, BTreeMap::new(), "no claim needs them: {records:?}");
+    }
+
+    /// Returns whether the partition that a device was given is there.
+    fn lives(&self, device: &RecordedDevice) -> bool {
+        let given = device.given.as_ref().map(|given| &given.uuid);
+        let mut living = living(&self.world, &device.gpu).into_iter();
+        living.any(|(_, inside)| inside.iter().any(|one| Some(&one.uuid) == given))
+    }
+
     fn reconcile(&mut self) {
         self.say("reconcile".to_owned());
         let report = self.executor.reconcile(&self.world.view());
@@ -371,6 +423,7 @@ impl Story {
         {
             self.check_time_slices();
             self.check_mps_servers();
+            self.check_servers_of_partitions();
         }
         self.recover();
     }
@@ -521,6 +574,7 @@ impl Story {
             "every time slice is back at the default"
         );
         assert_eq!(m.mps, BTreeMap::new(), "no MPS server is left");
+        assert_eq!(m.mps_in, BTreeMap::new(), "none of a partition");
         assert_eq!(m.namespaces, BTreeMap::new());
         for (file, bytes) in m.files(Folder::Gpus) {
             let state = picture_of(&bytes);

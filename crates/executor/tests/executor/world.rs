@@ -24,9 +24,9 @@ use divvy_gpu_sim::SimNode;
 use crate::mig_hardware::Hardware;
 use crate::mig_world::{living, sim};
 use divvy_model::{
-    AttributeValue, ClaimUid, DeviceKind, Gpu, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid,
-    Grant, Inventory, MigUuid, MpsAbility, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
-    PciAddress, TimeSlice,
+    AttributeValue, ClaimUid, DeviceKind, Gpu, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuTarget,
+    GpuUuid, Grant, Inventory, MigUuid, MpsAbility, MpsNamespace, MpsNamespaceName, MpsProtocol,
+    MpsServer, PciAddress, Target, TimeSlice,
 };
 
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
@@ -94,6 +94,7 @@ impl World {
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
                 mps: BTreeMap::new(),
+                mps_in: BTreeMap::new(),
                 namespaces: BTreeMap::new(),
                 mps_fault: None,
                 pods: BTreeMap::new(),
@@ -234,6 +235,7 @@ impl World {
         m.metadata.values_mut().for_each(Vec::clear);
         m.slices.iter_mut().for_each(BTreeMap::clear);
         m.mps.clear();
+        m.mps_in.clear();
         m.namespaces.clear();
         m.sim.edit(divvy_gpu_sim::Engine::reboot);
         m.processes.clear();

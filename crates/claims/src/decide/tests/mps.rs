@@ -62,7 +62,7 @@ fn the_limits_of_a_config_are_those_of_the_server_and_no_grant() {
             changes,
             [
                 Change::SetComputeMode(ComputeMode::ExclusiveProcess),
-                Change::StartMps(server)
+                Change::StartMps(Target::Gpu, server)
             ]
         );
     }
@@ -122,8 +122,9 @@ fn a_claim_keeps_its_own_server_whatever_the_gpus_file_says() {
         let record = Record::new(&claim, &world.boot, devices, Phase::Prepared);
         let records = [(claim.uid.clone(), Arc::new(Stored::Fine(record)))].into();
         let mut state = GpuState::default().in_boot(&world.boot);
-        state.note_server(noted, true);
+        state.note_server(Target::Gpu, noted, true);
         let holds = crate::Holds::of(&gpu(0), crate::Own::None, &records, (&state, &world.boot));
-        assert_eq!(holds.server, Some(expected), "{kept:?} {noted:?}");
+        let found = holds.servers.get(&Target::Gpu);
+        assert_eq!(found, Some(&expected), "{kept:?} {noted:?}");
     }
 }

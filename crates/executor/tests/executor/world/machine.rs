@@ -106,8 +106,10 @@ pub(crate) struct Machine {
     pub slices: Option<BTreeMap<GpuUuid, TimeSlice>>,
     /// What the next change of a time slice does instead.
     pub slice_fault: Option<HardwareFault>,
-    /// MPS servers that run.
+    /// MPS servers of whole GPUs that run.
     pub mps: BTreeMap<GpuUuid, MpsServer>,
+    /// MPS servers of partitions that run, with the partition that each sees.
+    pub mps_in: BTreeMap<GpuTarget, (MpsServer, MigUuid)>,
     /// Namespaces of those servers.
     pub namespaces: BTreeMap<GpuUuid, BTreeMap<MpsNamespaceName, MpsNamespace>>,
     /// What the next start or stop of one does instead.

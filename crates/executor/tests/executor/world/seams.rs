@@ -326,28 +326,45 @@ const SERVER_PID: u32 = 9000;
 /// The supervisor. It outlives the executor's process, and what it was asked for is done before the
 /// next question, whether the asker lives or not.
 impl MpsServers for World {
-    fn running(&self, _until: Duration) -> Result<BTreeMap<GpuUuid, RunningServer>, String> {
+    fn running(&self, _until: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         let m = self.lock();
         if m.dead {
             return Err("dead".to_owned());
         }
         let pids = BTreeSet::from([SERVER_PID]);
-        let running = |(gpu, server): (&GpuUuid, &MpsServer)| {
+        let whole = m.mps.iter().map(|(gpu, server)| {
             let running = RunningServer {
                 server: *server,
+                partition: None,
                 pids: pids.clone(),
                 namespaces: m.namespaces.get(gpu).cloned().unwrap_or_default(),
             };
-            (gpu.clone(), running)
-        };
-        Ok(m.mps.iter().map(running).collect())
+            (GpuTarget::whole(gpu.clone()), running)
+        });
+        let parts = m.mps_in.iter().map(|(target, (server, partition))| {
+            let running = RunningServer {
+                server: *server,
+                partition: Some(partition.clone()),
+                pids: pids.clone(),
+                namespaces: BTreeMap::new(),
+            };
+            (target.clone(), running)
+        });
+        Ok(whole.chain(parts).collect())
     }
 
-    fn start(&self, gpu: &GpuUuid, server: MpsServer, _: Duration) -> Result<(), ChangeError> {
-        let mut m = self.lock();
+    fn start(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
+        let (mut m, gpu) = (self.lock(), &target.gpu);
         m.needs(&LockName::Gpu(gpu.clone()), "an MPS server is started");
+        assert_eq!(target.target.place().is_some(), partition.is_some());
         let facts = m.sim.edit(|e| e.gpu(gpu).map(|gpu| gpu.facts.clone()));
-        if let Some(facts) = facts {
+        if let Some(facts) = facts.filter(|_| partition.is_none()) {
             let exclusive = Some(divvy_model::ComputeMode::ExclusiveProcess);
             assert!(
                 facts.compute_mode == exclusive && !facts.mig_mode.is_on(),
@@ -356,24 +373,36 @@ impl MpsServers for World {
         }
         m.mps_call("start an MPS server", |m| {
             // Stopped first, where another is wanted.
-            assert!(m.mps.get(gpu).is_none_or(|runs| *runs == server));
-            m.mps.insert(gpu.clone(), server);
+            if let Some(partition) = partition {
+                let wanted = (server, partition.clone());
+                assert!(m.mps_in.get(target).is_none_or(|runs| *runs == wanted));
+                m.mps_in.insert(target.clone(), wanted);
+            } else {
+                assert!(m.mps.get(gpu).is_none_or(|runs| *runs == server));
+                m.mps.insert(gpu.clone(), server);
+            }
         })
     }
 
-    fn stop(&self, gpu: &GpuUuid, _: Duration) -> Result<(), ChangeError> {
+    fn stop(&self, target: &GpuTarget, _: Duration) -> Result<(), ChangeError> {
         let mut m = self.lock();
-        m.needs(&LockName::Gpu(gpu.clone()), "an MPS server is stopped");
-        m.mps_call("stop an MPS server", |m| m.server_dies(gpu))
+        m.needs(
+            &LockName::Gpu(target.gpu.clone()),
+            "an MPS server is stopped",
+        );
+        m.mps_call("stop an MPS server", |m| match target.target {
+            Target::Gpu => m.server_dies(&target.gpu),
+            Target::Partition(_) => drop(m.mps_in.remove(target)),
+        })
     }
 
     fn put_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         namespace: MpsNamespace,
         _: Duration,
     ) -> Result<(), ChangeError> {
-        let mut m = self.lock();
+        let (mut m, gpu) = (self.lock(), &target.gpu);
         m.needs(&LockName::Gpu(gpu.clone()), "a namespace is made");
         if !m.mps.get(gpu).is_some_and(|runs| runs.has_namespaces()) {
             return Err(not_done("no server with namespaces runs"));
@@ -386,11 +415,11 @@ impl MpsServers for World {
 
     fn remove_namespace(
         &self,
-        gpu: &GpuUuid,
+        target: &GpuTarget,
         name: MpsNamespaceName,
         _: Duration,
     ) -> Result<(), ChangeError> {
-        let mut m = self.lock();
+        let (mut m, gpu) = (self.lock(), &target.gpu);
         m.needs(&LockName::Gpu(gpu.clone()), "a namespace is ended");
         m.mps_call("end a namespace", |m| {
             if let Some(all) = m.namespaces.get_mut(gpu) {
