@@ -50,9 +50,9 @@ pub struct DeviceConfig {
     /// the GPU together runs in turn. When the claim is gone, the GPU gets back what it had before.
     /// Shares have the time slice of their GPU's policy.
     pub time_slice: Option<TimeSlice>,
-    /// The MPS server of whole GPUs (`mps: {}`): the programs of a claim whose containers or pods
-    /// have the GPU together run at once, and each is kept to these limits. The GPU stays the
-    /// claim's alone, and one such GPU is for one claim. Not together with `timeSlicing`.
+    /// The MPS server of a whole GPU or partition (`mps: {}`): the programs of a claim whose containers
+    /// or pods have it together run at once, and each is kept to these limits. It stays the
+    /// claim's alone. Not together with `timeSlicing`.
     pub mps_server: Option<MpsLimits>,
     /// The limit of a share's memory (`limits: {memory: 16Gi}`): the driver keeps the pod within it.
     /// It is at least what the share requests, the limit of shares without one. A claim that sets it

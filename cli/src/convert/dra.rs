@@ -323,6 +323,7 @@ impl Converter<'_> {
 
     /// Converts the configs of a claim or a class; `classes` has each request with its class.
     fn configs(&mut self, of: &mut Map, at: &str, classes: &[(String, String)]) {
+        let counts = devices(of);
         let Some(all) = of.get_mut("config").and_then(Node::items_mut) else {
             return;
         };
@@ -349,11 +350,20 @@ impl Converter<'_> {
                 .iter()
                 .filter(is_for)
                 .any(|(_, class)| class == names::CLASS_SHARE);
+            let of = Of {
+                shares: of_shares,
+                several: counts
+                    .iter()
+                    .filter(|(name, _)| is_for(&&(name.clone(), String::new())))
+                    .map(|(_, count)| count)
+                    .sum::<u64>()
+                    > 1,
+            };
             let parameters = config.at(&["opaque", "parameters"]).cloned();
             let new = self.config(
                 &parameters.unwrap_or(Node::Null),
                 &under(&at, "parameters"),
-                of_shares,
+                of,
             );
             let Some((new, opaque)) = new.zip(config.at_mut(&["opaque"]).and_then(Node::map_mut))
             else {
@@ -367,7 +377,7 @@ impl Converter<'_> {
     }
 
     /// Converts the parameters of a config; `None` if divvy needs none for that.
-    fn config(&mut self, parameters: &Node, at: &str, of_shares: bool) -> Option<Node> {
+    fn config(&mut self, parameters: &Node, at: &str, of: Of) -> Option<Node> {
         let kind = parameters.text_at(&["kind"]).unwrap_or_default();
         let sharing = parameters.at(&["sharing"]);
         let strategy = parameters.text_at(&["sharing", "strategy"]);
@@ -400,7 +410,7 @@ impl Converter<'_> {
         match strategy {
             Some("TimeSlicing") if kind == "GpuConfig" => {
                 let interval = parameters.text_at(&["sharing", "timeSlicingConfig", "interval"]);
-                if of_shares {
+                if of.shares {
                     let what = "the time slice of shares belongs to their GPU: shares.timeSlice of a GpuPolicy sets it (docs/sharing.md); \
                                 config removed";
                     self.notes.note(at, what);
@@ -417,10 +427,23 @@ impl Converter<'_> {
                 self.notes.note(at, "a partition has its own compute, so time slices have no effect: config removed");
                 None
             }
-            Some("MPS") if kind == "GpuConfig" && !of_shares => Some(self.mps(parameters, at)),
+            Some("MPS") if of.several => {
+                let what = "a claim of divvy has MPS of one GPU or partition (docs/sharing.md#mps-in-a-claim): config removed; request each by a claim of its own, \
+                            in a container of its own, or name one of the requests in the config";
+                self.notes.note(&under(at, "sharing"), what);
+                None
+            }
+            Some("MPS") if !of.shares => {
+                let kind = if kind == "GpuConfig" {
+                    "GpuConfig"
+                } else {
+                    "MigConfig"
+                };
+                Some(self.mps(kind, parameters, at))
+            }
             Some("MPS") => {
-                let what = "divvy's MPS is for whole GPUs of a claim, and for equal slots by a policy (docs/sharing.md#mps): config removed, so programs run in \
-                            turns, without limits of memory and threads";
+                let what = "divvy's MPS is for a claim that has its GPU or partition alone, and for shares by a policy (docs/sharing.md#mps): config removed, so \
+                            programs run in turns, without limits of memory and threads";
                 self.notes.note(&under(at, "sharing"), what);
                 None
             }
@@ -436,8 +459,8 @@ impl Converter<'_> {
         }
     }
 
-    /// Converts MPS of a whole GPU.
-    fn mps(&mut self, parameters: &Node, at: &str) -> Node {
+    /// Converts MPS of a whole GPU or partition to a config of this kind.
+    fn mps(&mut self, kind: &'static str, parameters: &Node, at: &str) -> Node {
         let of = |field| parameters.at(&["sharing", "mpsConfig", field]);
         let mut limits = Map::default();
         for (field, name) in [
@@ -459,10 +482,37 @@ impl Converter<'_> {
         }
         Node::from([
             ("apiVersion", names::API_VERSION.into()),
-            ("kind", "GpuConfig".into()),
+            ("kind", kind.into()),
             ("mps", mps.into()),
         ])
     }
+}
+
+/// The requests that a config is for.
+#[derive(Debug, Clone, Copy)]
+struct Of {
+    /// True if any of them is for shares.
+    shares: bool,
+    /// True if they are for more than one device together.
+    several: bool,
+}
+
+/// Returns the number of devices of each request of a claim; none for a class.
+fn devices(of: &Map) -> Vec<(String, u64)> {
+    let requests = of.get("requests").map(Node::items).unwrap_or_default();
+    let count = |request: &Node| {
+        let exactly = request.at(&["exactly"]).unwrap_or(request);
+        if exactly.text_at(&["allocationMode"]) == Some("All") {
+            return 2;
+        }
+        let count = exactly.at(&["count"]).and_then(Node::scalar);
+        count.and_then(|count| count.parse().ok()).unwrap_or(1)
+    };
+    let named = |request: &Node| {
+        let name = request.text_at(&["name"]).unwrap_or_default();
+        (name.to_owned(), count(request))
+    };
+    requests.iter().map(named).collect()
 }
 
 /// Moves the fields of a request of v1beta1 to their place in v1.

@@ -221,7 +221,7 @@ pub enum Why {
     },
     /// A claim has MPS of two GPUs.
     #[error(
-        "its claim has MPS on device {other} already, which is of another GPU, and a program can use the MPS server of one GPU only"
+        "its claim has MPS on device {other} already, and a program can use the MPS server of one GPU or partition only"
     )]
     MpsTargets {
         /// The device that came first.
@@ -496,7 +496,7 @@ impl Why {
             Self::MpsFull { .. } => {
                 "shares.slots of its GpuPolicy is smaller than when the claims were allocated: delete the pod and the claim, or one of the others".into()
             }
-            Self::MpsTargets { .. } => "request MPS of several GPUs by a claim each, in a container each; a config with mps can name one of the requests".into(),
+            Self::MpsTargets { .. } => "request MPS of several GPUs or partitions by a claim each, in a container each; a config with mps can name one of the requests".into(),
             Self::PartitionGone => {
                 "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()
             }

@@ -614,7 +614,7 @@ async fn converted_manifests_are_served() {
         ("hami", 5),
         ("kai", 4),
         ("kai-fraction", 4),
-        ("nvidia-dra", 7),
+        ("nvidia-dra", 8),
         ("list", 4),
     ];
     let complete = crate::convert::tests::INPUTS

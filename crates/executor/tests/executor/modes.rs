@@ -373,6 +373,7 @@ impl Story {
     fn check_servers_of_partitions(&self) {
         let records = self.records();
         let mut running = self.world.lock().mps_in.clone();
+        let busy = self.world.lock().busy.clone();
         for record in &records {
             let undone = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
             for device in &record.devices {
@@ -386,20 +387,13 @@ impl Story {
                 let Some(given) = device.given.as_ref().filter(|_| is_now) else {
                     continue;
                 };
-                let busy = &self.world.lock().busy;
                 if !busy.contains(&LockName::Gpu(device.gpu.clone())) && self.lives(device) {
                     let wanted = (slot.server, given.uuid.clone());
                     assert_eq!(runs, Some(wanted), "{record:?}");
                 }
             }
         }
-        running.retain(|of, _| {
-            !self
-                .world
-                .lock()
-                .busy
-                .contains(&LockName::Gpu(of.gpu.clone()))
-        });
+        running.retain(|of, _| !busy.contains(&LockName::Gpu(of.gpu.clone())));
         assert_eq!(running, BTreeMap::new(), "no claim needs them: {records:?}");
     }
 
