@@ -29,6 +29,8 @@ pub const CLASS_SHARE: &str = "share.divvy.dev";
 pub const CLASS_MIG_SHARE: &str = "mig-share.divvy.dev";
 /// DeviceClass of MPS shares.
 pub const CLASS_MPS: &str = "mps.divvy.dev";
+/// DeviceClass of MPS shares of MIG partitions.
+pub const CLASS_MIG_MPS: &str = "mig-mps.divvy.dev";
 /// DeviceClass of GPUs for admin access beside their holders.
 pub const CLASS_ADMIN: &str = "admin.divvy.dev";
 

@@ -68,6 +68,7 @@ pub(crate) fn class(driver: &str, form: Alternative) -> Option<&'static str> {
         Alternative::TIME_SLICED => names::CLASS_SHARE,
         Alternative::SHARED_PARTITIONS => names::CLASS_MIG_SHARE,
         Alternative::MPS => names::CLASS_MPS,
+        Alternative::MPS_PARTITIONS => names::CLASS_MIG_MPS,
         Alternative::ADMIN => names::CLASS_ADMIN,
         _ => return None,
     })
@@ -158,6 +159,11 @@ mod tests {
                 Some(Alternative::SHARED_PARTITIONS),
             ),
             (NVIDIA, "mps.divvy.dev", Some(Alternative::MPS)),
+            (
+                NVIDIA,
+                "mig-mps.divvy.dev",
+                Some(Alternative::MPS_PARTITIONS),
+            ),
             (NVIDIA, "admin.divvy.dev", Some(Alternative::ADMIN)),
         ] {
             assert_eq!(form(driver, name), expected, "{driver} {name}");

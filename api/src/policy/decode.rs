@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     GpuPolicy, GpuPolicySpec, Instances, KIND, MigSettings, NodeMatch, OfferedMode, OveruseAction,
-    PartitionSharing, PolicyRule, ShareSettings, ShareUnit,
+    PolicyRule, ShareSettings, ShareUnit,
 };
 use crate::names::API_VERSION;
 
@@ -210,12 +210,8 @@ fn check_sharing(path: &str, mig: &MigSettings) -> Result<(), PolicyError> {
         return Ok(());
     };
     if sharing.is_empty() {
-        let problem = "is empty (name TimeSlicing, or leave it out: a claim for each partition)";
-        return Err(wrong(path, problem));
-    }
-    if sharing.contains(&PartitionSharing::Mps) {
-        let problem = "shares of partitions by MPS are not supported yet: an MPS server would have to \
-                       be started in each partition (use TimeSlicing)";
+        let problem =
+            "is empty (name TimeSlicing or Mps, or leave it out: a claim for each partition)";
         return Err(wrong(path, problem));
     }
     if mig.instances == Some(Instances::Static) {

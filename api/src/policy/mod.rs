@@ -292,10 +292,6 @@ pub enum ModeLock {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[schemars(extend("minProperties" = 1), extend("x-kubernetes-validations" = [
     {
-        "rule": "!has(self.sharing) || !('Mps' in self.sharing)",
-        "message": "shares of partitions by MPS are not supported yet: use TimeSlicing",
-    },
-    {
         "rule": "!has(self.sharing) || !has(self.instances) || self.instances != 'Static'",
         "message": "sharing does not go with instances Static: these partitions are for one claim each",
     },
@@ -326,14 +322,15 @@ pub struct MigSettings {
 }
 
 /// A way in which several claims use one partition: TimeSlicing (the settings in shares say how small
-/// a share can be; none of its limits is enforced) or Mps (not supported yet).
+/// a share can be; none of its limits is enforced) or Mps (the settings in shares say how many equal slots
+/// a partition has; its MPS server limits their compute; it needs the chart value `mps.enabled`).
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum PartitionSharing {
     /// Their programs run in turn.
     TimeSlicing,
-    /// Refused: not supported yet.
+    /// Their programs run at once, under an MPS server of the partition.
     Mps,
 }
 

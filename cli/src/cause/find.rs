@@ -297,7 +297,9 @@ impl Form {
                 Self::Partition(profile.unwrap_or_default().to_owned())
             }
             Some(Alternative::TIME_SLICED | Alternative::MPS) => Self::Share,
-            Some(Alternative::SHARED_PARTITIONS) => Self::PartitionShare,
+            Some(Alternative::SHARED_PARTITIONS | Alternative::MPS_PARTITIONS) => {
+                Self::PartitionShare
+            }
             _ => Self::Whole,
         }
     }
@@ -519,6 +521,7 @@ fn what(class: &str, scene: &Scene<'_>) -> String {
         Some(Alternative::PARTITIONS) => "such partitions".to_owned(),
         Some(Alternative::TIME_SLICED) => "shares".to_owned(),
         Some(Alternative::SHARED_PARTITIONS) => "shares of partitions".to_owned(),
+        Some(Alternative::MPS_PARTITIONS) => "MPS shares of partitions".to_owned(),
         _ => format!("devices of class {class}"),
     }
 }

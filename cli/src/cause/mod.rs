@@ -422,6 +422,7 @@ fn not_offered(form: Alternative, obstacle: &Obstacle, place: &str) -> String {
         Alternative::TIME_SLICED => "in shares",
         Alternative::SHARED_PARTITIONS => "in shares of partitions",
         Alternative::MPS => "in MPS shares",
+        Alternative::MPS_PARTITIONS => "in MPS shares of partitions",
         _ => "for admin access",
     };
     match obstacle {
@@ -449,11 +450,12 @@ fn way_out(form: Alternative, obstacle: &Obstacle, reader: Reader) -> String {
                 Alternative::PARTITIONS => "modes: [Mig]",
                 Alternative::SHARED_PARTITIONS => "modes: [Mig], mig: {sharing: [TimeSlicing]}",
                 Alternative::MPS => "modes: [Mps]",
+                Alternative::MPS_PARTITIONS => "modes: [Mig], mig: {sharing: [Mps]}",
                 _ => "modes: [TimeSlicing]",
             },
             match form {
                 Alternative::MPS => WITH_MPS,
-                Alternative::SHARED_PARTITIONS => IN_PARTITIONS,
+                Alternative::SHARED_PARTITIONS | Alternative::MPS_PARTITIONS => IN_PARTITIONS,
                 _ => ALL_MODES,
             },
             reader,

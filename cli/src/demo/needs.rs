@@ -14,13 +14,14 @@ const NEEDS: &str = "demo.divvy.dev/needs";
 const POLICY: &str = "demo.divvy.dev/policy";
 
 /// The types of devices that can be needed.
-const TYPES: [&str; 6] = [
+const TYPES: [&str; 7] = [
     "gpu",
     "gpu-share",
     "gpu-mps",
     "gpu-admin",
     "mig",
     "mig-share",
+    "mig-mps",
 ];
 
 /// So many devices of a type.
@@ -125,6 +126,8 @@ impl Need {
             ("gpu-admin", _) => "GPU in several modes".to_owned(),
             ("mig-share", Some(profile)) => format!("{profile} partition in shares"),
             ("mig-share", None) => "partition in shares".to_owned(),
+            ("mig-mps", Some(profile)) => format!("{profile} partition in MPS shares"),
+            ("mig-mps", None) => "partition in MPS shares".to_owned(),
             (_, None) => "partition".to_owned(),
             (_, Some(profile)) => format!("{profile} partition"),
         };

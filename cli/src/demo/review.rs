@@ -402,7 +402,7 @@ impl Findings {
                 Some(Alternative::WHOLE | Alternative::ADMIN) => "GpuConfig",
                 Some(Alternative::PARTITIONS) => "MigConfig",
                 Some(Alternative::TIME_SLICED | Alternative::SHARED_PARTITIONS) => "ShareConfig",
-                Some(Alternative::MPS) => "MpsConfig",
+                Some(Alternative::MPS | Alternative::MPS_PARTITIONS) => "MpsConfig",
                 _ => continue,
             };
             if takes != kind {
@@ -526,7 +526,11 @@ impl Findings {
         if matches!(
             form,
             Some(
-                Alternative::PARTITIONS | Alternative::TIME_SLICED | Alternative::SHARED_PARTITIONS
+                Alternative::PARTITIONS
+                    | Alternative::TIME_SLICED
+                    | Alternative::SHARED_PARTITIONS
+                    | Alternative::MPS
+                    | Alternative::MPS_PARTITIONS
             )
         ) && admin
         {

@@ -117,6 +117,9 @@ fn gpus(gpus: &[Gpu], wide: bool) -> String {
     table.render(0)
 }
 
+/// The classes of MPS shares.
+const MPS: [&str; 2] = [names::CLASS_MPS, names::CLASS_MIG_MPS];
+
 /// The forms of the GPUs of one product.
 fn offered(product: &str, forms: &[Form]) -> String {
     let mut table = Table::new(["FORM", "CLASS", "DEVICES", "MEMORY", "SELECT WITH"]);
@@ -129,7 +132,7 @@ fn offered(product: &str, forms: &[Form]) -> String {
                 let names = form.requests.iter().map(|name| plain(name));
                 format!("capacity {}", names.collect::<Vec<_>>().join(", "))
             }
-            (None, true) if form.class == names::CLASS_MPS => {
+            (None, true) if MPS.contains(&form.class) => {
                 format!(
                     "{}, {}",
                     attributes::SLOT_MEMORY_MIB,
@@ -178,7 +181,7 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
     let burst = most.map_or_else(String::new, |most| {
         format!("\nA claim can limit it to up to {most} % of its request.")
     });
-    let by_mps = forms.iter().find(|form| form.class == names::CLASS_MPS);
+    let by_mps = forms.iter().find(|form| MPS.contains(&form.class));
     let by_mps = by_mps.map(|form| match (form.requests.is_empty(), caps) {
         (true, _) => {
             "MPS shares: the MPS server keeps each process to its part of the threads; its\n\

@@ -330,9 +330,12 @@ fn resolve_device(
         Sharing::Exclusive | Sharing::Admin => None,
     };
     let mps = match (target, sharing) {
-        (Target::Gpu, Sharing::Mps) => {
-            Some(mps::slot(&claim.uid, (uuid, result), config.mps, seen)?)
-        }
+        (_, Sharing::Mps) => Some(mps::slot(
+            &claim.uid,
+            (gpu, target, result),
+            config.mps,
+            seen,
+        )?),
         (_, Sharing::Exclusive) => {
             let limits = config.mps_server;
             limits.map(|limits| mps::of_claim(&claim.uid, (target, result), limits, seen))

@@ -186,6 +186,9 @@ pub struct Granted {
     /// none was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsServer>,
+    /// The equal slots of a partition with MPS shares, as they were last granted. `None`: none were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps_slots_in_partitions: Option<u32>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
@@ -486,6 +489,9 @@ impl GpuState {
             share_reserved_mib: grant.share_reserved_mib,
             share_burst: grant.share_burst,
             mps: grant.mps.or(self.grant.mps),
+            mps_slots_in_partitions: grant
+                .mps_slots_in_partitions
+                .or(self.grant.mps_slots_in_partitions),
         };
     }
 

@@ -97,9 +97,9 @@ impl RecordedDevice {
         }
     }
 
-    /// Returns whether it is an MPS share of a whole GPU.
+    /// Returns whether it is an MPS share of a GPU or partition.
     pub fn is_mps_share(&self) -> bool {
-        (self.target, self.sharing) == (Target::Gpu, Sharing::Mps)
+        self.sharing == Sharing::Mps
     }
 
     /// Returns the claim's hold through this device.

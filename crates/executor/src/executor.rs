@@ -10,8 +10,8 @@ use divvy_claims::{
     RecordedDevice, ShareAmounts, Stored, cdi_device_name,
 };
 use divvy_model::{
-    BootId, ClaimUid, DeviceName, GpuDriver, GpuUuid, Grant, Hold, MpsServer, Ordinals, PciAddress,
-    ShareUnit,
+    BootId, ClaimUid, DeviceName, GpuDriver, GpuTarget, GpuUuid, Grant, Hold, MpsServer, Ordinals,
+    PciAddress, ShareUnit,
 };
 use serde::Serialize;
 
@@ -293,7 +293,7 @@ impl Executor {
     }
 
     /// Returns the MPS servers that are noted, by GPU.
-    pub fn mps_servers(&self) -> Result<BTreeMap<GpuUuid, MpsServer>, StoreError> {
+    pub fn mps_servers(&self) -> Result<BTreeMap<GpuTarget, MpsServer>, StoreError> {
         Gpus::of(&self.context).mps_servers()
     }
 

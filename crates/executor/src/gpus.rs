@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_claims::{Fence, GpuState, MadeFor, ProcessOnGpu, Record, Stored};
 use divvy_model::mig::GpuInstance;
 use divvy_model::{
-    ClaimUid, GpuError, GpuUuid, Grant, MigMode, MpsServer, Place, ShareUnit, Target, lock,
+    ClaimUid, GpuError, GpuTarget, GpuUuid, Grant, MigMode, MpsServer, Place, ShareUnit, lock,
 };
 
 use crate::bring::ASK_WITHIN;
@@ -118,17 +118,18 @@ impl<'a> Gpus<'a> {
         Ok(found)
     }
 
-    /// Returns the MPS servers of whole GPUs that are noted in this boot.
-    pub(crate) fn mps_servers(self) -> Result<BTreeMap<GpuUuid, MpsServer>, StoreError> {
+    /// Returns the MPS servers that are noted in this boot.
+    pub(crate) fn mps_servers(self) -> Result<BTreeMap<GpuTarget, MpsServer>, StoreError> {
         let boot = &self.context.config.boot;
-        let states = self.context.state.gpus()?.into_iter();
-        let noted = |state: &GpuState| {
-            let noted = state.clone().in_boot(boot).mps;
-            noted.get(&Target::Gpu).copied()
-        };
-        Ok(states
-            .filter_map(|(gpu, state)| Some((gpu, noted(state.fine()?)?.server)))
-            .collect())
+        let mut all = BTreeMap::new();
+        for (gpu, stored) in self.context.state.gpus()? {
+            let state = stored.fine().map(|state| state.clone().in_boot(boot));
+            for (target, noted) in state.into_iter().flat_map(|state| state.mps) {
+                let gpu = gpu.clone();
+                all.insert(GpuTarget { gpu, target }, noted.server);
+            }
+        }
+        Ok(all)
     }
 
     /// Returns the units in which shares of GPUs were last published, of those that had any.

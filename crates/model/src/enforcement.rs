@@ -60,9 +60,10 @@ impl Limits {
                 };
                 (memory, compute)
             }
-            (Sharing::TimeSliced | Sharing::Mps, TargetKind::Partition) => {
+            (Sharing::TimeSliced, TargetKind::Partition) => {
                 (Enforcement::Nothing, Enforcement::Nothing)
             }
+            (Sharing::Mps, TargetKind::Partition) => (Enforcement::Nothing, Enforcement::MpsServer),
         };
         Self {
             memory,
@@ -96,6 +97,7 @@ mod tests {
             ),
             (gpu, Sharing::TimeSliced, ("none", "none", "gpu")),
             (gpu, Sharing::Mps, ("none", "mps-server", "gpu")),
+            (partition, Sharing::Mps, ("none", "mps-server", "partition")),
             (
                 partition,
                 Sharing::TimeSliced,

@@ -121,4 +121,7 @@ pub struct Grant {
     pub share_burst: Burst,
     /// The MPS server of the GPU while claims have MPS shares of it. `None`: as granted before.
     pub mps: Option<MpsServer>,
+    /// The number of equal slots of a partition while claims have MPS shares of it. `None`: as granted
+    /// before.
+    pub mps_slots_in_partitions: Option<u32>,
 }

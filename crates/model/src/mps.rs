@@ -189,6 +189,12 @@ impl MpsServer {
         })
     }
 
+    /// Returns the server of a partition with this memory, cut into equal slots. One without memory of its
+    /// own has 0 MiB.
+    pub fn of_partition(slots: u32, memory_mib: u64) -> Option<Self> {
+        Self::equal(slots, Some(memory_mib).filter(|mib| *mib > 0))
+    }
+
     /// Returns the server of a claim that has the GPU alone: without a limit of threads its clients can
     /// use all, and so with memory, here in bytes.
     pub fn of_claim(cores: Option<u32>, memory: Option<u64>) -> Self {

@@ -114,17 +114,21 @@ impl Alternative {
     /// Time-sliced shares of MIG partitions.
     pub const SHARED_PARTITIONS: Self = Self::new(TargetKind::Partition, Sharing::TimeSliced);
 
+    /// MPS shares of MIG partitions.
+    pub const MPS_PARTITIONS: Self = Self::new(TargetKind::Partition, Sharing::Mps);
+
     /// All that a GPU is offered as where everything is asked for. MPS and shares of partitions are not
     /// among it: a rule has to name them.
     pub const OFFERED: [Self; 3] = [Self::WHOLE, Self::PARTITIONS, Self::TIME_SLICED];
 
     /// All that claims can hold of a GPU.
-    pub const HELD: [Self; 5] = [
+    pub const HELD: [Self; 6] = [
         Self::WHOLE,
         Self::PARTITIONS,
         Self::TIME_SLICED,
         Self::SHARED_PARTITIONS,
         Self::MPS,
+        Self::MPS_PARTITIONS,
     ];
 
     /// Returns the use of such targets.

@@ -46,7 +46,7 @@ pub fn attributes(
                 profile.map(|name| name.to_string()).as_deref(),
             );
             if sharing.is_shared() {
-                share::bare_of_partition(name, &to.device)
+                share::bare_of_partition(name, &to.device, sharing)
             } else {
                 to.device
             }

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use divvy_api::names::attributes;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MpsProtocol, MpsServer, Ordinals,
-    ShareUnit, Sharing, TargetKind, fnv1a,
+    Alternative, DeviceKind, DeviceName, GpuTarget, GpuUuid, Inventory, MpsProtocol, MpsServer,
+    Ordinals, ShareUnit, Sharing, TargetKind, fnv1a,
 };
 
 use crate::settle::CounterSets;
@@ -51,7 +51,7 @@ pub struct Input<'a> {
     /// added up.
     pub share_units: &'a BTreeMap<GpuUuid, ShareUnit>,
     /// The MPS servers that run, by GPU: while one with slots does, shares are published as it was started.
-    pub mps_servers: &'a BTreeMap<GpuUuid, MpsServer>,
+    pub mps_servers: &'a BTreeMap<GpuTarget, MpsServer>,
     /// The pool that was carved last: devices of GPUs that no longer answer are taken from it.
     pub previous: Option<&'a Pool>,
     /// The features that the API server can store.
@@ -73,7 +73,7 @@ impl<'a> Input<'a> {
         static NOTHING_OCCUPIED: BTreeMap<GpuUuid, Vec<(Placement, Taint)>> = BTreeMap::new();
         static NOTHING_CHANGED: BTreeMap<GpuUuid, bool> = BTreeMap::new();
         static NO_UNITS: BTreeMap<GpuUuid, ShareUnit> = BTreeMap::new();
-        static NO_SERVERS: BTreeMap<GpuUuid, MpsServer> = BTreeMap::new();
+        static NO_SERVERS: BTreeMap<GpuTarget, MpsServer> = BTreeMap::new();
         static NO_DEVICES: BTreeSet<DeviceName> = BTreeSet::new();
         Self {
             node,
@@ -107,10 +107,14 @@ impl<'a> Input<'a> {
 
     /// Returns whether shares of this kind are given out in a unit: all but equal slots.
     pub(crate) fn has_units(&self, mode: Alternative) -> bool {
-        match mode.sharing {
-            Sharing::TimeSliced => true,
-            Sharing::Mps => self.inventory.system.mps.protocol() == Some(MpsProtocol::V3),
-            Sharing::Exclusive | Sharing::Admin => false,
+        match (mode.sharing, mode.target) {
+            (Sharing::TimeSliced, _) => true,
+            (Sharing::Mps, TargetKind::Gpu) => {
+                self.inventory.system.mps.protocol() == Some(MpsProtocol::V3)
+            }
+            (Sharing::Mps, TargetKind::Partition) | (Sharing::Exclusive | Sharing::Admin, _) => {
+                false
+            }
         }
     }
 

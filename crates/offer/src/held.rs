@@ -192,7 +192,7 @@ fn bare(kind: &DeviceKind, uuid: &GpuUuid) -> Device {
             let mut to = Builder::new(name.device_name(), &mut nothing);
             identify(&mut to, uuid);
             if sharing.is_shared() {
-                return share::bare_of_partition(name, &to.device);
+                return share::bare_of_partition(name, &to.device, sharing);
             }
             to.device
         }

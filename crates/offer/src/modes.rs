@@ -102,7 +102,10 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     }
     let single = facts.features.one_mode();
     // Partitions and shares of them are two ways of use, which only the mode lock keeps apart.
-    if single.is_some() && choice.modes.remove(&Alternative::SHARED_PARTITIONS) {
+    let is_twin = |mode: &Alternative| {
+        mode.target == TargetKind::Partition && mode.sharing != Sharing::Exclusive
+    };
+    if single.is_some() && choice.modes.extract_if(.., is_twin).count() > 0 {
         choice.one_mode.clone_from(&single);
     }
     if choice.modes.len() > 1 && single.is_some() {

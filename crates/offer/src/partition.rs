@@ -10,8 +10,8 @@ use divvy_model::mig::{
     ProfileName,
 };
 use divvy_model::{
-    Alternative, DeviceKind, Gpu, GpuUuid, MigMode, MigUuid, ShareUnit, Sharing, SystemFacts,
-    TargetKind,
+    Alternative, DeviceKind, Gpu, GpuTarget, GpuUuid, MigMode, MigUuid, MpsServer, Place,
+    ShareUnit, Sharing, SystemFacts, Target, TargetKind,
 };
 
 use crate::carve::Carving;
@@ -239,7 +239,7 @@ impl Carving<'_> {
             let offered = of_profile.offered
                 && name.is_static == is_static
                 && (!is_static || living.is_some());
-            for sharing in [Sharing::Exclusive, Sharing::TimeSliced] {
+            for sharing in [Sharing::Exclusive, Sharing::TimeSliced, Sharing::Mps] {
                 let offered = offered && from.offered.contains(&sharing);
                 // A profile's name changes with the driver. The device keeps the one that a claim
                 // was given.
@@ -267,15 +267,35 @@ impl Carving<'_> {
                             .push(from.budget.partition(profile, placement));
                     }
                     let device = match sharing {
-                        Sharing::Exclusive | Sharing::Admin => plain,
-                        Sharing::TimeSliced | Sharing::Mps => {
-                            share::of_partition(called, &plain, &from.rules.shares, from.unit)
+                        Sharing::Exclusive | Sharing::Admin => Some(plain),
+                        Sharing::TimeSliced => {
+                            let (rules, unit) = (&from.rules.shares, from.unit);
+                            Some(share::of_partition(called, &plain, rules, unit))
+                        }
+                        Sharing::Mps => {
+                            let place = Place {
+                                profile: profile.id,
+                                placement,
+                            };
+                            let server = self.server_of(from, place, profile.memory_mib);
+                            server.map(|server| mps::slots_of_partition(called, &plain, server))
                         }
                     };
-                    self.publish_partition(from, (placement, sharing), device, offered);
+                    if let Some(device) = device {
+                        self.publish_partition(from, (placement, sharing), device, offered);
+                    }
                 }
             }
         }
+    }
+
+    /// Returns the MPS server of a partition with this memory: the one that runs, since claims have its
+    /// slots, or the one that rules ask for. `None` if a slot would have no memory.
+    fn server_of(&self, from: &Source<'_>, place: Place, memory_mib: u64) -> Option<MpsServer> {
+        let (gpu, target) = (from.one.uuid.clone(), Target::Partition(place));
+        let running = self.input.mps_servers.get(&GpuTarget { gpu, target });
+        let running = running.filter(|server| server.slots.is_some()).copied();
+        running.or_else(|| MpsServer::of_partition(from.rules.shares.slots, memory_mib))
     }
 
     /// Publishes a partition or the shares of one, with its taints: they depend on the place, and on
@@ -296,6 +316,7 @@ impl Carving<'_> {
         if !offered {
             let why = match mode {
                 Alternative::SHARED_PARTITIONS => "as shares of such partitions",
+                Alternative::MPS_PARTITIONS => "as MPS shares of such partitions",
                 _ => "in such partitions",
             };
             let why = format!("this GPU is currently not offered {why}");

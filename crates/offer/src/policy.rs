@@ -257,11 +257,11 @@ fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules 
     let mut rules = defaults.clone();
     if let Some(modes) = &rule.modes {
         let mut modes: BTreeSet<_> = modes.iter().copied().map(Into::into).collect();
-        // MPS in partitions is refused where it is written.
         let shares_partitions = rule.mig.as_ref().and_then(|mig| mig.sharing.as_ref());
-        if shares_partitions.is_some_and(|by| by.contains(&api::PartitionSharing::TimeSlicing)) {
-            modes.insert(Alternative::SHARED_PARTITIONS);
-        }
+        modes.extend(shares_partitions.into_iter().flatten().map(|by| match by {
+            api::PartitionSharing::TimeSlicing => Alternative::SHARED_PARTITIONS,
+            api::PartitionSharing::Mps => Alternative::MPS_PARTITIONS,
+        }));
         rules.modes = Modes::Only(modes);
     }
     if let Some(mig) = &rule.mig {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Alternative, DeviceKind, Gpu, GpuUuid, MpsProtocol, Sharing, TargetKind};
+use divvy_model::{
+    Alternative, DeviceKind, Gpu, GpuTarget, GpuUuid, MpsProtocol, Sharing, TargetKind,
+};
 
 use crate::carve::Carving;
 use crate::modes::{Choice, fits_mig_mode};
@@ -71,7 +73,8 @@ impl Carving<'_> {
         };
         let share = shares(Sharing::TimeSliced);
         // That of a claim which has the GPU alone says nothing about slots.
-        let server = self.input.mps_servers.get(uuid).copied();
+        let server = self.input.mps_servers.get(&GpuTarget::whole(uuid.clone()));
+        let server = server.copied();
         let server = server.filter(|server| server.slots.is_some());
         let server = server.or_else(|| mps::server(&gpu.facts, rules, system.mps));
         let mps = server.and_then(|server| match server.protocol {

@@ -92,20 +92,20 @@ fn counter_set(input: &Input<'_>, ordinal: u32, card: &mut GpuOffer) -> Option<C
 /// Makes the counters of partitions and of the shares of them as few as refuse the same: together,
 /// since they draw on one set.
 fn lean_all(full: &CounterSet, by: &mut BTreeMap<Alternative, Vec<Device>>) -> CounterSet {
-    let plain = by.remove(&Alternative::PARTITIONS).unwrap_or_default();
-    let shared = by.remove(&Alternative::SHARED_PARTITIONS);
-    let count = plain.len();
-    let mut all = plain;
-    all.extend(shared.into_iter().flatten());
+    let ways = [
+        Alternative::PARTITIONS,
+        Alternative::SHARED_PARTITIONS,
+        Alternative::MPS_PARTITIONS,
+    ];
+    let each = ways.map(|used| (used, by.remove(&used).unwrap_or_default()));
+    let counts = each
+        .each_ref()
+        .map(|(used, devices)| (*used, devices.len()));
+    let mut all: Vec<Device> = each.into_iter().flat_map(|(_, devices)| devices).collect();
     let set = lean(full, &mut all);
-    let shared = all.split_off(count);
-    for (used, devices) in [
-        (Alternative::PARTITIONS, all),
-        (Alternative::SHARED_PARTITIONS, shared),
-    ] {
-        if !devices.is_empty() {
-            by.insert(used, devices);
-        }
+    let mut rest = all.into_iter();
+    for (used, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+        by.insert(used, rest.by_ref().take(count).collect());
     }
     set
 }

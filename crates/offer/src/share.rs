@@ -81,7 +81,7 @@ pub(crate) fn of_partition(
     rules: &ShareRules,
     unit: ShareUnit,
 ) -> Device {
-    let mut device = bare_of_partition(name, plain);
+    let mut device = bare_of_partition(name, plain, Sharing::TimeSliced);
     let most = AttributeValue::Int(0);
     device
         .attributes
@@ -94,10 +94,10 @@ pub(crate) fn of_partition(
 }
 
 /// The same, with nothing to give out.
-pub(crate) fn bare_of_partition(name: &PartitionName, plain: &Device) -> Device {
+pub(crate) fn bare_of_partition(name: &PartitionName, plain: &Device, sharing: Sharing) -> Device {
     let kind = DeviceKind {
         target: NamedTarget::Partition(name.clone()),
-        sharing: Sharing::TimeSliced,
+        sharing,
     };
     let mut device = shares(&kind, plain, MemoryCaps::default());
     device.consumes.clone_from(&plain.consumes);

@@ -157,6 +157,11 @@ impl Look {
     }
 }
 
+/// Returns whether rules offer partitions in MPS shares.
+fn offers_mps_in_partitions(rules: &GpuRules) -> bool {
+    matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Alternative::MPS_PARTITIONS))
+}
+
 impl World {
     /// Decides what is offered, from the facts and the memory of earlier decisions. Does nothing
     /// before enough is known.
@@ -442,6 +447,8 @@ impl World {
                 share_reserved_mib: look.withheld_mib(gpu, rules),
                 share_burst: rules.shares.burst,
                 mps: look.mps_server(gpu, rules),
+                mps_slots_in_partitions: offers_mps_in_partitions(rules)
+                    .then_some(rules.shares.slots),
             };
             Some((gpu.clone(), grant))
         });

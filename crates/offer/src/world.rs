@@ -7,8 +7,8 @@ use std::time::Duration;
 use divvy_api::policy::GpuPolicy;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    ClaimUid, DeviceKind, DeviceName, GpuUuid, Grant, Hold, Inventory, MpsServer, Ordinals,
-    ShareUnit, Sharing,
+    ClaimUid, DeviceKind, DeviceName, GpuTarget, GpuUuid, Grant, Hold, Inventory, MpsServer,
+    Ordinals, ShareUnit, Sharing,
 };
 
 use crate::withdrawal::DeviceState;
@@ -118,8 +118,8 @@ pub struct Records {
     /// The units in which shares were last published, by this process or an earlier one; of GPUs
     /// that had any.
     pub share_units: BTreeMap<GpuUuid, ShareUnit>,
-    /// The MPS servers that run on GPUs.
-    pub mps_servers: BTreeMap<GpuUuid, MpsServer>,
+    /// The MPS servers that run.
+    pub mps_servers: BTreeMap<GpuTarget, MpsServer>,
 }
 
 /// A device that a claim holds by its record.

@@ -11,7 +11,8 @@ use divvy_executor::HeldDevice;
 use divvy_model::health::{HealthBook, HealthChange};
 use divvy_model::mig::{GpuInstanceId, Placement};
 use divvy_model::{
-    ClaimUid, GpuErrorCode, GpuUuid, Inventory, MpsServer, Ordinals, PciAddress, ShareUnit,
+    ClaimUid, GpuErrorCode, GpuTarget, GpuUuid, Inventory, MpsServer, Ordinals, PciAddress,
+    ShareUnit,
 };
 use divvy_offer::{HealthView, Held, Records, Resolved};
 use divvy_usage::GpuUsage;
@@ -229,8 +230,8 @@ pub(crate) struct Recorded {
     pub(crate) mig_found: BTreeMap<GpuUuid, bool>,
     /// The units in which shares of GPUs were last published, of those that had any.
     pub(crate) share_units: BTreeMap<GpuUuid, ShareUnit>,
-    /// The MPS servers that run on GPUs.
-    pub(crate) mps_servers: BTreeMap<GpuUuid, MpsServer>,
+    /// The MPS servers that run.
+    pub(crate) mps_servers: BTreeMap<GpuTarget, MpsServer>,
 }
 
 impl Recorded {

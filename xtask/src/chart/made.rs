@@ -106,6 +106,7 @@ pub(super) const CASES: &[(&str, &[Expected])] = &[
             There("DeviceClass/share.divvy.dev"),
             There("DeviceClass/mig-share.divvy.dev"),
             There("DeviceClass/mps.divvy.dev"),
+            There("DeviceClass/mig-mps.divvy.dev"),
             There("DeviceClass/admin.divvy.dev"),
             Absent("DeviceClass/gpu.divvy.dev"),
             Absent("DeviceClass/share.nvidia.com"),

@@ -20,8 +20,8 @@ const INTRO: &str = "# Attributes and capacities
 What a device has in a ResourceSlice, and what CEL sees: `device.attributes[\"gpu.divvy.dev\"].productName`,
 `device.capacity[\"gpu.divvy.dev\"].memory`. A name with a domain is that domain's: `device.attributes[\"resource.kubernetes.io\"].pcieRoot`.
 Names and types are those of NVIDIA's driver wherever it has one. The kinds of devices are those of the attribute `type`: `gpu` (class
-`gpu.divvy.dev`), `mig` (`mig.divvy.dev`), `gpu-share` (`share.divvy.dev`), `mig-share` (`mig-share.divvy.dev`), `gpu-mps` (`mps.divvy.dev`) and `gpu-admin`
-(`admin.divvy.dev`).
+`gpu.divvy.dev`), `mig` (`mig.divvy.dev`), `gpu-share` (`share.divvy.dev`), `mig-share` (`mig-share.divvy.dev`), `gpu-mps` (`mps.divvy.dev`),
+`mig-mps` (`mig-mps.divvy.dev`) and `gpu-admin` (`admin.divvy.dev`).
 
 An expression that reads an attribute that a device lacks *fails*, and a claim with it is not scheduled: where the table does not list the
 kind, or says \"some\", write `device.attributes[\"gpu.divvy.dev\"].?name.orValue(…)`.

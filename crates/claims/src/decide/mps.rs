@@ -9,6 +9,7 @@ use divvy_model::{
 };
 
 use super::Snapshot;
+use crate::gpu_state::Granted;
 use crate::{AllocatedDevice, Claim, MpsSlot, Record, RecordedDevice, ShareAmounts, Why};
 
 /// The lack of a GPU whose rules never asked for MPS.
@@ -24,19 +25,20 @@ const OTHER_PROTOCOL: &str =
 /// Returns the place of a share: at the server that others have, or at the one that the rules ask for.
 pub(super) fn slot(
     claim: &ClaimUid,
-    (gpu, result): (&GpuUuid, &AllocatedDevice),
+    (gpu, target, result): (&Gpu, Target, &AllocatedDevice),
     options: MpsOptions,
     seen: &Snapshot<'_>,
 ) -> Result<MpsSlot, Why> {
-    let state = seen.state(gpu);
+    let uuid = &gpu.facts.uuid;
+    let state = seen.state(uuid);
     let running = || {
-        let noted = state?.mps.get(&Target::Gpu)?.server;
+        let noted = state?.mps.get(&target)?.server;
         Some(noted).filter(|server| server.slots.is_some())
     };
-    let kept = others(claim, gpu, seen).find_map(|device| Some(device.mps?.server));
+    let kept = others(claim, (uuid, target), seen).find_map(|device| Some(device.mps?.server));
     let in_use = kept.map(|kept| running().unwrap_or(kept));
     let server = in_use
-        .or_else(|| state?.grant.mps)
+        .or_else(|| granted(gpu, target, state?.grant))
         .ok_or(Why::MpsUnavailable(NOT_GRANTED))?;
     if server.has_namespaces() {
         let namespace = namespace(claim, result, options.limits)?;
@@ -62,6 +64,16 @@ pub(super) fn slot(
         priority: options.priority,
         namespace: None,
     })
+}
+
+/// Returns the server that the rules of a GPU ask for.
+fn granted(gpu: &Gpu, target: Target, grant: Granted) -> Option<MpsServer> {
+    let Some(place) = target.place() else {
+        return grant.mps;
+    };
+    let capabilities = &gpu.mig.as_ref()?.capabilities;
+    let memory_mib = capabilities.profile(place.profile)?.memory_mib;
+    MpsServer::of_partition(grant.mps_slots_in_partitions?, memory_mib)
 }
 
 /// Returns the namespace of one share. Its memory is known when the share's is.
@@ -192,7 +204,8 @@ pub(super) fn servable(
         return Ok(());
     };
     // Whatever the scheduler has counted: a change of the policy may have made the slots fewer since.
-    let taken = others(&claim.uid, &device.gpu, seen).count();
+    let target = (&device.gpu, device.target);
+    let taken = others(&claim.uid, target, seen).count();
     let own = claim.allocation.results.iter();
     let own = own.filter(|result| result.device == device.allocated.device);
     if taken + own.count() > usize::try_from(slots).unwrap_or(usize::MAX) {
@@ -201,14 +214,16 @@ pub(super) fn servable(
     Ok(())
 }
 
-/// Returns the MPS shares that other claims have of a GPU.
+/// Returns the MPS shares that other claims have of a target.
 fn others<'a>(
     claim: &'a ClaimUid,
-    gpu: &'a GpuUuid,
+    (gpu, target): (&'a GpuUuid, Target),
     seen: &'a Snapshot<'_>,
 ) -> impl Iterator<Item = &'a RecordedDevice> {
     let records = seen.records.iter().filter(move |(uid, _)| *uid != claim);
     let records = records.filter_map(|(_, stored)| stored.fine());
     let devices = records.flat_map(|record: &Record| &record.devices);
-    devices.filter(move |device| device.gpu == *gpu && device.is_mps_share())
+    devices.filter(move |device| {
+        device.gpu == *gpu && device.target == target && device.is_mps_share()
+    })
 }

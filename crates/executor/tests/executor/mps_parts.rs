@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use divvy_claims::{Claim, ConfigEntry, ConfigSource};
 use divvy_executor::{Event, Executor, InventorySource, Refresh, Unprepared};
-use divvy_model::{ComputeMode, GpuDriver, GpuTarget, MigUuid, MpsProtocol, MpsServer, Target};
+use divvy_model::{
+    ComputeMode, GpuDriver, GpuTarget, Grant, MigUuid, MpsProtocol, MpsServer, Target,
+};
 use serde_json::json;
 
 use crate::mig_world::{claim_of, living, mig_world, sim};
@@ -110,7 +112,9 @@ fn a_partition_without_its_server_is_no_answer_and_is_taken_back() {
     world.lock().mps_fault = Some(HardwareFault::Refuses);
     let error = world.prepare(&executor, &served("a", &[PART])).unwrap_err();
     assert!(
-        error.to_string().contains("start the MPS server of a claim on the partition of profile 19 at 0+1")
+        error
+            .to_string()
+            .contains("start the MPS server of a claim on the partition of profile 19 at 0+1")
             || std::error::Error::source(&error)
                 .is_some_and(|cause| cause.to_string().contains("the partition of profile 19")),
         "{error:?}"
@@ -207,4 +211,113 @@ fn a_claim_has_mps_of_one_partition_only() {
     let error = world.prepare(&executor, &served("two", &[PART, NEXT]));
     assert_eq!(error.unwrap_err().category(), "mps-targets");
     is_plain(&world);
+}
+
+// ---- shares of a partition
+
+const SHARE: &str = "gpu-0-mig-1g10gb-19-0-mps";
+
+/// Shares of partitions are granted in so many equal slots.
+fn slots(world: &World, executor: &Executor, slots: u32) {
+    let grant = Grant {
+        may_change_mode: Some(true),
+        offers_partitions: Some(true),
+        mps_slots_in_partitions: Some(slots),
+        ..Grant::default()
+    };
+    executor.grant(&[(world.gpu(0), grant)].into()).unwrap();
+}
+
+fn share(name: &str) -> Claim {
+    let mut claim = claim_of(name, &[SHARE], "t1");
+    for result in &mut claim.allocation.results {
+        result.share_id = Some(format!("share-{name}"));
+    }
+    claim
+}
+
+#[test]
+fn shares_of_a_partition_have_one_server_from_the_first_to_the_last() {
+    for protocol in [MpsProtocol::V2, MpsProtocol::V3] {
+        let (world, executor) = setup();
+        set_protocol(&world, protocol);
+        slots(&world, &executor, 2);
+        world.prepare(&executor, &share("a")).unwrap();
+        let [partition] = partitions(&world).try_into().unwrap();
+        let (server, sees) = servers(&world)[&target(&world, "19@0+1")].clone();
+        assert_eq!((server.slots, server.cores, sees), (Some(2), 50, partition));
+        assert_eq!(server.protocol, MpsProtocol::V2);
+        assert!(
+            server
+                .memory_mib
+                .is_some_and(|mib| (4_000..5_200).contains(&mib))
+        );
+        // A policy that has changed counts from the next server on.
+        slots(&world, &executor, 4);
+        world.prepare(&executor, &share("b")).unwrap();
+        assert_eq!(servers(&world).len(), 1);
+        let error = world.prepare(&executor, &share("c")).unwrap_err();
+        assert_eq!(error.category(), "mps-full");
+        // One partition, in one way.
+        for device in [PART, "gpu-0-mig-1g10gb-19-0-ts", "gpu-0"] {
+            let error = world.prepare(&executor, &claim_of("d", &[device], "t1"));
+            let category = error.unwrap_err().category();
+            assert!(
+                ["conflict", "mode-conflict", "held"].contains(&category),
+                "{category}"
+            );
+        }
+        world.unprepare(&executor, &uid("a")).unwrap();
+        assert_eq!(servers(&world).len(), 1, "the other needs it");
+        assert_eq!(partitions(&world).len(), 1);
+        world.unprepare(&executor, &uid("b")).unwrap();
+        is_plain(&world);
+        world.prepare(&executor, &share("e")).unwrap();
+        let (server, _) = servers(&world)[&target(&world, "19@0+1")].clone();
+        assert_eq!(server.slots, Some(4));
+    }
+}
+
+#[test]
+fn a_share_of_a_partition_is_refused_where_no_rule_has_offered_it() {
+    let (world, executor) = setup();
+    let error = world.prepare(&executor, &share("a")).unwrap_err();
+    assert_eq!(error.category(), "mps-unavailable");
+    is_plain(&world);
+}
+
+#[test]
+fn wherever_a_crash_cuts_shares_of_a_partition_nothing_is_left() {
+    let mut cuts = 0;
+    for moment in [Moment::Before, Moment::During, Moment::After] {
+        for in_calls in 0..80 {
+            let (world, executor) = setup();
+            slots(&world, &executor, 4);
+            world.crash_in(in_calls, moment);
+            let done = || -> Option<()> {
+                for name in ["a", "b"] {
+                    world.prepare(&executor, &share(name)).ok()?;
+                }
+                for name in ["b", "a"] {
+                    world.unprepare(&executor, &uid(name)).ok()?;
+                }
+                Some(())
+            };
+            let _cut = done();
+            if !world.lock().dead {
+                break;
+            }
+            cuts += 1;
+            world.kill();
+            world.changed(&world.gpu(0));
+            let executor = world.start();
+            executor.reconcile(&world.view());
+            for name in ["a", "b"] {
+                world.unprepare(&executor, &uid(name)).unwrap();
+            }
+            executor.reconcile(&world.view());
+            is_plain(&world);
+        }
+    }
+    assert!(cuts > 30, "{cuts} crashes");
 }

@@ -131,7 +131,7 @@ impl Node {
     }
 
     /// The pool while these MPS servers run.
-    fn carve_beside(&self, mps_servers: &BTreeMap<GpuUuid, MpsServer>) -> Pool {
+    fn carve_beside(&self, mps_servers: &BTreeMap<GpuTarget, MpsServer>) -> Pool {
         let input = Input {
             mps_servers,
             ..self.input()

@@ -93,6 +93,10 @@ other name the name itself. */}}
 {{- printf "mps.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}
 
+{{- define "divvy.migMpsClass" -}}
+{{- printf "mig-mps.%s" (include "divvy.classDomain" .) -}}
+{{- end -}}
+
 {{- define "divvy.adminClass" -}}
 {{- printf "admin.%s" (include "divvy.classDomain" .) -}}
 {{- end -}}
@@ -141,12 +145,12 @@ The extended resources of the classes, as JSON: a list of resource, class, and t
 
 {{/* The kind of config that devices of a mode take. */}}
 {{- define "divvy.configKind" -}}
-{{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "mig-share" "ShareConfig" "mps" "MpsConfig" "admin" "GpuConfig") . -}}
+{{- get (dict "gpu" "GpuConfig" "mig" "MigConfig" "share" "ShareConfig" "mig-share" "ShareConfig" "mps" "MpsConfig" "mig-mps" "MpsConfig" "admin" "GpuConfig") . -}}
 {{- end -}}
 
 {{/* The CEL expression that selects the devices of a mode. */}}
 {{- define "divvy.devicesOf" -}}
-{{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "mig-share" "mig-share" "mps" "gpu-mps" "admin" "gpu-admin") .mode -}}
+{{- $type := get (dict "gpu" "gpu" "mig" "mig" "share" "gpu-share" "mig-share" "mig-share" "mps" "gpu-mps" "mig-mps" "mig-mps" "admin" "gpu-admin") .mode -}}
 device.driver == '{{ .driver }}' && device.attributes['{{ .driver }}'].type == '{{ $type }}'
 {{- end -}}
 

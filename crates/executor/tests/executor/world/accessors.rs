@@ -257,6 +257,7 @@ fn seen(gpu: &GpuUuid, state: &GpuState) -> GpuPicture {
             share_reserved_mib: state.grant.share_reserved_mib,
             share_burst: state.grant.share_burst,
             mps: state.grant.mps,
+            mps_slots_in_partitions: state.grant.mps_slots_in_partitions,
         },
     }
 }

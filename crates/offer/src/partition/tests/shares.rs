@@ -1,7 +1,9 @@
 //! Time-sliced shares, and GPUs that are offered in several modes.
 
 use divvy_api::names::capacity as cap;
-use divvy_model::{MemoryCaps, MpsAbility, MpsProtocol, MpsServer, ShareUnit, TimeSlice};
+use divvy_model::{
+    GpuTarget, MemoryCaps, MpsAbility, MpsProtocol, MpsServer, ShareUnit, TimeSlice,
+};
 
 use super::*;
 use crate::{Allowed, OneMode, RequestPolicy, ShareRules};
@@ -141,7 +143,10 @@ fn no_mps_share_is_given_out_while_others_have_another_unit() {
 #[test]
 fn while_an_mps_server_runs_its_slots_are_published() {
     let node = by_mps("h100x1");
-    let servers = BTreeMap::from([(node.uuid(0), MpsServer::equal(2, Some(80_000)).unwrap())]);
+    let servers = BTreeMap::from([(
+        GpuTarget::whole(node.uuid(0)),
+        MpsServer::equal(2, Some(80_000)).unwrap(),
+    )]);
     let pool = node.carve_beside(&servers);
     let slots = &device(&pool, "gpu-0-mps").capacity[cap::SLOTS];
     assert_eq!(slots.value, Amount::Count(2));
@@ -152,7 +157,7 @@ fn while_an_mps_server_runs_its_slots_are_published() {
 fn the_server_of_one_claim_changes_nothing_that_is_published() {
     let node = by_mps("h100x1");
     let server = MpsServer::of_claim(Some(7), Some(1 << 30));
-    let servers = BTreeMap::from([(node.uuid(0), server)]);
+    let servers = BTreeMap::from([(GpuTarget::whole(node.uuid(0)), server)]);
     let pool = node.carve_beside(&servers);
     assert_eq!(pool, node.carve_beside(&BTreeMap::new()));
 }
