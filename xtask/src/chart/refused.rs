@@ -124,7 +124,7 @@ pub(super) const CASES: &[(&str, &str)] = &[
     ("extraDeviceClasses: [{name: a}]", "missing property 'mode'"),
     (
         "extraDeviceClasses: [{name: a, mode: half}]",
-        "'gpu', 'mig', 'share', 'mig-share', 'mps', 'admin'",
+        "'gpu', 'mig', 'share', 'mig-share', 'mps', 'mig-mps', 'admin'",
     ),
     (
         "extraDeviceClasses: [{name: a, mode: gpu, config: {kind: MigConfig}}]",

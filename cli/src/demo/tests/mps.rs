@@ -80,7 +80,7 @@ async fn a_wrong_mps_share_is_refused_with_the_place_and_the_reason() {
                     &["", " "],
                     ", constraints: [{distinctAttribute: gpu.divvy.dev/gpuUUID}]",
                 ),
-            "its claim has MPS on device gpu-0-mps already, which is of another GPU",
+            "its claim has MPS on device gpu-0-mps already, and a program can use the MPS server of one GPU or partition",
         ),
         // Before Hopper, MIG mode that is on stays on.
         (
@@ -118,7 +118,7 @@ async fn a_claim_with_a_server_of_its_own_needs_no_policy() {
         (
             "h100x2",
             own(2, "mps: {}"),
-            "its claim has MPS on device gpu-1 already, which is of another GPU",
+            "its claim has MPS on device gpu-1 already, and a program can use the MPS server of one GPU or partition",
         ),
         (
             "h100x1",

@@ -358,6 +358,10 @@ const MODES: &[Case] = &[
         "mps_shares_have_namespaces_of_any_size_with_r615",
         shares::mps_of_any_size,
     ),
+    modes(
+        "mps_inside_partitions_by_policy_and_for_one_claim",
+        shares::mps_in_partitions,
+    ),
     shares("the_memory_of_shares_is_capped_pod_by_pod", shares::caps),
     modes(
         "metrics_show_who_uses_what_and_only_what_is_over_its_grant_is_reported",

@@ -7,6 +7,7 @@ mod flips;
 mod intervals;
 mod lock;
 mod mps;
+mod mps_parts;
 mod older;
 mod policies;
 mod prometheus;
@@ -27,6 +28,7 @@ pub(super) use flips::flips;
 pub(super) use intervals::intervals;
 pub(super) use lock::{leaves, over_capacity, partitions_and_shares, whole_and_shares};
 pub(super) use mps::{mps, mps_of_any_size};
+pub(super) use mps_parts::mps_in_partitions;
 pub(super) use older::{not_twice, one_mode};
 pub(super) use policies::{bad, hot, per_gpu, per_node, two};
 pub(super) use prometheus::prometheus;
@@ -191,7 +193,12 @@ fn part((name, class): (&str, &str), gpus: &[&str], capacity: &[(&str, &str)]) -
 
 /// A partition of one of these GPUs.
 fn partition(name: &str, gpus: &[&str], profile: &str) -> Value {
-    let mut request = request(name, names::CLASS_MIG, gpus);
+    partition_of((name, names::CLASS_MIG), gpus, profile)
+}
+
+/// A device of a class of partitions, of one of these GPUs.
+fn partition_of((name, class): (&str, &str), gpus: &[&str], profile: &str) -> Value {
+    let mut request = request(name, class, gpus);
     let cel = format!(
         "device.attributes['{}'].profile == '{profile}' && {}",
         names::DRIVER,

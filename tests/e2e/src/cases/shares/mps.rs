@@ -272,7 +272,7 @@ fn switched_on(env: &Env) -> Result<()> {
 }
 
 /// The command of a container that looks for its server: a client finds it by the variable.
-fn client() -> String {
+pub(super) fn client() -> String {
     format!("test -S $CUDA_MPS_PIPE_DIRECTORY/control && echo server is there; {SAY_AND_STAY}")
 }
 
@@ -289,7 +289,7 @@ fn with_share(env: &Env, name: &str, gpu: &str) -> Result<String> {
     Ok(uid)
 }
 
-fn reaches_its_server(env: &Env, pod: &str, container: &str) -> Result<()> {
+pub(super) fn reaches_its_server(env: &Env, pod: &str, container: &str) -> Result<()> {
     let said = env.log(pod, container)?;
     ensure!(
         said.contains("server is there"),
@@ -298,7 +298,7 @@ fn reaches_its_server(env: &Env, pod: &str, container: &str) -> Result<()> {
     Ok(())
 }
 
-fn running(env: &Env, pod: &str) -> Result<()> {
+pub(super) fn running(env: &Env, pod: &str) -> Result<()> {
     env.wait_until_running(pod)?;
     let mut expected = BTreeSet::new();
     for one in given(env, pod)? {
