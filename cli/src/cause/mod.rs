@@ -455,7 +455,8 @@ fn way_out(form: Alternative, obstacle: &Obstacle, reader: Reader) -> String {
             },
             match form {
                 Alternative::MPS => WITH_MPS,
-                Alternative::SHARED_PARTITIONS | Alternative::MPS_PARTITIONS => IN_PARTITIONS,
+                Alternative::SHARED_PARTITIONS => IN_PARTITIONS,
+                Alternative::MPS_PARTITIONS => MPS_IN_PARTITIONS,
                 _ => ALL_MODES,
             },
             reader,
@@ -496,6 +497,8 @@ pub(crate) const ALL_MODES: &str = "examples/all-modes.yaml";
 pub(crate) const WITH_MPS: &str = "examples/mps-share/manifests.yaml";
 /// A policy of shares inside partitions.
 pub(crate) const IN_PARTITIONS: &str = "examples/mig-share/manifests.yaml";
+/// The file with a policy that offers MPS shares of partitions.
+const MPS_IN_PARTITIONS: &str = "examples/mig-mps/manifests.yaml";
 /// The policy of every form with shares by percent.
 pub(crate) const BY_PERCENT: &str = "examples/by-percent.yaml";
 

@@ -57,6 +57,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = examples![
     "share-percent",
     "mps-share",
     "mig-share",
+    "mig-mps",
     "policy-profiles",
     "policy-one-mode",
 ];

@@ -83,7 +83,7 @@ fn parse(text: &str) -> Result<Need> {
     };
     let (count, kind, profile) = match words {
         [count, kind] => (count, kind, None),
-        [count, kind @ ("mig" | "mig-share"), profile] => {
+        [count, kind @ ("mig" | "mig-share" | "mig-mps"), profile] => {
             (count, kind, Some((*profile).to_owned()))
         }
         _ => bail!("{text:?} is not a number, a type and, for mig, a profile"),

@@ -37,7 +37,7 @@ const AT_ONCE: usize = 3;
 /// its own for monitors (ADR 3), which `admin-beside-others` uses.
 const ONE_MODE: &str = "admin-access";
 /// The examples that need the chart with MPS.
-const NOT_HERE: [&str; 2] = ["mps-share", "shared-claim-mps"];
+const NOT_HERE: [&str; 3] = ["mps-share", "shared-claim-mps", "mig-mps"];
 
 pub(super) fn all(env: &Env) -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
