@@ -141,9 +141,9 @@ fn asked_of(target: &GpuTarget) -> Target {
 }
 
 /// Reads a target of the supervisor.
-fn target_of(told: Target) -> Option<GpuTarget> {
-    let gpu = told.gpu_uuid.parse().ok()?;
-    let target = match told.place.as_str() {
+fn target_of(found: &Target) -> Option<GpuTarget> {
+    let gpu = found.gpu_uuid.parse().ok()?;
+    let target = match found.place.as_str() {
         "" => divvy_model::Target::Gpu,
         place => divvy_model::Target::Partition(place.parse().ok()?),
     };
@@ -197,7 +197,7 @@ impl MpsServers for SupervisedMps {
             let partition = Some(daemon.partition_uuid).filter(|uuid| !uuid.is_empty());
             let partition = partition.map(|uuid| uuid.parse()).transpose().ok()?;
             Some((
-                target_of(daemon.target?)?,
+                target_of(daemon.target.as_ref()?)?,
                 RunningServer {
                     server,
                     partition,

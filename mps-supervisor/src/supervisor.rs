@@ -112,7 +112,7 @@ pub struct Supervisor {
 
 /// The files of one daemon.
 struct Files {
-    /// UUID of the GPU or partition that a daemon sees which is started. One that runs does not look at
+    /// UUID of the GPU or partition that a daemon sees which is started. A daemon that runs does not look at
     /// it.
     device: String,
     /// The folder of it all.
@@ -204,7 +204,7 @@ impl Supervisor {
             return Err(SupervisorError::TooLong(longest));
         }
         let (note, found) = self.find(&files)?;
-        // A daemon of a partition that was made anew since has nobody to serve.
+        // A daemon of a partition that was made anew since serves no client.
         let is_other = note.is_some_and(|note| note.partition.as_ref() != partition);
         let found = if is_other { Found::Remains } else { found };
         let steps = plan::start(&found, server);

@@ -125,6 +125,7 @@ fn partition(start: u32) -> GpuTarget {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as messages have it")]
 fn asked(target: &GpuTarget) -> Option<Target> {
     Some(Target {
         gpu_uuid: target.gpu.to_string(),
@@ -173,7 +174,7 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
 }
 
-/// Partitions of a GPU have a daemon each, which sees nothing but its partition. One that was made anew
+/// Partitions of a GPU have a daemon each, which sees nothing but its partition. A partition that was made anew
 /// since has another UUID, and gets another daemon.
 #[test]
 fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {

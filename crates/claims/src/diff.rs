@@ -88,7 +88,7 @@ fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
 }
 
 /// Returns what ends MPS servers and what starts others. A server that runs with other limits cannot
-/// be changed: clients keep what it was started with. One in a partition goes with its partition.
+/// be changed: clients keep what it was started with. A server in a partition ends with the partition.
 fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Change>) {
     let none = BTreeMap::new();
     let running = match &seen.mps {
@@ -111,7 +111,7 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
         let noted_at = |place| state.instances.contains_key(&place);
         let goes = need == Some(None) && target.place().is_some_and(noted_at);
         let want = match goal.mps.get(&target) {
-            // A partition that is gone and not made anew has nobody to serve, and none is removed under
+            // A partition that is gone and not made anew needs no server, and none is removed under
             // its server.
             Some(Want::To(_)) if !lives && !is_made => Want::Found,
             _ if goes => Want::Found,
@@ -122,12 +122,11 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
         // A server that cannot be found out is stopped or started all the same: both do nothing
         // where it is so already, and say why where they cannot be done.
         match want {
-            Want::Leave => {}
             // The note of a server that has ended is dropped by the same change.
             Want::Found if noted.is_some() || runs.flatten().is_some() => {
                 stop.push(Change::StopMps(target));
             }
-            Want::Found => {}
+            Want::Found | Want::Leave => {}
             Want::To(server) => {
                 let is_other = match runs {
                     Some(running) => running.is_some_and(|one| !is(one, server)),

@@ -51,6 +51,7 @@ mod records;
 mod release;
 mod report;
 mod restore;
+mod servers;
 mod snapshot;
 mod state;
 mod store;

@@ -189,7 +189,7 @@ impl MpsServer {
         })
     }
 
-    /// Returns the server of a partition with this memory, cut into equal slots. One without memory of its
+    /// Returns the server of a partition with this memory, cut into equal slots. A partition without memory of its
     /// own has 0 MiB.
     pub fn of_partition(slots: u32, memory_mib: u64) -> Option<Self> {
         Self::equal(slots, Some(memory_mib).filter(|mib| *mib > 0))

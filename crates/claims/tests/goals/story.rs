@@ -181,8 +181,8 @@ impl Story {
 
     // ---- what claims want
 
-    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU. Whoever has
-    /// something alone perhaps wants an MPS server of its own.
+    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU. A claim that
+    /// has something alone perhaps wants an MPS server of its own.
     fn device(&mut self, uid: &ClaimUid) -> RecordedDevice {
         let half = Target::Partition(place(if self.chance.one_in(2) { 0 } else { 4 }));
         let slice = [None, Some(TimeSlice::Medium)];

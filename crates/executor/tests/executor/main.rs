@@ -41,6 +41,7 @@ mod mig_world;
 mod modes;
 #[cfg(test)]
 mod mps;
+#[cfg(test)]
 mod mps_parts;
 #[cfg(test)]
 mod numbers;
