@@ -39,6 +39,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         "divvy-kubelet-plugin",
         "--package",
         "divvy-nvml-mock",
+        "--package",
+        "divvy-mps-supervisor",
     ];
     succeeds(
         Command::new("cargo")

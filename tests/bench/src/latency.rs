@@ -331,7 +331,7 @@ fn calls(claims: &[Claim], shape: Shape) -> Vec<Vec<Claim>> {
     }
 }
 
-async fn prepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
+pub(crate) async fn prepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
     let asked = claims.len();
     let answer = dra
         .node_prepare_resources(NodePrepareResourcesRequest { claims })
@@ -356,7 +356,7 @@ async fn prepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Resul
     Ok(())
 }
 
-async fn unprepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
+pub(crate) async fn unprepare(mut dra: DraPluginClient<Channel>, claims: Vec<Claim>) -> Result<()> {
     let asked = claims.len();
     let answer = dra
         .node_unprepare_resources(NodeUnprepareResourcesRequest { claims })

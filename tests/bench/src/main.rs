@@ -7,6 +7,7 @@ mod burst;
 mod cluster;
 mod latency;
 mod life;
+mod mps;
 mod offered;
 mod process;
 mod rig;
@@ -23,13 +24,15 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use fs_err as fs;
 
+use crate::mps::Servers;
 use crate::rig::Programs;
 use crate::table::Report;
 
 /// Measures the released plugin.
 #[derive(Debug, Parser)]
 struct Args {
-    /// The plugin's binary
+    /// The plugin's binary, with those of the MPS supervisor and its stand-in for NVIDIA's program in
+    /// the same folder
     #[arg(long)]
     plugin: PathBuf,
     /// The mock NVML library
@@ -67,6 +70,8 @@ enum Part {
     Claims,
     /// Prepare and unprepare of shares, one and many at once
     Shares,
+    /// Prepare and unprepare of MPS shares, first and later of a GPU, and the supervisor's memory
+    Mps,
     /// Start to first slices
     Start,
     /// Memory, CPU and API calls without work
@@ -140,6 +145,18 @@ fn run(args: &Args) -> Result<()> {
         let filesystem = rig::filesystem(&dir)?;
         let rows = burst::measure(&programs, &dir, calls.div_ceil(4))?;
         report.add(format!("Claims for shares; records on {filesystem}"), rows);
+    }
+    if wanted(Part::Mps) {
+        progress("MPS shares");
+        let filesystem = rig::filesystem(&dir)?;
+        for servers in Servers::ALL {
+            let rows = mps::measure(&programs, &dir, calls.div_ceil(4), servers)?;
+            let name = servers.name();
+            report.add(
+                format!("{name}; a stand-in for NVIDIA's program; records on {filesystem}"),
+                rows,
+            );
+        }
     }
     if wanted(Part::Start) {
         progress("start");

@@ -14,7 +14,8 @@ use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names::DRIVER;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, reserved};
 use divvy_fake_cluster::{FakeApi, FakeKubelet, HttpServer, KubeletConfig};
-use divvy_gpu_sim::SimNode;
+use divvy_gpu_sim::{Engine, SimSpec};
+use divvy_model::CudaVersion;
 use divvy_proto::dra::v1::Claim;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use fs_err as fs;
@@ -24,6 +25,7 @@ use k8s_openapi::api::resource::v1::{
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use nvidia_ml::MockState;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
@@ -47,6 +49,11 @@ pub(crate) struct Programs {
 /// Where files are that are in memory on a real node too, or that only exist for the measurement.
 pub(crate) const MEMORY: &str = "/dev/shm";
 
+/// Folder that stands for the node's root and its driver's.
+const HOST: &str = "host";
+/// State of the mock library.
+const STATE: &str = "gpus.json";
+
 /// All but the plugin. Dropping it removes everything.
 pub(crate) struct Rig {
     /// The kubelet's folder, with the plugin's in it.
@@ -54,10 +61,9 @@ pub(crate) struct Rig {
     /// CDI files (`/var/run/cdi`), the host, simulated GPUs, logs.
     memory: TempDir,
     programs: Programs,
-    gpus: String,
     count: usize,
     /// More flags of the plugin.
-    flags: Vec<&'static str>,
+    flags: Vec<String>,
     /// The API server, unless a real one is used.
     pub(crate) api: FakeApi,
     kubelet: FakeKubelet,
@@ -87,13 +93,25 @@ impl Rig {
         gpus: &str,
         real: Option<&Path>,
     ) -> Result<Self> {
+        Self::with_driver(programs, parent, gpus, real, None)
+    }
+
+    /// Makes a node with a driver of this version, or with that of the simulation.
+    pub(crate) fn with_driver(
+        programs: &Programs,
+        parent: &Path,
+        gpus: &str,
+        real: Option<&Path>,
+        driver: Option<&str>,
+    ) -> Result<Self> {
         let folder = |parent: &Path| {
             tempfile::Builder::new()
                 .prefix("divvy-bench-")
                 .tempdir_in(parent)
         };
         let (disk, memory) = (folder(parent)?, folder(Path::new(MEMORY))?);
-        let count = host(&memory.path().join("host"), gpus, &programs.mock)?;
+        let engine = engine(memory.path(), gpus, driver)?;
+        let count = host(&memory.path().join(HOST), &engine, &programs.mock)?;
         let here = Builder::new_current_thread().enable_all().build()?;
         let servers = Builder::new_multi_thread()
             .worker_threads(1)
@@ -119,12 +137,10 @@ impl Rig {
         if real.is_some() {
             here.block_on(Api::all(client.clone()).create(&PostParams::default(), &mk_node(NODE)))?;
         }
-        let (programs, gpus) = (programs.clone(), gpus.to_owned());
         Ok(Self {
             _disk: disk,
             memory,
-            programs,
-            gpus,
+            programs: programs.clone(),
             count,
             flags: Vec::new(),
             api,
@@ -138,8 +154,13 @@ impl Rig {
     }
 
     /// Lets the plugin offer GPUs as everything that they can become.
-    pub(crate) fn offering_everything(mut self) -> Self {
-        self.flags.extend(["--offer", "everything"]);
+    pub(crate) fn offering_everything(self) -> Self {
+        self.with_flags(["--offer", "everything"])
+    }
+
+    /// Gives the plugin more flags.
+    pub(crate) fn with_flags<const N: usize>(mut self, flags: [&str; N]) -> Self {
+        self.flags.extend(flags.map(str::to_owned));
         self
     }
 
@@ -151,6 +172,16 @@ impl Rig {
     /// Returns the number of GPUs.
     pub(crate) fn gpus(&self) -> usize {
         self.count
+    }
+
+    /// Returns a folder in memory, with a short path.
+    pub(crate) fn folder(&self) -> &Path {
+        self.memory.path()
+    }
+
+    /// Returns the folder that stands for the node's root and its driver's.
+    pub(crate) fn host(&self) -> PathBuf {
+        self.memory.path().join(HOST)
     }
 
     /// Returns the folder of CDI files.
@@ -178,9 +209,9 @@ impl Rig {
             ("--pod-resources-socket", &kubelet.pod_resources_socket()),
             ("--cdi-dir", &self.cdi_dir()),
             ("--run-dir", &root.join("run")),
-            ("--host-root", &root.join("host")),
-            ("--driver-root", &root.join("host")),
-            ("--device-nodes", &root.join("host/device-nodes")),
+            ("--host-root", &self.host()),
+            ("--driver-root", &self.host()),
+            ("--device-nodes", &self.host().join("device-nodes")),
             ("--nvml-library", &self.programs.mock),
             ("--kubeconfig", &self.kubeconfig()),
         ] {
@@ -199,10 +230,9 @@ impl Rig {
             // No container is run, so none calls a hook.
             .args(["--library-delivery", "mounts"])
             .args(&self.flags)
-            .env("DIVVY_MOCK_STATE", root.join("gpus.json"))
+            .env("DIVVY_MOCK_STATE", root.join(STATE))
             // As the chart sets it.
             .env("MALLOC_ARENA_MAX", "2")
-            .env("DIVVY_MOCK_GPUS", &self.gpus)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         command
@@ -357,9 +387,23 @@ fn is_gpu(device: &Device) -> bool {
     kind.is_some_and(|kind| kind.string.as_deref() == Some("gpu"))
 }
 
-/// Writes the host's files for GPUs as the mock library will make them; returns their number.
-fn host(root: &Path, gpus: &str, mock: &Path) -> Result<usize> {
-    let mut fixture = divvy_e2e::gpus::fixture_of(&SimNode::parse(gpus)?.inventory())?;
+/// Makes the GPUs of the mock library.
+fn engine(folder: &Path, gpus: &str, driver: Option<&str>) -> Result<Engine> {
+    let gpus: SimSpec = gpus.parse()?;
+    let state = MockState::open_or_create(folder.join(STATE), &gpus)?;
+    if let Some(driver) = driver {
+        let cuda = CudaVersion {
+            major: 13,
+            minor: 0,
+        };
+        state.edit(|engine| engine.set_driver_version(driver, cuda))?;
+    }
+    Ok(Engine::clone(&*state.read()?))
+}
+
+/// Writes the host's files for these GPUs; returns their number.
+fn host(root: &Path, engine: &Engine, mock: &Path) -> Result<usize> {
+    let mut fixture = divvy_e2e::gpus::fixture_of(&engine.inventory())?;
     let count = fixture.gpus.len();
     fixture.nvml = Some(mock.to_owned());
     let host = fixture.build(root)?;

@@ -11,7 +11,7 @@ pub const DAEMON: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
 /// Copies: each has a file of its own, as NVIDIA's have.
-pub(super) fn install(driver: &Path, stand_in: &Path) -> Result<()> {
+pub fn install(driver: &Path, stand_in: &Path) -> Result<()> {
     for name in [DAEMON, SERVER] {
         fs::copy(stand_in, driver.join("usr/bin").join(name))?;
     }
