@@ -19,16 +19,34 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct PodCaps {
     /// Path of the pod's control group below the root of the hierarchy.
     pub(crate) group: String,
+    /// True if it was made again, of records. These learn late of a pod that comes to a claim which
+    /// others use, so that a share may be missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) of_records: bool,
     /// Bytes of each share, by GPU and by claim and device.
     gpus: BTreeMap<GpuUuid, BTreeMap<String, u64>>,
 }
 
 impl PodCaps {
     /// Returns the same with a share of a GPU. It is not counted twice: each container
-    /// of a claim, and each restart, asks for it.
+    /// of a claim, and each restart, asks for it. An amount that stood for it until it was known again
+    /// falls by as much.
     pub(crate) fn with(mut self, gpu: &GpuUuid, share: String, bytes: u64) -> Self {
         let shares = self.gpus.entry(gpu.clone()).or_default();
+        if !shares.contains_key(&share)
+            && let Some(unknown) = shares.remove(UNKNOWN)
+            && unknown > bytes
+        {
+            shares.insert(UNKNOWN.to_owned(), unknown - bytes);
+        }
         shares.insert(share, bytes);
+        self
+    }
+
+    /// Returns the same with shares of a GPU of which only the sum is known, by the driver's limit.
+    pub(crate) fn with_unknown(mut self, gpu: &GpuUuid, bytes: u64) -> Self {
+        let shares = self.gpus.entry(gpu.clone()).or_default();
+        shares.insert(UNKNOWN.to_owned(), bytes);
         self
     }
 
@@ -78,6 +96,9 @@ pub(crate) enum Noted {
 pub(crate) struct Ledger {
     folder: PathBuf,
 }
+
+/// Name of shares that are not known any more.
+const UNKNOWN: &str = "earlier";
 
 const SUFFIX: &str = ".json";
 /// Suffix of a file that could not be read.

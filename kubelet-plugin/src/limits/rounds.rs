@@ -84,6 +84,13 @@ impl Shares {
         self.0.iter().filter(move |(held, _)| has(held))
     }
 
+    /// Returns a pod's note with the shares that records say it has.
+    fn added_to(&self, caps: PodCaps, pod: &str) -> PodCaps {
+        self.of_pod(pod).fold(caps, |caps, (held, bytes)| {
+            caps.with(&held.gpu, held.name(), *bytes)
+        })
+    }
+
     fn repaired(&self, what: Repair, pod: &str, caps: &PodCaps, gpu: &GpuUuid) -> Repaired {
         Repaired {
             what,
@@ -177,16 +184,38 @@ impl Capper {
         if !group.exists() {
             return self.ledger.remove(pod).map_err(|e| crate::chain(&e));
         }
+        let (caps, what) = self.completed(pod, caps, shares)?;
         // A GPU that does not answer keeps no other from its cap.
         let mut failed = None;
         for (gpu, bytes) in caps.sums() {
             match self.set_again(gpu, &group, bytes) {
                 Ok(false) => {}
-                Ok(true) => repaired.push(shares.repaired(Repair::Restored, pod, &caps, gpu)),
+                Ok(true) => repaired.push(shares.repaired(what, pod, &caps, gpu)),
                 Err(error) => failed = Some(crate::chain(&error)),
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Adds to a note that was made again what records say by now. Returns also the fault that a cap which
+    /// is set then puts right.
+    fn completed(
+        &self,
+        pod: &str,
+        caps: PodCaps,
+        shares: &Shares,
+    ) -> Result<(PodCaps, Repair), String> {
+        if !caps.of_records {
+            return Ok((caps, Repair::Restored));
+        }
+        let known = shares.added_to(caps.clone(), pod);
+        if known == caps {
+            return Ok((caps, Repair::Restored));
+        }
+        self.ledger
+            .write(pod, &known)
+            .map_err(|e| crate::chain(&e))?;
+        Ok((known, Repair::Rebuilt))
     }
 
     /// Sets a cap unless it is there. Returns whether it was not.
@@ -284,21 +313,17 @@ impl Capper {
     /// what the driver holds the pod to beyond that, which stands for shares that are not known any
     /// more. The cap of a pod that runs never falls by it.
     fn rebuild(&self, pod: &str, of_pod: &str, why: &str) -> Result<PodCaps, String> {
-        /// Name of the shares that are not known any more.
-        const EARLIER: &str = "earlier";
         let shares = self.shares()?;
-        let mut caps = PodCaps::default();
+        let mut caps = shares.added_to(PodCaps::default(), pod);
         of_pod.clone_into(&mut caps.group);
-        for (held, bytes) in shares.of_pod(pod) {
-            caps = caps.with(&held.gpu, held.name(), *bytes);
-        }
+        caps.of_records = true;
         let folder = self.groups.join(of_pod);
         let gpus: BTreeSet<GpuUuid> = shares.0.iter().map(|(held, _)| held.gpu.clone()).collect();
         for gpu in gpus {
             let limit = self.limit(&gpu, &folder).map_err(|e| crate::chain(&e))?;
             let more = limit.unwrap_or(0).saturating_sub(caps.sum(&gpu));
             if more > 0 {
-                caps = caps.with(&gpu, EARLIER.to_owned(), more);
+                caps = caps.with_unknown(&gpu, more);
             }
         }
         tracing::error!(

@@ -131,6 +131,16 @@ impl World {
         });
     }
 
+    /// A pod comes to a claim that is prepared, and the claim's record learns of it.
+    fn join(&self, claim: usize, pod: usize) {
+        let mut all = lock(&self.claims.0);
+        let mut of = all.iter_mut().filter(|h| h.claim.uid == claim_uid(claim));
+        of.next().unwrap().pods.push(PodRef {
+            name: format!("p{pod}"),
+            uid: pod_uid(pod),
+        });
+    }
+
     fn unprepare(&self, claim: usize) {
         lock(&self.claims.0).retain(|held| held.claim.uid != claim_uid(claim));
     }
@@ -589,4 +599,59 @@ fn a_note_that_cannot_be_read_is_made_again_and_lowers_no_cap() {
     fs_err::write(&file, "{").unwrap();
     world.round();
     assert_eq!(world.notes(), 0, "of a pod that is gone");
+}
+
+/// A claim is prepared once. Its record learns of a pod that comes to it later with the next look at the API,
+/// after that pod's container has started.
+#[test]
+fn a_pod_that_comes_to_a_prepared_claim_keeps_its_cap() {
+    let mut world = World::new(LimitBackend::Misc);
+    world.prepare(1, 0, Some(64));
+    let [first, later] = [0, 1].map(|pod| world.container(pod, "a"));
+    for pid in [first, later] {
+        world.ask(1, pid).unwrap();
+    }
+    let caps = |world: &World| [0, 1].map(|pod| world.limit(&pod_path(pod)));
+    let both = [Some(64 * MIB); 2];
+    for _ in 0..2 {
+        world.sim.edit(divvy_gpu_sim::Engine::forget_limits);
+        world.round();
+        assert_eq!(caps(&world), both);
+        world.kill();
+    }
+    // Its note is lost as well, so that nothing says for a time what it is held to.
+    let file = world.ledger().join(format!("{}.json", pod_uid(1)));
+    fs_err::write(&file, "{").unwrap();
+    world.sim.edit(divvy_gpu_sim::Engine::forget_limits);
+    world.round();
+    world.join(1, 1);
+    world.kill();
+    world.round();
+    assert_eq!(caps(&world), both);
+}
+
+/// The driver's limit stands for the shares of a note that cannot be read, until they are known again.
+#[test]
+fn a_share_that_is_known_again_is_not_counted_twice() {
+    for by_hook in [true, false] {
+        let mut world = World::new(LimitBackend::Misc);
+        world.prepare(1, 0, Some(64));
+        world.prepare(2, 1, Some(32));
+        let pid = world.container(1, "a");
+        for claim in [1, 2] {
+            world.ask(claim, pid).unwrap();
+        }
+        let file = world.ledger().join(format!("{}.json", pod_uid(1)));
+        fs_err::write(&file, "{").unwrap();
+        world.round();
+        assert_eq!(world.limit(&pod_path(1)), Some(96 * MIB), "{by_hook}");
+        if by_hook {
+            world.ask(1, pid).unwrap();
+        } else {
+            world.join(1, 1);
+        }
+        world.sim.edit(divvy_gpu_sim::Engine::forget_limits);
+        world.round();
+        assert_eq!(world.limit(&pod_path(1)), Some(96 * MIB), "{by_hook}");
+    }
 }
