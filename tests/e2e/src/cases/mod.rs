@@ -362,6 +362,10 @@ const MODES: &[Case] = &[
         "mps_inside_partitions_by_policy_and_for_one_claim",
         shares::mps_in_partitions,
     ),
+    modes(
+        "mps_shares_of_any_size_are_capped_in_their_pods_groups",
+        shares::capped_mps,
+    ),
     shares("the_memory_of_shares_is_capped_pod_by_pod", shares::caps),
     modes(
         "metrics_show_who_uses_what_and_only_what_is_over_its_grant_is_reported",

@@ -2,14 +2,13 @@
 //! runtime, and the plugin that it asks. The kernel's part, control groups with the controller `misc`, is
 //! a twin of each group (see `runc-with-groups.sh`), and the driver's is the mock library.
 
-use std::path::{Path, PathBuf};
+use std::convert::identity;
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::names;
-use divvy_gpu_sim::SimGroup;
 use fs_err as fs;
 use serde_json::json;
 
+use super::groups::{CAPPING, Groups, Runtime, exchange};
 use super::{Policy, h100, share, wait_for_modes};
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
@@ -19,39 +18,19 @@ use crate::objects::{Pod, SAY_AND_STAY, claim_for};
 use crate::process::Signal;
 use crate::wait::{poll, wait_for};
 
-const GIB: u64 = 1 << 30;
-/// A driver that caps memory.
-const CAPPING: &str = "615.71.09";
-const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
-
 pub(in crate::cases) fn caps(env: &Env) -> Result<()> {
     let first = env.driver.gpus().driver_version();
     exchange(env, CAPPING, &["memoryCaps=true"])?;
-    let class = json!({
-        "metadata": {"name": Layout::RUNTIME_WITH_GROUPS},
-        "handler": Layout::RUNTIME_WITH_GROUPS,
-    });
-    env.api().create(RUNTIME_CLASSES, &class)?;
-    let outcome = Sharing::new(env).and_then(|sharing| sharing.all());
-    let class = format!("{RUNTIME_CLASSES}/{}", Layout::RUNTIME_WITH_GROUPS);
-    env.api().delete(&class, &json!({}))?;
+    let outcome = Runtime::create(env).and_then(|_runtime| Sharing::new(env)?.all());
     exchange(env, first, &[])?;
     outcome
-}
-
-/// Exchanges the driver while no plugin runs, and gives the chart these values.
-pub(super) fn exchange(env: &Env, version: &str, values: &[&str]) -> Result<()> {
-    env.driver.stop()?;
-    env.driver.gpus().remove_driver()?;
-    env.driver.gpus().install_driver(version)?;
-    env.driver.change(values)?;
-    env.driver.start()
 }
 
 /// A time-sliced GPU whose shares are capped.
 struct Sharing<'a> {
     env: &'a Env<'a>,
     gpu: &'a str,
+    groups: Groups<'a>,
     _policy: Policy<'a>,
 }
 
@@ -75,6 +54,7 @@ impl<'a> Sharing<'a> {
         Ok(Self {
             env,
             gpu,
+            groups: Groups { env, gpu },
             _policy: policy,
         })
     }
@@ -88,11 +68,7 @@ impl<'a> Sharing<'a> {
         for (pod, claims) in pods {
             self.end(&pod, claims)?;
         }
-        poll(
-            "notes of caps that are gone with their pods",
-            PATIENCE,
-            || Ok(self.notes()?.is_empty()),
-        )
+        self.groups.wait_until_forgotten()
     }
 
     /// Runs four pods with shares of different sizes, and one in a user namespace. A program that takes
@@ -100,22 +76,28 @@ impl<'a> Sharing<'a> {
     fn of_different_sizes(&self) -> Result<Vec<(String, Claims)>> {
         let mut pods = Vec::new();
         for (name, gib) in [("small", 4), ("medium", 8), ("large", 16), ("larger", 20)] {
-            pods.push((name.to_owned(), self.run(name, &[gib], &["main"], true)?));
-            self.capped(name, gib)?;
+            pods.push((
+                name.to_owned(),
+                self.run(name, &[gib], &["main"], identity)?,
+            ));
+            self.groups.capped(name, gib)?;
         }
         pods.push((
             "mapped".to_owned(),
-            self.run("mapped", &[4], &["main"], false)?,
+            self.run("mapped", &[4], &["main"], Pod::in_user_namespace)?,
         ));
-        self.capped("mapped", 4)?;
-        let small = self.only_container("small")?;
-        ensure!(self.allocates(&small, 3)?, "3 of 4 GiB are refused");
+        self.groups.capped("mapped", 4)?;
+        let small = self.groups.only_container("small")?;
+        ensure!(self.groups.allocates(&small, 3)?, "3 of 4 GiB are refused");
         // Another process of the same container.
-        ensure!(!self.allocates(&small, 2)?, "5 of 4 GiB are given");
-        ensure!(self.allocates(&small, 1)?, "4 of 4 GiB are refused");
+        ensure!(!self.groups.allocates(&small, 2)?, "5 of 4 GiB are given");
+        ensure!(self.groups.allocates(&small, 1)?, "4 of 4 GiB are refused");
         for (name, gib) in [("medium", 8), ("large", 16), ("larger", 20)] {
-            let container = self.only_container(name)?;
-            ensure!(self.allocates(&container, gib)?, "{name} pays for another");
+            let container = self.groups.only_container(name)?;
+            ensure!(
+                self.groups.allocates(&container, gib)?,
+                "{name} pays for another"
+            );
         }
         Ok(pods)
     }
@@ -123,22 +105,28 @@ impl<'a> Sharing<'a> {
     /// Runs a pod whose containers have one claim together, and one with two claims: each pod has the sum
     /// of its shares, whatever its containers are.
     fn of_several(&self) -> Result<Vec<(String, Claims)>> {
-        let shared = self.run("shared", &[4], &["one", "two"], true)?;
-        self.capped("shared", 4)?;
-        let containers = self.containers("shared")?;
+        let shared = self.run("shared", &[4], &["one", "two"], identity)?;
+        self.groups.capped("shared", 4)?;
+        let containers = self.groups.containers("shared")?;
         let [one, two] = &containers[..] else {
             anyhow::bail!("the containers of pod shared: {containers:?}");
         };
-        ensure!(self.allocates(one, 3)?, "3 of 4 GiB are refused");
+        ensure!(self.groups.allocates(one, 3)?, "3 of 4 GiB are refused");
         ensure!(
-            !self.allocates(two, 2)?,
+            !self.groups.allocates(two, 2)?,
             "two containers have more than their pod"
         );
-        let both = self.run("both", &[2, 3], &["main"], true)?;
-        self.capped("both", 5)?;
-        let container = self.only_container("both")?;
-        ensure!(self.allocates(&container, 5)?, "two shares are not added");
-        ensure!(!self.allocates(&container, 1)?, "6 of 5 GiB are given");
+        let both = self.run("both", &[2, 3], &["main"], identity)?;
+        self.groups.capped("both", 5)?;
+        let container = self.groups.only_container("both")?;
+        ensure!(
+            self.groups.allocates(&container, 5)?,
+            "two shares are not added"
+        );
+        ensure!(
+            !self.groups.allocates(&container, 1)?,
+            "6 of 5 GiB are given"
+        );
         Ok(vec![
             ("shared".to_owned(), shared),
             ("both".to_owned(), both),
@@ -147,11 +135,8 @@ impl<'a> Sharing<'a> {
 
     /// Has the driver forget its caps, as it does when it is loaded anew: they are set again.
     fn forgotten(&self, pod: &str, gib: u64) -> Result<()> {
-        let gpus = self.env.driver.gpus();
-        gpus.edit(self.gpu, |engine, _| engine.forget_limits())?;
-        poll("cap that is set again", PATIENCE, || {
-            Ok(self.limit(&self.pod_group(pod)?)? == Some(gib * GIB))
-        })?;
+        self.groups.forget()?;
+        self.groups.wait_until_capped_again(pod, gib)?;
         let claim = format!("{pod}-0");
         wait_for("Event of the cap that was set again", PATIENCE, || {
             let said = self.env.messages(&claim);
@@ -163,12 +148,12 @@ impl<'a> Sharing<'a> {
     /// Restarts a container while no plugin runs: it waits, fails with words, and starts once one is
     /// back.
     fn plugin_away(&self, pod: &str, gib: u64) -> Result<()> {
-        let before = self.only_container(pod)?;
+        let before = self.groups.only_container(pod)?;
         self.env.driver.stop()?;
         let failed = self
             .env
             .cluster
-            .send(self.process_of(&before)?, Signal::Kill);
+            .send(self.groups.process_of(&before)?, Signal::Kill);
         let said = failed.and_then(|()| {
             wait_for("words of a container without its cap", PATIENCE, || {
                 let said = self.env.messages(pod);
@@ -184,23 +169,23 @@ impl<'a> Sharing<'a> {
             "the Event does not say who is missing: {said}"
         );
         poll("container that starts with its cap", PATIENCE * 2, || {
-            let now = self.containers(pod)?;
+            let now = self.groups.containers(pod)?;
             Ok(now.iter().any(|container| *container != before))
         })?;
         self.env.wait_until_running(pod)?;
-        self.capped(pod, gib)
+        self.groups.capped(pod, gib)
     }
 
     /// Kills the plugin while a pod starts.
     fn plugin_killed(&self) -> Result<(String, Claims)> {
         let mut claims = Vec::new();
         self.env.driver.kill_and(|| {
-            claims = self.create("late", &[2], &["main"], true)?;
+            claims = self.create("late", &[2], &["main"], identity)?;
             Ok(())
         })?;
         self.env.nudge("late")?;
         self.env.wait_until_running("late")?;
-        self.capped("late", 2)?;
+        self.groups.capped("late", 2)?;
         Ok(("late".to_owned(), claims))
     }
 
@@ -209,7 +194,7 @@ impl<'a> Sharing<'a> {
     fn refused(&self) -> Result<(String, Claims)> {
         let gpus = self.env.driver.gpus();
         gpus.set_controllers_of_pods("cpu\n")?;
-        let claims = self.create("bare", &[2], &["main"], true)?;
+        let claims = self.create("bare", &[2], &["main"], identity)?;
         let why = "the controller misc is not switched on for";
         let said = wait_for("words of a pod without the controller", PATIENCE, || {
             let said = self.env.messages("bare");
@@ -224,15 +209,22 @@ impl<'a> Sharing<'a> {
                 .into_iter()
                 .find(|text| text.starts_with("A container does not start") && text.contains(why)))
         })?;
-        let pod = self.pod_group("bare")?;
+        let pod = self.groups.of_pod("bare")?;
         fs::write(pod.join(CONTROLLERS), "cpu misc\n")?;
         self.env.wait_until_running("bare")?;
-        self.capped("bare", 2)?;
+        self.groups.capped("bare", 2)?;
         Ok(("bare".to_owned(), claims))
     }
 
-    /// Creates a pod with a claim for a share of each size, used by all of these containers.
-    fn create(&self, name: &str, gib: &[u64], containers: &[&str], host: bool) -> Result<Claims> {
+    /// Creates a pod with a claim for a share of each size, used by all of these containers, and otherwise
+    /// as `so` makes it.
+    fn create(
+        &self,
+        name: &str,
+        gib: &[u64],
+        containers: &[&str],
+        so: impl FnOnce(Pod) -> Pod,
+    ) -> Result<Claims> {
         let mut claims = Vec::new();
         let mut pod = Pod::new(name).runtime_class(Layout::RUNTIME_WITH_GROUPS);
         for (index, gib) in gib.iter().enumerate() {
@@ -248,22 +240,25 @@ impl<'a> Sharing<'a> {
         for container in containers {
             pod = pod.container_running(container, &names, SAY_AND_STAY);
         }
-        if !host {
-            pod = pod.in_user_namespace();
-        }
-        self.env.create(&pod.build())?;
+        self.env.create(&so(pod).build())?;
         Ok(claims)
     }
 
-    fn run(&self, name: &str, gib: &[u64], containers: &[&str], host: bool) -> Result<Claims> {
-        let claims = self.create(name, gib, containers, host)?;
+    fn run(
+        &self,
+        name: &str,
+        gib: &[u64],
+        containers: &[&str],
+        so: impl FnOnce(Pod) -> Pod,
+    ) -> Result<Claims> {
+        let claims = self.create(name, gib, containers, so)?;
         self.env.wait_until_running(name)?;
         Ok(claims)
     }
 
     /// Ends a pod with its claims, and its control group with it, as the kubelet does.
     fn end(&self, pod: &str, claims: Claims) -> Result<()> {
-        let group = self.pod_group(pod)?;
+        let group = self.groups.of_pod(pod)?;
         let mut claims = claims.into_iter();
         let (first, uid) = claims.next().context("a pod without claims")?;
         self.env.end(pod, &uid)?;
@@ -275,108 +270,4 @@ impl<'a> Sharing<'a> {
         }
         Ok(())
     }
-
-    /// Fails unless pod and containers are capped at so many GiB.
-    fn capped(&self, pod: &str, gib: u64) -> Result<()> {
-        let containers = self.containers(pod)?;
-        ensure!(!containers.is_empty(), "pod {pod} has no container");
-        for group in containers.iter().chain([&self.pod_group(pod)?]) {
-            let found = self.limit(group)?;
-            ensure!(
-                found == Some(gib * GIB),
-                "{} is capped at {found:?} bytes, not at {gib} GiB",
-                group.display()
-            );
-        }
-        Ok(())
-    }
-
-    /// Returns the limit of a group, as the driver says it.
-    fn limit(&self, group: &Path) -> Result<Option<u64>> {
-        let groups = SimGroup::chain(group)?;
-        let gpus = self.env.driver.gpus();
-        let limit = gpus.edit(self.gpu, |engine, gpu| engine.memory_limit(gpu, &groups))?;
-        Ok(limit.ok().and_then(|limit| limit.hard))
-    }
-
-    /// Allocates memory as a program of a group does. Returns false if it is out of memory.
-    fn allocates(&self, group: &Path, gib: u64) -> Result<bool> {
-        let groups = SimGroup::chain(group)?;
-        let gpus = self.env.driver.gpus();
-        let done = gpus.edit(self.gpu, |engine, gpu| {
-            engine.allocate(gpu, &groups, gib * GIB)
-        })?;
-        Ok(done.is_ok())
-    }
-
-    /// Returns the twin of a pod's group.
-    fn pod_group(&self, pod: &str) -> Result<PathBuf> {
-        let object = self.env.api().get(&self.env.path("Pod", pod)?)?;
-        let uid = Env::uid(&object.with_context(|| format!("pod {pod} is gone"))?)?;
-        let name = format!("pod{uid}");
-        let mut folders = vec![self.env.driver.gpus().groups()];
-        while let Some(folder) = folders.pop() {
-            if folder.ends_with(&name) {
-                return Ok(folder);
-            }
-            folders.extend(below(&folder)?);
-        }
-        anyhow::bail!("pod {pod} has no control group {name}")
-    }
-
-    /// Returns the twins of the groups of a pod's containers that run.
-    fn containers(&self, pod: &str) -> Result<Vec<PathBuf>> {
-        below(&self.pod_group(pod)?)
-    }
-
-    fn only_container(&self, pod: &str) -> Result<PathBuf> {
-        let mut found = self.containers(pod)?;
-        ensure!(found.len() == 1, "the containers of pod {pod}: {found:?}");
-        found.pop().context("no container")
-    }
-
-    /// Returns the first process of a container.
-    fn process_of(&self, group: &Path) -> Result<u32> {
-        let gpus = self.env.driver.gpus();
-        let leaf = group.strip_prefix(gpus.groups())?;
-        let expected = format!("0::/{}", leaf.display());
-        for process in below(&gpus.root().join("proc"))? {
-            let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
-            let pid = process
-                .file_name()
-                .and_then(|name| name.to_str()?.parse().ok());
-            if let Some(pid) = pid
-                && cgroup.trim() == expected
-            {
-                return Ok(pid);
-            }
-        }
-        anyhow::bail!("no process is in {}", group.display())
-    }
-
-    /// Returns the plugin's notes about pods.
-    fn notes(&self) -> Result<Vec<String>> {
-        let folder = format!("/run/divvy/{}/caps", names::DRIVER);
-        let mut names = Vec::new();
-        for entry in fs::read_dir(self.env.cluster.node_path(folder))? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|end| end == "json") {
-                names.push(path.display().to_string());
-            }
-        }
-        Ok(names)
-    }
-}
-
-/// Returns the folders in a folder.
-fn below(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            found.push(entry.path());
-        }
-    }
-    found.sort();
-    Ok(found)
 }

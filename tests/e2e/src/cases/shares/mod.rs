@@ -2,8 +2,10 @@
 //! policy of its own what they may become, so that it depends on nothing that the chart was
 //! installed with.
 
+mod capped_mps;
 mod caps;
 mod flips;
+mod groups;
 mod intervals;
 mod lock;
 mod mps;
@@ -23,6 +25,7 @@ use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use serde_json::{Value, json};
 
+pub(super) use capped_mps::capped_mps;
 pub(super) use caps::caps;
 pub(super) use flips::flips;
 pub(super) use intervals::intervals;

@@ -9,7 +9,7 @@ use divvy_model::ComputeMode;
 use fs_err as fs;
 use serde_json::json;
 
-use super::caps::exchange;
+use super::groups::{CAPPING, exchange};
 use super::{
     Policy, create, end, given, gpu_of, h100, part, partition, request, run, share, wait_for_modes,
 };
@@ -20,8 +20,6 @@ use crate::wait::{poll, wait_for};
 
 /// Number of shares of the GPU.
 const SLOTS: usize = 4;
-/// A driver whose MPS servers have namespaces.
-const WITH_NAMESPACES: &str = "615.71.09";
 
 /// Four pods with a share each beside a time-sliced GPU and a partitioned one: they have one server, which
 /// goes on when supervisor and plugin are replaced, comes again when it is killed, and ends with the last
@@ -94,7 +92,7 @@ pub(in crate::cases) fn mps_of_any_size(env: &Env) -> Result<()> {
     let first = env.driver.gpus().driver_version();
     env.driver.stop()?;
     env.driver.gpus().remove_driver()?;
-    env.driver.gpus().install_driver(WITH_NAMESPACES)?;
+    env.driver.gpus().install_driver(CAPPING)?;
     env.driver.install_mps()?;
     env.driver.change(&["mps.enabled=true"])?;
     env.driver.start()?;
@@ -187,7 +185,7 @@ fn with_namespaces(env: &Env) -> Result<()> {
 }
 
 /// Returns the namespaces of a daemon that runs: a line for each, in order.
-fn namespaces(env: &Env, daemon: u32) -> Result<Vec<String>> {
+pub(super) fn namespaces(env: &Env, daemon: u32) -> Result<Vec<String>> {
     let environment = fs::read_to_string(env.cluster.node_path(format!("/proc/{daemon}/environ")))?;
     let mut variables = environment.split('\0');
     let pipe = variables.find_map(|line| line.strip_prefix("CUDA_MPS_PIPE_DIRECTORY="));
@@ -209,7 +207,7 @@ fn namespaces(env: &Env, daemon: u32) -> Result<Vec<String>> {
 }
 
 /// Returns the percents of the threads that namespaces have, in order.
-fn sizes_of(rows: &[String]) -> Vec<&str> {
+pub(super) fn sizes_of(rows: &[String]) -> Vec<&str> {
     let mut sizes: Vec<&str> = rows
         .iter()
         .filter_map(|row| row.split(',').nth(4))
@@ -299,9 +297,14 @@ pub(super) fn reaches_its_server(env: &Env, pod: &str, container: &str) -> Resul
 }
 
 pub(super) fn running(env: &Env, pod: &str) -> Result<()> {
+    runs_with(env, pod, pod)
+}
+
+/// Waits until a pod runs, and checks that it sees the GPUs of a claim.
+pub(super) fn runs_with(env: &Env, pod: &str, claim: &str) -> Result<()> {
     env.wait_until_running(pod)?;
     let mut expected = BTreeSet::new();
-    for one in given(env, pod)? {
+    for one in given(env, claim)? {
         expected.insert(env.driver.gpus().get(&gpu_of(env, &one.device)?)?.minor);
     }
     let seen = env.seen(pod, "main")?;
@@ -312,7 +315,7 @@ pub(super) fn running(env: &Env, pod: &str) -> Result<()> {
     Ok(())
 }
 
-fn only_daemon(env: &Env) -> Result<u32> {
+pub(super) fn only_daemon(env: &Env) -> Result<u32> {
     let daemons = env.driver.mps_daemons()?;
     ensure!(
         daemons.len() == 1,
@@ -321,7 +324,7 @@ fn only_daemon(env: &Env) -> Result<u32> {
     daemons.first().copied().context("no MPS daemon")
 }
 
-fn compute_mode(env: &Env, gpu: &str) -> Result<ComputeMode> {
+pub(super) fn compute_mode(env: &Env, gpu: &str) -> Result<ComputeMode> {
     let mode = env.driver.gpus().edit(gpu, |engine, uuid| {
         engine.gpu(uuid).map(|gpu| gpu.facts.compute_mode)
     })?;
