@@ -14,8 +14,10 @@ use divvy_model::MpsProtocol;
 
 pub use self::namespaces::{Row, ServerState};
 
-/// Pause between two looks whether the program has ended.
+/// Longest pause between two looks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(10);
+/// The first pause: a command takes milliseconds, and a claim takes several commands.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
 
 /// Why the program did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -184,6 +186,7 @@ impl Control<'_> {
 /// holds.
 fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
     let until = Instant::now() + within;
+    let mut pause = FIRST_LOOK;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
@@ -192,7 +195,8 @@ fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
         if left.is_zero() {
             return Ok(None);
         }
-        std::thread::sleep(left.min(LOOK));
+        std::thread::sleep(left.min(pause));
+        pause = (pause * 2).min(LOOK);
     }
 }
 
