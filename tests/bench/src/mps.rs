@@ -77,8 +77,8 @@ pub(crate) fn measure(
     servers: Servers,
 ) -> Result<Vec<Row>> {
     let mut node = Node::new(programs, parent, servers)?;
-    let mut rows = node.supervisor_memory()?;
-    rows.extend(node.claims(rounds)?);
+    let (mut rows, on_a_full_node) = node.with_all_daemons(rounds)?;
+    rows.extend(node.claims(rounds, &on_a_full_node)?);
     Ok(rows)
 }
 
@@ -123,8 +123,9 @@ impl Node {
         })
     }
 
-    /// Measures the supervisor without daemons, with that of a GPU, and with those of all.
-    fn supervisor_memory(&mut self) -> Result<Vec<Row>> {
+    /// Measures the supervisor without daemons, with that of a GPU, and with those of all; then further
+    /// claims.
+    fn with_all_daemons(&mut self, rounds: usize) -> Result<(Vec<Row>, Times)> {
         let none = self.supervisor.memory()?;
         let mut claims = vec![self.by_mps(0)?];
         let one = self.supervisor.memory()?;
@@ -132,6 +133,12 @@ impl Node {
             claims.push(self.by_mps(gpu)?);
         }
         let all = self.supervisor.memory()?;
+        let mut times = Times::default();
+        for _ in 0..rounds {
+            let claim = self.mps_claim(0)?;
+            times.prepare.push(self.prepare(&claim)?);
+            times.unprepare.push(self.end(claim)?);
+        }
         for claim in claims {
             self.end(claim)?;
         }
@@ -142,7 +149,7 @@ impl Node {
             )
         };
         let daemons = format!("with the daemons of {COUNT} GPUs");
-        Ok(vec![
+        let rows = vec![
             resident("no daemon", none),
             resident("with the daemon of 1 GPU", one)
                 .beside("no daemon", Value::Bytes(none.resident)),
@@ -152,12 +159,13 @@ impl Node {
                 Value::Bytes(all.anonymous),
             )
             .beside("no daemon", Value::Bytes(none.anonymous)),
-        ])
+        ];
+        Ok((rows, times))
     }
 
     /// Measures claims on a GPU that no claim has at the begin of a round: a time-sliced share, then two MPS
     /// shares one after the other.
-    fn claims(&mut self, rounds: usize) -> Result<Vec<Row>> {
+    fn claims(&mut self, rounds: usize, on_a_full_node: &Times) -> Result<Vec<Row>> {
         let [mut sliced, mut first, mut later] = [(); 3].map(|()| Times::default());
         for round in 0..WARM_UP + rounds {
             if round == WARM_UP {
@@ -187,14 +195,17 @@ impl Node {
                 format!("{call}, 1 time-sliced share claim, p50 of {rounds}"),
                 sliced,
             ));
-            let which = match call {
+            let [alone, beside] = match call {
                 "prepare" => ["first", "later"],
                 _ => ["last", "earlier"],
             };
-            for (which, times) in which.into_iter().zip([&first, &later]) {
+            let full = format!("{beside} MPS share claim of one of {COUNT} GPUs in use");
+            let [alone, beside] =
+                [alone, beside].map(|which| format!("{which} MPS share claim of a GPU"));
+            for (which, times) in [(alone, &first), (beside, &later), (full, on_a_full_node)] {
                 let times = of(times);
                 for (what, measured) in [("p50", times.p50()), ("p99", times.p99())] {
-                    let name = format!("{call}, {which} MPS share claim of a GPU, {what}");
+                    let name = format!("{call}, {which}, {what}");
                     rows.push(Row::new(name, measured).beside("time-sliced", sliced));
                 }
             }
