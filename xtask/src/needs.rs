@@ -85,6 +85,7 @@ mod tests {
             "iproute2",
             "busybox-static",
             "openssl",
+            "crun",
         ] {
             assert!(
                 said.contains(&format!("Debian package {package}\n")),
@@ -221,7 +222,7 @@ mod tests {
             &format!("echo \"rustup $*\"; /bin/mkdir {}", libraries.display()),
         );
         // The programs of the packages appear when apt-get is asked for them.
-        let tools = "gcc git pkg-config nft ip unshare nsenter busybox openssl";
+        let tools = "gcc git pkg-config nft ip unshare nsenter busybox openssl crun";
         let install = format!(
             "for tool in {tools}; do : >{0}/$tool; /bin/chmod +x {0}/$tool; done",
             bin.display()

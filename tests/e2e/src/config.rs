@@ -56,15 +56,14 @@ const USERS: &[(&str, &str, &str)] = &[
     ("kube-proxy", "system:kube-proxy", ""),
 ];
 
-/// The file of the runtime with groups.
-const RUNC_WITH_GROUPS: &str = "runc-with-groups.sh";
-
 impl Layout {
     /// The name of the first node, which is the only one unless a case adds another.
     pub const NODE: &'static str = "node-1";
     /// The container runtime, as a RuntimeClass names it, that makes twins of control groups: see
-    /// `runc-with-groups.sh`.
+    /// `runtime-with-groups.sh`.
     pub const RUNTIME_WITH_GROUPS: &'static str = "groups";
+    /// The same with crun in the place of runc.
+    pub const CRUN_WITH_GROUPS: &'static str = "groups-crun";
     /// Addresses of services.
     pub const SERVICES: &'static str = "10.96.0.0/16";
     /// Addresses of all pods.
@@ -151,7 +150,7 @@ impl Layout {
         fs::create_dir_all(self.file("cni"))?;
         fs::write(self.file("kubelet.yaml"), self.kubelet())?;
         fs::write(self.file("containerd.toml"), self.containerd(parts)?)?;
-        self.write_runtime(parts)?;
+        self.write_runtimes(parts)?;
         fs::write(self.file("cni/10-ptp.conflist"), cni(self.node.pods))?;
         if !self.is_first() {
             return Ok(());
@@ -183,14 +182,35 @@ impl Layout {
         self.state.join("host")
     }
 
-    /// Writes the runtime of [`Layout::RUNTIME_WITH_GROUPS`].
-    fn write_runtime(&self, parts: &Parts) -> Result<()> {
-        let file = self.file(RUNC_WITH_GROUPS);
-        let text = include_str!("runc-with-groups.sh")
-            .replace("@RUNC@", &parts.bin("runc")?.display().to_string())
-            .replace("@HOST@", &self.host().display().to_string());
-        fs::write(&file, text)?;
-        Ok(fs::set_permissions(&file, Permissions::from_mode(0o755))?)
+    /// Returns the runtimes that make twins of control groups: with crun only where it is installed.
+    pub fn runtimes_with_groups() -> Vec<&'static str> {
+        let by_crun = crun().map(|_| Self::CRUN_WITH_GROUPS);
+        [Self::RUNTIME_WITH_GROUPS]
+            .into_iter()
+            .chain(by_crun)
+            .collect()
+    }
+
+    /// Returns the program of a runtime with groups.
+    fn with_groups(&self, runtime: &str) -> String {
+        self.file(&format!("runtime-with-{runtime}.sh"))
+    }
+
+    /// Writes the programs of the runtimes with groups.
+    fn write_runtimes(&self, parts: &Parts) -> Result<()> {
+        for runtime in Self::runtimes_with_groups() {
+            let program = match crun().filter(|_| runtime == Self::CRUN_WITH_GROUPS) {
+                Some(crun) => crun,
+                None => parts.bin("runc")?,
+            };
+            let file = self.with_groups(runtime);
+            let text = include_str!("runtime-with-groups.sh")
+                .replace("@RUNTIME@", &program.display().to_string())
+                .replace("@HOST@", &self.host().display().to_string());
+            fs::write(&file, text)?;
+            fs::set_permissions(&file, Permissions::from_mode(0o755))?;
+        }
+        Ok(())
     }
 
     /// A kubeconfig for any token, as one of a ServiceAccount.
@@ -240,7 +260,7 @@ imageGCLowThresholdPercent: 99
     }
 
     fn containerd(&self, parts: &Parts) -> Result<String> {
-        Ok(format!(
+        let text = format!(
             r#"version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -264,27 +284,40 @@ conf_dir = "{conf}"
 [plugins."io.containerd.cri.v1.runtime".containerd]
 default_runtime_name = "runc"
 
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-BinaryName = "{runc}"
-SystemdCgroup = false
-
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{groups}]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{groups}.options]
-BinaryName = "{with_groups}"
-SystemdCgroup = false
 "#,
-            groups = Self::RUNTIME_WITH_GROUPS,
-            with_groups = self.file(RUNC_WITH_GROUPS),
             cni = parts.cni_dir().display(),
             conf = self.file("cni"),
-            runc = parts.bin("runc")?.display(),
-        ))
+        );
+        let runc = ("runc", parts.bin("runc")?.display().to_string());
+        let with_groups = Self::runtimes_with_groups().into_iter();
+        let with_groups = with_groups.map(|name| (name, self.with_groups(name)));
+        let runtimes = [runc].into_iter().chain(with_groups);
+        Ok(runtimes.fold(text, |text, (name, program)| {
+            text + &runtime(name, &program)
+        }))
     }
+}
+
+/// Returns a container runtime in containerd's configuration.
+fn runtime(name: &str, program: &str) -> String {
+    let table = format!(r#"plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}"#);
+    format!(
+        r#"
+[{table}]
+runtime_type = "io.containerd.runc.v2"
+
+[{table}.options]
+BinaryName = "{program}"
+SystemdCgroup = false
+"#
+    )
+}
+
+/// Returns the crun of this machine, if it is installed.
+fn crun() -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH")?;
+    let mut programs = std::env::split_paths(&folders).map(|folder| folder.join("crun"));
+    programs.find(|program| program.exists())
 }
 
 fn cni(subnet: &str) -> String {

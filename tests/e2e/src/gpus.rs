@@ -188,7 +188,7 @@ impl Gpus {
     /// The folder in the driver's root that its `nvidia-smi` writes: the kernel module's memory.
     pub const TIME_SLICES: &'static str = "/run/nvidia/driver/run/nvidia-timeslices";
 
-    /// The root of the twins of control groups; see `runc-with-groups.sh`.
+    /// The root of the twins of control groups; see `runtime-with-groups.sh`.
     pub fn groups(&self) -> PathBuf {
         self.root.join(GROUPS)
     }

@@ -6,7 +6,7 @@ use divvy_api::names;
 use divvy_model::ComputeMode;
 use serde_json::json;
 
-use super::groups::{CAPPING, Groups, Runtime, exchange};
+use super::groups::{CAPPING, Groups, Runtimes, exchange};
 use super::mps::{
     client, compute_mode, namespaces, only_daemon, reaches_its_server, runs_with, sizes_of,
 };
@@ -26,7 +26,7 @@ pub(in crate::cases) fn capped_mps(env: &Env) -> Result<()> {
     env.driver
         .change(&["mps.enabled=true", "memoryCaps=true"])?;
     env.driver.start()?;
-    let outcome = Runtime::create(env).and_then(|_runtime| Node::new(env)?.all());
+    let outcome = Runtimes::create(env).and_then(|_runtimes| Node::new(env)?.all());
     exchange(env, first, &[])?;
     outcome
 }

@@ -1,6 +1,6 @@
 //! The memory of shares, capped by the driver from R615 on: the hook of a CDI file, called by the real
 //! runtime, and the plugin that it asks. The kernel's part, control groups with the controller `misc`, is
-//! a twin of each group (see `runc-with-groups.sh`), and the driver's is the mock library.
+//! a twin of each group (see `runtime-with-groups.sh`), and the driver's is the mock library.
 
 use std::convert::identity;
 
@@ -8,23 +8,28 @@ use anyhow::{Context, Result, ensure};
 use fs_err as fs;
 use serde_json::json;
 
-use super::groups::{CAPPING, Groups, Runtime, exchange};
+use super::groups::{CAPPING, Groups, Runtimes, exchange};
 use super::{Policy, h100, share, wait_for_modes};
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
 use crate::config::Layout;
 use crate::gpus::CONTROLLERS;
 use crate::objects::{Pod, SAY_AND_STAY, claim_for};
-use crate::process::Signal;
+use crate::process::{Signal, say};
 use crate::wait::{poll, wait_for};
 
 pub(in crate::cases) fn caps(env: &Env) -> Result<()> {
     let first = env.driver.gpus().driver_version();
     exchange(env, CAPPING, &["memoryCaps=true"])?;
-    let outcome = Runtime::create(env).and_then(|_runtime| Sharing::new(env)?.all());
+    let outcome = Runtimes::create(env).and_then(|runtimes| {
+        let sharing = Sharing::new(env)?;
+        sharing.all(&runtimes)
+    });
     exchange(env, first, &[])?;
     outcome
 }
+
+const NO_CONTROLLER: &str = "the controller misc is not switched on for";
 
 /// A time-sliced GPU whose shares are capped.
 struct Sharing<'a> {
@@ -59,12 +64,17 @@ impl<'a> Sharing<'a> {
         })
     }
 
-    fn all(&self) -> Result<()> {
+    fn all(&self, runtimes: &Runtimes) -> Result<()> {
         let mut pods = self.of_different_sizes()?;
         pods.extend(self.of_several()?);
         self.forgotten("small", 4)?;
         self.plugin_away("small", 4)?;
         pods.extend([self.plugin_killed()?, self.refused()?]);
+        if runtimes.has(Layout::CRUN_WITH_GROUPS) {
+            pods.push(self.by_crun()?);
+        } else {
+            say("crun is not installed, so that no pod was started by it");
+        }
         for (pod, claims) in pods {
             self.end(&pod, claims)?;
         }
@@ -189,31 +199,62 @@ impl<'a> Sharing<'a> {
         Ok(("late".to_owned(), claims))
     }
 
-    /// Starts a pod where the kernel has switched the controller off for it: it does not start, and its
-    /// Events say why, until that is mended.
+    /// Starts a pod where the kernel has switched the controller off for it: its Events say why.
     fn refused(&self) -> Result<(String, Claims)> {
+        let (claims, said) = self.mended("bare", identity, "exit status 71")?;
+        ensure!(said.contains(NO_CONTROLLER), "{said}");
+        Ok(("bare".to_owned(), claims))
+    }
+
+    /// Does the same by another runtime, whose hooks get the same of it: of what they say it passes on the
+    /// exit status alone.
+    fn by_crun(&self) -> Result<(String, Claims)> {
+        let of = |pod: Pod| pod.runtime_class(Layout::CRUN_WITH_GROUPS);
+        let (claims, _) = self.mended("crun", of, "exit code: 71")?;
+        let container = self.groups.only_container("crun")?;
+        ensure!(
+            self.groups.allocates(&container, 2)?,
+            "2 of 2 GiB are refused"
+        );
+        ensure!(
+            !self.groups.allocates(&container, 1)?,
+            "3 of 2 GiB are given"
+        );
+        Ok(("crun".to_owned(), claims))
+    }
+
+    /// Creates a pod without the controller: it does not start until that is mended. Returns also the Event
+    /// of the pod with these words of its runtime.
+    fn mended(
+        &self,
+        name: &str,
+        so: impl FnOnce(Pod) -> Pod,
+        words: &str,
+    ) -> Result<(Claims, String)> {
         let gpus = self.env.driver.gpus();
         gpus.set_controllers_of_pods("cpu\n")?;
-        let claims = self.create("bare", &[2], &["main"], identity)?;
-        let why = "the controller misc is not switched on for";
-        let said = wait_for("words of a pod without the controller", PATIENCE, || {
-            let said = self.env.messages("bare");
-            Ok(said.into_iter().find(|text| text.contains(why)))
+        let claims = self.create(name, &[2], &["main"], so);
+        let said = claims.and_then(|claims| {
+            let said = wait_for("words of a pod without the controller", PATIENCE, || {
+                let said = self.env.messages(name);
+                Ok(said.into_iter().find(|text| text.contains(words)))
+            });
+            Ok((claims, said?))
         });
         gpus.set_controllers_of_pods("cpu misc\n")?;
         let said = said?;
-        ensure!(said.contains("exit status 71"), "{said}");
         wait_for("Event of the claim", PATIENCE, || {
-            let said = self.env.messages("bare-0");
-            Ok(said
-                .into_iter()
-                .find(|text| text.starts_with("A container does not start") && text.contains(why)))
+            let said = self.env.messages(&format!("{name}-0"));
+            let is_it = |text: &String| {
+                text.starts_with("A container does not start") && text.contains(NO_CONTROLLER)
+            };
+            Ok(said.into_iter().find(is_it))
         })?;
-        let pod = self.groups.of_pod("bare")?;
+        let pod = self.groups.of_pod(name)?;
         fs::write(pod.join(CONTROLLERS), "cpu misc\n")?;
-        self.env.wait_until_running("bare")?;
-        self.groups.capped("bare", 2)?;
-        Ok(("bare".to_owned(), claims))
+        self.env.wait_until_running(name)?;
+        self.groups.capped(name, 2)?;
+        Ok(said)
     }
 
     /// Creates a pod with a claim for a share of each size, used by all of these containers, and otherwise

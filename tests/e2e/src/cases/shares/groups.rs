@@ -26,23 +26,40 @@ pub(super) fn exchange(env: &Env, version: &str, values: &[&str]) -> Result<()> 
     env.driver.start()
 }
 
-/// The runtime that makes twins of control groups, until it is dropped.
-pub(super) struct Runtime<'a>(&'a Env<'a>);
+/// The runtimes that make twins of control groups, until it is dropped.
+pub(super) struct Runtimes<'a> {
+    env: &'a Env<'a>,
+    classes: Vec<&'static str>,
+}
 
-impl<'a> Runtime<'a> {
+impl<'a> Runtimes<'a> {
+    /// Makes a RuntimeClass for each that the node has.
     pub(super) fn create(env: &'a Env<'a>) -> Result<Self> {
-        let class = Layout::RUNTIME_WITH_GROUPS;
-        let object = json!({"metadata": {"name": class}, "handler": class});
-        env.api().create(RUNTIME_CLASSES, &object)?;
-        Ok(Self(env))
+        let mut made = Self {
+            env,
+            classes: Vec::new(),
+        };
+        for class in Layout::runtimes_with_groups() {
+            let object = json!({"metadata": {"name": class}, "handler": class});
+            env.api().create(RUNTIME_CLASSES, &object)?;
+            made.classes.push(class);
+        }
+        Ok(made)
+    }
+
+    /// Returns whether the node has the runtime of this class.
+    pub(super) fn has(&self, class: &str) -> bool {
+        self.classes.contains(&class)
     }
 }
 
-impl Drop for Runtime<'_> {
+impl Drop for Runtimes<'_> {
     fn drop(&mut self) {
-        let path = format!("{RUNTIME_CLASSES}/{}", Layout::RUNTIME_WITH_GROUPS);
-        if let Err(error) = self.0.api().delete(&path, &json!({})) {
-            crate::process::say(&format!("a RuntimeClass is left: {error:#}"));
+        for class in &self.classes {
+            let path = format!("{RUNTIME_CLASSES}/{class}");
+            if let Err(error) = self.env.api().delete(&path, &json!({})) {
+                crate::process::say(&format!("RuntimeClass {class} is left: {error:#}"));
+            }
         }
     }
 }

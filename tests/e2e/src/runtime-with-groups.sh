@@ -1,8 +1,8 @@
 #!/bin/bash
-# runc for pods whose memory of GPUs is capped, on kernels without the controllers by which NVIDIA's driver does that:
+# runc or crun for pods whose memory of GPUs is capped, on kernels without the controllers by which NVIDIA's driver does that:
 # before their hooks run, each of their groups has a twin in a folder, with a list of controllers of the case's choice.
 set -eu
-runc=@RUNC@
+runtime=@RUNTIME@
 groups=@HOST@/groups # twins of the node's control groups, and the lists of their controllers
 proc=@HOST@/proc     # what the node plugin takes for the node's /proc
 
@@ -40,4 +40,15 @@ fi
 if [ -n "$is_gone" ] && [ -n "$word" ]; then
     find "$groups" -depth -type d -name "$word" -exec rm -r {} \;
 fi
-exec "$runc" "$@"
+case $runtime in
+*/crun)
+    # That of Debian 12 (1.8.1) takes no version of the specification but this; containerd writes a later one.
+    [ -z "$bundle" ] || sed -i 's|"ociVersion":"[^"]*"|"ociVersion":"1.0.2"|' "$bundle/config.json"
+    # It works with groups of one version alone, and here are both: those of version 2 are hidden from it.
+    both=/sys/fs/cgroup/unified
+    if [ -e $both/cgroup.controllers ]; then
+        exec unshare --mount sh -c 'umount "$0" && exec "$@"' $both "$runtime" "$@"
+    fi
+    ;;
+esac
+exec "$runtime" "$@"
