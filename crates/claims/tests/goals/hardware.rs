@@ -142,8 +142,8 @@ impl Hardware {
             Call::DestroyComputeInstance(place, uuid) => match self.instances.get_mut(place) {
                 Some(real) if real.uuid.as_ref() == Some(uuid) => {
                     let server = self.mps.get(&Target::Partition(*place));
-                    let served = server.is_some_and(|(_, sees)| sees.as_ref() == Some(uuid));
-                    assert!(!served, "a partition is removed under its MPS server");
+                    let is_used = server.is_some_and(|(_, sees)| sees.as_ref() == Some(uuid));
+                    assert!(!is_used, "a partition is removed under its MPS server");
                     real.uuid = None;
                 }
                 _ => {}

@@ -344,7 +344,7 @@ impl Story {
             .filter(|record| record.devices[0].mps.is_some())
             .map(|record| record.devices[0].target)
             .collect();
-        for (target, _) in &self.hardware.mps {
+        for target in self.hardware.mps.keys() {
             let is_known = may_use.contains(target) || !self.torn.is_empty();
             assert!(is_known, "an orphan: the server of {target:?}");
         }
