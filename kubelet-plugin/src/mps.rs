@@ -12,7 +12,8 @@ use divvy_claims::{Cause, ChangeError, MpsSlot};
 use divvy_executor::{Clock, MpsServers, RunningServer};
 use divvy_host::DriverRoot;
 use divvy_model::{
-    GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer,
+    GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol,
+    MpsServer,
 };
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
@@ -159,11 +160,18 @@ async fn within_time<T>(
 }
 
 impl MpsServers for SupervisedMps {
-    fn running(&self, until: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
+    fn running(
+        &self,
+        of: Option<&GpuUuid>,
+        until: Duration,
+    ) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
+        let asked = StateRequest {
+            gpu_uuid: of.map(GpuUuid::to_string).unwrap_or_default(),
+        };
         let within = until.saturating_sub(self.clock.now());
         let state = self.runtime.block_on(async {
             let mut client = self.connect().await?;
-            let asked = within_time(within, client.state(StateRequest {})).await;
+            let asked = within_time(within, client.state(asked)).await;
             asked.map_err(|status| status.message().to_owned())
         })?;
         let daemon = |daemon: Daemon| {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use divvy_model::{
-    GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer, NotOurNamespace,
-    ParsePlaceError, Target,
+    GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
+    NotOurNamespace, ParsePlaceError, Target,
 };
 use divvy_proto::mps::v1::supervisor_server::{Supervisor as Service, SupervisorServer};
 use divvy_proto::mps::v1::{
@@ -58,13 +58,16 @@ impl Answers {
     }
 }
 
+fn gpu(uuid: &str) -> Result<GpuUuid, Status> {
+    uuid.parse()
+        .map_err(|_| Status::invalid_argument(format!("gpu_uuid {uuid:?} is no UUID of a GPU")))
+}
+
 /// Reads a target.
 fn target(asked: Option<AskedTarget>) -> Result<GpuTarget, Status> {
     let AskedTarget { gpu_uuid, place } =
         asked.ok_or_else(|| Status::invalid_argument("target is missing"))?;
-    let gpu = gpu_uuid.parse().map_err(|_| {
-        Status::invalid_argument(format!("gpu_uuid {gpu_uuid:?} is no UUID of a GPU"))
-    })?;
+    let gpu = gpu(&gpu_uuid)?;
     let target = if place.is_empty() {
         Target::Gpu
     } else {
@@ -109,8 +112,15 @@ fn message(namespace: MpsNamespace) -> Namespace {
 
 #[tonic::async_trait]
 impl Service for Answers {
-    async fn state(&self, _: Request<StateRequest>) -> Result<Response<StateResponse>, Status> {
-        let running = self.blocking(Supervisor::state).await?;
+    async fn state(&self, asked: Request<StateRequest>) -> Result<Response<StateResponse>, Status> {
+        let StateRequest { gpu_uuid } = asked.into_inner();
+        let of = match gpu_uuid.as_str() {
+            "" => None,
+            uuid => Some(gpu(uuid)?),
+        };
+        let running = self
+            .blocking(move |supervisor| supervisor.state(of.as_ref()))
+            .await?;
         let daemon = |(target, running): (GpuTarget, crate::supervisor::Running)| Daemon {
             target: Some(AskedTarget {
                 gpu_uuid: target.gpu.to_string(),

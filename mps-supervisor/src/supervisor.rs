@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_host::{Driver, DriverAt, DriverRootError, HostRoot};
-use divvy_model::{GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
+use divvy_model::{
+    GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
+};
 
 mod namespaces;
 
@@ -142,25 +144,46 @@ impl Supervisor {
         }
     }
 
-    /// Returns the daemons that run.
-    pub fn state(&self) -> Result<BTreeMap<GpuTarget, Running>, SupervisorError> {
+    /// Returns the daemons that run, on one GPU or on all. Each is asked at the same time as the others, so
+    /// that a daemon that hangs does not add to the time of the rest.
+    pub fn state(
+        &self,
+        of: Option<&GpuUuid>,
+    ) -> Result<BTreeMap<GpuTarget, Running>, SupervisorError> {
+        let mut known = self.known()?;
+        known.retain(|target| of.is_none_or(|gpu| target.gpu == *gpu));
+        let found = std::thread::scope(|scope| {
+            let asked = known
+                .iter()
+                .map(|target| scope.spawn(|| self.state_of(target)));
+            // Begun all before the first is waited for.
+            let asked: Vec<_> = asked.collect();
+            let ended = asked.into_iter().map(std::thread::ScopedJoinHandle::join);
+            ended.collect::<Vec<_>>()
+        });
         let mut running = BTreeMap::new();
-        for target in self.known()? {
-            let files = self.files(&target);
-            let (note, found) = self.find(&files)?;
-            if let (Found::Running(server), Some(note)) = (found, note) {
-                let servers = self.servers(&files, Some(note.daemon.pid));
-                let pids = servers.iter().map(|server| server.pid);
-                let running_now = Running {
-                    server,
-                    partition: note.partition.clone(),
-                    pids: pids.chain([note.daemon.pid]).collect(),
-                    namespaces: self.namespaces(&target, &files, &note),
-                };
-                running.insert(target, running_now);
-            }
+        for (target, found) in known.into_iter().zip(found) {
+            // A panic goes on in the thread that asked.
+            let found = found.unwrap_or_else(|died| std::panic::resume_unwind(died))?;
+            running.extend(found.map(|found| (target, found)));
         }
         Ok(running)
+    }
+
+    fn state_of(&self, target: &GpuTarget) -> Result<Option<Running>, SupervisorError> {
+        let files = self.files(target);
+        let (note, found) = self.find(&files)?;
+        let (Found::Running(server), Some(note)) = (found, note) else {
+            return Ok(None);
+        };
+        let servers = self.servers(&files, Some(note.daemon.pid));
+        let pids = servers.iter().map(|server| server.pid);
+        Ok(Some(Running {
+            server,
+            partition: note.partition.clone(),
+            pids: pids.chain([note.daemon.pid]).collect(),
+            namespaces: self.namespaces(target, &files, &note),
+        }))
     }
 
     /// Ends what an earlier process has left half done: daemons that are dead or not ready, with the

@@ -149,7 +149,7 @@ fn kill(pid: u32) {
 fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    assert!(supervisor.state().unwrap().is_empty());
+    assert!(supervisor.state(None).unwrap().is_empty());
     supervisor.start(&gpu(1), None, server(4)).unwrap();
     let log = node.log(&gpu(1), "server.log");
     assert!(
@@ -158,17 +158,17 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     );
     let bytes = format!("{:#x}", (81_559_u64 / 4) << 20);
     assert!(log.contains(&bytes), "{log} lacks {bytes}");
-    let running = supervisor.state().unwrap()[&gpu(1)].clone();
+    let running = supervisor.state(None).unwrap()[&gpu(1)].clone();
     assert_eq!(running.server, server(4));
     assert_eq!(running.pids.len(), 2, "the daemon and its server");
     // The same again is nothing; another GPU has a daemon of its own.
     supervisor.start(&gpu(1), None, server(4)).unwrap();
-    assert_eq!(supervisor.state().unwrap()[&gpu(1)], running);
+    assert_eq!(supervisor.state(None).unwrap()[&gpu(1)], running);
     supervisor.start(&gpu(2), None, server(2)).unwrap();
     assert_eq!(node.processes().len(), 4);
     supervisor.stop(&gpu(1)).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
-    assert_eq!(supervisor.state().unwrap().len(), 1);
+    assert_eq!(supervisor.state(None).unwrap().len(), 1);
     supervisor.stop(&gpu(2)).unwrap();
     node.has_no_process();
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
@@ -185,7 +185,7 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     supervisor.start(&one, Some(&first), server(4)).unwrap();
     supervisor.start(&other, Some(&second), server(2)).unwrap();
     let sees = |target: &GpuTarget| {
-        let running = &supervisor.state().unwrap()[target];
+        let running = &supervisor.state(None).unwrap()[target];
         let daemon = running.pids.last().unwrap();
         let variables = fs_err::read(format!("/proc/{daemon}/environ")).unwrap();
         let variables = String::from_utf8(variables).unwrap();
@@ -196,17 +196,23 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     let of = |uuid: &MigUuid| (Some(uuid.clone()), format!("CUDA_VISIBLE_DEVICES={uuid}"));
     assert_eq!(sees(&one), of(&first));
     assert_eq!(sees(&other), of(&second));
-    let before = supervisor.state().unwrap();
+    let before = supervisor.state(None).unwrap();
     supervisor.start(&one, Some(&first), server(4)).unwrap();
-    assert_eq!(supervisor.state().unwrap(), before, "nothing to do");
+    assert_eq!(supervisor.state(None).unwrap(), before, "nothing to do");
     supervisor.start(&one, Some(&again), server(4)).unwrap();
     assert_eq!(sees(&one), of(&again));
     assert_eq!(sees(&other), of(&second));
     assert_eq!(node.processes().len(), 4);
+    // Asked about one GPU, it answers for that one and its partitions.
+    let of = |number| supervisor.state(Some(&gpu(number).gpu)).unwrap().len();
+    assert_eq!((of(1), of(2)), (2, 0));
+    supervisor.start(&gpu(2), None, server(4)).unwrap();
+    assert_eq!((of(1), of(2)), (2, 1));
+    supervisor.stop(&gpu(2)).unwrap();
     // Another process finds them again.
     assert_eq!(node.supervisor().adopt().unwrap(), 2);
     supervisor.stop(&one).unwrap();
-    assert_eq!(supervisor.state().unwrap().len(), 1);
+    assert_eq!(supervisor.state(None).unwrap().len(), 1);
     supervisor.stop(&other).unwrap();
     node.has_no_process();
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
@@ -217,9 +223,9 @@ fn other_limits_are_those_of_another_daemon() {
     let node = Node::new();
     let supervisor = node.supervisor();
     supervisor.start(&gpu(1), None, server(4)).unwrap();
-    let before = supervisor.state().unwrap();
+    let before = supervisor.state(None).unwrap();
     supervisor.start(&gpu(1), None, server(2)).unwrap();
-    let after = supervisor.state().unwrap();
+    let after = supervisor.state(None).unwrap();
     assert_eq!(after[&gpu(1)].server, server(2));
     assert_ne!(after, before);
     assert_eq!(node.processes().len(), 2);
@@ -239,10 +245,10 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
     assert!(log.contains(&format!("{:#x}", 10_u64 << 30)), "{log}");
     drop(supervisor);
     let supervisor = node.supervisor();
-    assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, half);
+    assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, half);
     let all = MpsServer::of_claim(None, None);
     supervisor.start(&gpu(1), None, all).unwrap();
-    assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, all);
+    assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, all);
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
 }
@@ -261,7 +267,7 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     kill(daemon);
     node.wait_for("the daemon ends", || process::read(daemon).is_none());
     assert_eq!(
-        supervisor.state().unwrap().len(),
+        supervisor.state(None).unwrap().len(),
         0,
         "its server alone is none"
     );
@@ -270,7 +276,7 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     assert_eq!(node.processes().len(), 2);
     assert_eq!(inode(&pipe), mounted, "containers have the folder mounted");
     // Killed again, and ended instead.
-    let running = supervisor.state().unwrap()[&gpu(1)].clone();
+    let running = supervisor.state(None).unwrap()[&gpu(1)].clone();
     running.pids.iter().for_each(|pid| kill(*pid));
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
@@ -367,7 +373,7 @@ fn a_daemon_ends_although_the_driver_is_gone() {
     fs_err::remove_dir_all(node.dir.path().join("root")).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
-    assert!(supervisor.state().unwrap().is_empty());
+    assert!(supervisor.state(None).unwrap().is_empty());
     let error = supervisor.start(&gpu(1), None, server(4)).unwrap_err();
     assert_eq!(error.to_string(), "the NVIDIA driver cannot be found");
 }
@@ -395,7 +401,7 @@ fn with_namespaces(node: &Node) -> Supervisor {
 }
 
 fn namespaces(supervisor: &Supervisor) -> Vec<MpsNamespace> {
-    supervisor.state().unwrap()[&gpu(1)].namespaces.clone()
+    supervisor.state(None).unwrap()[&gpu(1)].namespaces.clone()
 }
 
 /// The folder of sockets of a claim's namespace.
@@ -518,7 +524,7 @@ fn a_daemon_or_server_that_dies_takes_its_namespaces_along() {
         let victim = victim.unwrap();
         kill(victim);
         node.wait_for("it ends", || process::read(victim).is_none());
-        assert!(supervisor.state().unwrap().is_empty(), "{whole}");
+        assert!(supervisor.state(None).unwrap().is_empty(), "{whole}");
         supervisor
             .start(&gpu(1), None, MpsServer::NAMESPACES)
             .unwrap();
@@ -541,7 +547,7 @@ fn a_server_with_slots_and_one_with_namespaces_follow_each_other() {
     let supervisor = node.supervisor();
     for server in [server(4), MpsServer::NAMESPACES, server(2)] {
         supervisor.start(&gpu(1), None, server).unwrap();
-        assert_eq!(supervisor.state().unwrap()[&gpu(1)].server, server);
+        assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, server);
         assert_eq!(node.processes().len(), 2);
     }
     supervisor.stop(&gpu(1)).unwrap();
@@ -571,7 +577,7 @@ fn a_server_of_v3_that_does_not_serve_is_no_server() {
         let text = divvy_model::chain(&error.unwrap_err());
         assert!(text.contains(expected), "{fault}: {text}");
         node.has_no_process();
-        assert!(supervisor.state().unwrap().is_empty());
+        assert!(supervisor.state(None).unwrap().is_empty());
     }
 }
 
@@ -658,7 +664,11 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         partition_uuid: String::new(),
     };
     asks.start(start_own).await.unwrap();
-    let before = asks.state(StateRequest {}).await.unwrap().into_inner();
+    let before = asks
+        .state(StateRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(before.daemons.len(), 2);
     assert_eq!(before.daemons[0].limits, Some(limits()));
     assert_eq!(before.daemons[1].limits, Some(own));
@@ -666,7 +676,11 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
     assert_eq!(node.processes().len(), 4, "daemons and servers live on");
     let _program = Program::start(&node);
     let mut asks = client(&node).await;
-    let after = asks.state(StateRequest {}).await.unwrap().into_inner();
+    let after = asks
+        .state(StateRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(after, before);
     asks.start(start).await.unwrap();
     asks.stop(StopRequest { target }).await.unwrap();
@@ -703,7 +717,11 @@ async fn a_server_of_a_partition_is_asked_for_by_its_place_and_uuid() {
         assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
     }
     asks.start(start(&partition(0), "MIG-1")).await.unwrap();
-    let state = asks.state(StateRequest {}).await.unwrap().into_inner();
+    let state = asks
+        .state(StateRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(state.daemons[0].target, asked(&partition(0)));
     assert_eq!(state.daemons[0].partition_uuid, "MIG-1");
     let target = asked(&partition(0));
@@ -739,12 +757,20 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
     };
     let ours = name(7).to_string();
     asks.put_namespace(put(&ours, 30)).await.unwrap();
-    let before = asks.state(StateRequest {}).await.unwrap().into_inner();
+    let before = asks
+        .state(StateRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(before.daemons[0].namespaces.len(), 1);
     drop(program);
     let _program = Program::start(&node);
     let mut asks = client(&node).await;
-    let after = asks.state(StateRequest {}).await.unwrap().into_inner();
+    let after = asks
+        .state(StateRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(after, before);
     let limited = Limits {
         cores: 50,
@@ -768,7 +794,11 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
         name: ours,
     };
     asks.remove_namespace(end).await.unwrap();
-    let after = asks.state(StateRequest {}).await.unwrap().into_inner();
+    let after = asks
+        .state(StateRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(after.daemons[0].namespaces, []);
     asks.stop(StopRequest { target }).await.unwrap();
     node.has_no_process();
@@ -860,10 +890,18 @@ async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
         let _program = Program::start(&node);
         let mut asks = client(&node).await;
         asks.put_namespace(put(20)).await.unwrap();
-        let state = asks.state(StateRequest {}).await.unwrap().into_inner();
+        let state = asks
+            .state(StateRequest::default())
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!(state.daemons[0].namespaces, [of(20)], "round {round}");
         asks.remove_namespace(end()).await.unwrap();
-        let state = asks.state(StateRequest {}).await.unwrap().into_inner();
+        let state = asks
+            .state(StateRequest::default())
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!(state.daemons[0].namespaces, [], "round {round}");
         assert!(!sockets(&node, 7).exists(), "round {round}");
     }

@@ -110,7 +110,8 @@ impl<'a> Gpus<'a> {
         if !found.is_empty() && noted().is_ok_and(|stored| is_noted(&stored)) {
             let until = self.context.now() + ASK_WITHIN;
             // Without an answer they count as a user's: the claim goes on holding.
-            let running = self.hardware.mps.running(until).unwrap_or_default();
+            let running = self.hardware.mps.running(Some(gpu), until);
+            let running = running.unwrap_or_default();
             let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
             let pids: BTreeSet<u32> = here.flat_map(|(_, one)| one.pids.clone()).collect();
             found.retain(|process| !pids.contains(&process.pid));

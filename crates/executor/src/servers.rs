@@ -14,7 +14,7 @@ use crate::state::Gpus as GpuFiles;
 /// runs on a GPU without a file is one of them too, and one without the namespaces that claims need.
 pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
     let until = gpus.context.now() + ASK_WITHIN;
-    let running = match gpus.hardware.mps.running(until) {
+    let running = match gpus.hardware.mps.running(None, until) {
         Ok(running) => running,
         Err(error) => {
             tracing::warn!(

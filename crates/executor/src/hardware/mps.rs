@@ -39,9 +39,13 @@ impl RunningServer {
 /// request after the other is carried out for a target: what was asked for and is not answered is over
 /// before the next.
 pub trait MpsServers: Send + Sync {
-    /// Returns the servers that run, or in words why they are not known. Not past `until` (time since
-    /// boot).
-    fn running(&self, until: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String>;
+    /// Returns the servers that run, at least those of this GPU, or in words why they are not known. Not past
+    /// `until` (time since boot).
+    fn running(
+        &self,
+        of: Option<&GpuUuid>,
+        until: Duration,
+    ) -> Result<BTreeMap<GpuTarget, RunningServer>, String>;
     /// Starts a server, ready for clients; nothing if it runs already. `partition` is what it sees where
     /// the target is one.
     fn start(
@@ -81,7 +85,11 @@ fn switched_off() -> ChangeError {
 }
 
 impl MpsServers for NoMps {
-    fn running(&self, _: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
+    fn running(
+        &self,
+        _: Option<&GpuUuid>,
+        _: Duration,
+    ) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         Ok(BTreeMap::new())
     }
 
@@ -141,7 +149,11 @@ impl ListedServers {
 }
 
 impl MpsServers for ListedServers {
-    fn running(&self, _: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
+    fn running(
+        &self,
+        _: Option<&GpuUuid>,
+        _: Duration,
+    ) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         Ok(self.all())
     }
 
@@ -199,7 +211,7 @@ impl Hardware<'_> {
         gpu: &GpuUuid,
         until: Duration,
     ) -> Result<BTreeMap<Target, MpsSeen>, String> {
-        let running = self.mps.running(until)?;
+        let running = self.mps.running(Some(gpu), until)?;
         Ok(seen_on(gpu, &running))
     }
 }

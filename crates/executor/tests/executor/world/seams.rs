@@ -326,7 +326,11 @@ const SERVER_PID: u32 = 9000;
 /// The supervisor. It outlives the executor's process, and what it was asked for is done before the
 /// next question, whether the asker lives or not.
 impl MpsServers for World {
-    fn running(&self, _until: Duration) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
+    fn running(
+        &self,
+        of: Option<&GpuUuid>,
+        _until: Duration,
+    ) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         let m = self.lock();
         if m.dead {
             return Err("dead".to_owned());
@@ -350,7 +354,9 @@ impl MpsServers for World {
             };
             (target.clone(), running)
         });
-        Ok(whole.chain(parts).collect())
+        let is_asked = |target: &GpuTarget| of.is_none_or(|gpu| target.gpu == *gpu);
+        let all = whole.chain(parts).filter(|(target, _)| is_asked(target));
+        Ok(all.collect())
     }
 
     fn start(
