@@ -427,26 +427,7 @@ impl Converter<'_> {
                 self.notes.note(at, "a partition has its own compute, so time slices have no effect: config removed");
                 None
             }
-            Some("MPS") if of.several => {
-                let what = "a claim of divvy has MPS of one GPU or partition (docs/sharing.md#mps-in-a-claim): config removed; request each by a claim of its own, \
-                            in a container of its own, or name one of the requests in the config";
-                self.notes.note(&under(at, "sharing"), what);
-                None
-            }
-            Some("MPS") if !of.shares => {
-                let kind = if kind == "GpuConfig" {
-                    "GpuConfig"
-                } else {
-                    "MigConfig"
-                };
-                Some(self.mps(kind, parameters, at))
-            }
-            Some("MPS") => {
-                let what = "divvy's MPS is for a claim that has its GPU or partition alone, and for shares by a policy (docs/sharing.md#mps): config removed, so \
-                            programs run in turns, without limits of memory and threads";
-                self.notes.note(&under(at, "sharing"), what);
-                None
-            }
+            Some("MPS") => self.config_of_mps(kind, parameters, at, of),
             Some(other) => {
                 let what = format!("{other:?} is not TimeSlicing or MPS");
                 self.notes.refuse(&under(at, "sharing.strategy"), what);
@@ -457,6 +438,26 @@ impl Converter<'_> {
                 None
             }
         }
+    }
+
+    /// Converts MPS; `None` where divvy has none for such requests.
+    fn config_of_mps(&mut self, kind: &str, parameters: &Node, at: &str, of: Of) -> Option<Node> {
+        let what = if of.several {
+            "a claim of divvy has MPS of one GPU or partition (docs/sharing.md#mps-in-a-claim): config removed; request each by a claim of its own, \
+             in a container of its own, or name one of the requests in the config"
+        } else if of.shares {
+            "divvy's MPS is for a claim that has its GPU or partition alone, and for shares by a policy (docs/sharing.md#mps): config removed, so \
+             programs run in turns, without limits of memory and threads"
+        } else {
+            let kind = if kind == "GpuConfig" {
+                "GpuConfig"
+            } else {
+                "MigConfig"
+            };
+            return Some(self.mps(kind, parameters, at));
+        };
+        self.notes.note(&under(at, "sharing"), what);
+        None
     }
 
     /// Converts MPS of a whole GPU or partition to a config of this kind.

@@ -248,6 +248,7 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         No(MEASURES),
     ),
     ("cargo xtask bench -- --only placement", No(MEASURES)),
+    ("cargo xtask bench -- --only mps", No(MEASURES)),
     (
         "cargo build --release -p divvy-hardware -p divvy-cdi-hook",
         No("CI builds all programs in another profile"),

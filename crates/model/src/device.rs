@@ -158,12 +158,17 @@ mod tests {
             DeviceKind::parse(&partition.device_name()),
             Ok(partition.clone())
         );
-        let twin = DeviceKind {
-            sharing: Sharing::TimeSliced,
-            ..partition
-        };
-        assert_eq!(twin.to_string(), "gpu-3-mig-1g10gb-19-4-ts");
-        assert_eq!(DeviceKind::parse(&twin.device_name()), Ok(twin));
+        for (sharing, name) in [
+            (Sharing::TimeSliced, "gpu-3-mig-1g10gb-19-4-ts"),
+            (Sharing::Mps, "gpu-3-mig-1g10gb-19-4-mps"),
+        ] {
+            let twin = DeviceKind {
+                sharing,
+                ..partition.clone()
+            };
+            assert_eq!(twin.to_string(), name);
+            assert_eq!(DeviceKind::parse(&twin.device_name()), Ok(twin));
+        }
         assert_eq!(
             DeviceKind::of_gpu(3, Sharing::TimeSliced).to_string(),
             "gpu-3-ts"
@@ -173,7 +178,6 @@ mod tests {
             "gpu-0-ts-1",
             "gpu-00-ts",
             "gpu-0-mps-1",
-            "gpu-0-mig-1g10gb-19-0-mps",
             "gpu-0-mig-static-1g10gb-19-0-ts",
             "gpu-0-mig-static-1g10gb-19-0-mps",
             "gpu-0-mig-1g10gb-19-0-admin",
