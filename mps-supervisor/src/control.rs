@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use divvy_host::{Driver, Smi};
+use divvy_host::{Driver, Smi, start_program};
 use divvy_model::MpsProtocol;
 
 pub use self::namespaces::{Row, ServerState};
@@ -147,16 +147,15 @@ impl Control<'_> {
         };
         // Nothing of our own environment: CUDA_MPS_PROTOCOL_VERSION would choose another protocol.
         let mut command = Smi::new().program(self.driver, self.program);
-        let mut child = command
+        command
             .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe)
             .env("CUDA_MPS_LOG_DIRECTORY", self.log)
             .env("CUDA_VISIBLE_DEVICES", self.device)
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(failed)?;
+            .stderr(Stdio::null());
+        let mut child = start_program(&mut command, within).map_err(failed)?;
         if let Some(mut stdin) = child.stdin.take() {
             // A program that ends without reading has an exit status that says more.
             drop(writeln!(stdin, "{input}"));

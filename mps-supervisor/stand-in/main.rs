@@ -273,12 +273,21 @@ impl Daemon {
 /// Starts a server for GPUs; none are all.
 fn start_server(gpus: &str) -> Option<Child> {
     let program = std::env::current_exe().unwrap().with_file_name(SERVER);
-    let started = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .arg(gpus)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
+        .stderr(Stdio::null());
+    // Its file was copied a moment ago, and a child of the copying process may have it open still.
+    let mut started = command.spawn();
+    while started
+        .as_ref()
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::ExecutableFileBusy)
+    {
+        std::thread::sleep(LOOK);
+        started = command.spawn();
+    }
     let failed = |error| {
         let line = format!("Failed to start the server: {error}");
         log("control.log", &line);
@@ -307,6 +316,17 @@ fn bytes(amount: &str) -> Option<u64> {
     Some(number.parse::<u64>().ok()? << shift)
 }
 
+/// The line of a server's log by which it says that it serves.
+const STARTED: &str = "Server has started";
+
+/// Returns whether a server serves. A server that dies at once is there for a moment, too.
+fn has_started(server: u32) -> bool {
+    let path = folder("CUDA_MPS_LOG_DIRECTORY").join("server.log");
+    let text = fs_err::read_to_string(path).unwrap_or_default();
+    let line = format!(" {server}] {STARTED}");
+    text.lines().any(|one| one.ends_with(&line))
+}
+
 /// The server: lives until it is killed, also when its daemon has died.
 fn server(gpus: &str) -> ExitCode {
     if has_fault("server-dies") || !knows(gpus) {
@@ -316,7 +336,7 @@ fn server(gpus: &str) -> ExitCode {
         );
         return ExitCode::FAILURE;
     }
-    log("server.log", "Server has started");
+    log("server.log", STARTED);
     while pipe().exists() {
         std::thread::sleep(LOOK * 10);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::driver::DriverRoot;
 use crate::root::HostRoot;
-use crate::smi::{Smi, start, wait};
+use crate::smi::{Smi, start_program, wait};
 
 /// A big module on a slow disk.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub fn load_module(host: &HostRoot, module: &str) -> io::Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let mut child = start(&mut command, WITHIN)?;
+    let mut child = start_program(&mut command, WITHIN)?;
     match wait(&mut child, WITHIN)? {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(io::Error::other(format!(

@@ -170,7 +170,7 @@ impl Smi {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let program = PathBuf::from(command.get_program());
-        let mut child = start(&mut command, within).map_err(|source| SmiError::Start {
+        let mut child = start_program(&mut command, within).map_err(|source| SmiError::Start {
             program: program.clone(),
             source,
         })?;
@@ -311,7 +311,7 @@ fn is_whole(root: &DriverRoot) -> bool {
 }
 
 /// Starts a program; one that is just being installed is waited for.
-pub(crate) fn start(command: &mut Command, within: Duration) -> io::Result<Child> {
+pub fn start_program(command: &mut Command, within: Duration) -> io::Result<Child> {
     let until = Instant::now() + within;
     loop {
         match command.spawn() {
