@@ -18,7 +18,7 @@ use divvy_model::{
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest,
-    StateRequest, StopRequest, Target,
+    StateRequest, StopRequest,
 };
 use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
@@ -129,28 +129,6 @@ fn of_status(status: &Status) -> ChangeError {
     }
 }
 
-/// Returns a target as the supervisor is asked for it.
-fn asked_of(target: &GpuTarget) -> Target {
-    Target {
-        gpu_uuid: target.gpu.to_string(),
-        place: target
-            .target
-            .place()
-            .map(|place| place.to_string())
-            .unwrap_or_default(),
-    }
-}
-
-/// Reads a target of the supervisor.
-fn target_of(found: &Target) -> Option<GpuTarget> {
-    let gpu = found.gpu_uuid.parse().ok()?;
-    let target = match found.place.as_str() {
-        "" => divvy_model::Target::Gpu,
-        place => divvy_model::Target::Partition(place.parse().ok()?),
-    };
-    Some(GpuTarget { gpu, target })
-}
-
 async fn within_time<T>(
     within: Duration,
     call: impl Future<Output = Result<T, Status>>,
@@ -205,7 +183,7 @@ impl MpsServers for SupervisedMps {
             let partition = Some(daemon.partition_uuid).filter(|uuid| !uuid.is_empty());
             let partition = partition.map(|uuid| uuid.parse()).transpose().ok()?;
             Some((
-                target_of(daemon.target.as_ref()?)?,
+                daemon.target.parse().ok()?,
                 RunningServer {
                     server,
                     partition,
@@ -227,7 +205,7 @@ impl MpsServers for SupervisedMps {
     ) -> Result<(), ChangeError> {
         tracing::info!(%target, ?server, "starting the MPS server");
         let asked = StartRequest {
-            target: Some(asked_of(target)),
+            target: target.to_string(),
             partition_uuid: partition.map(MigUuid::to_string).unwrap_or_default(),
             limits: Some(Limits {
                 slots: server.slots.unwrap_or(0),
@@ -242,7 +220,7 @@ impl MpsServers for SupervisedMps {
     fn stop(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError> {
         tracing::info!(%target, "stopping the MPS server");
         let asked = StopRequest {
-            target: Some(asked_of(target)),
+            target: target.to_string(),
         };
         self.change(until, async move |mut client| client.stop(asked).await)
     }
@@ -255,7 +233,7 @@ impl MpsServers for SupervisedMps {
     ) -> Result<(), ChangeError> {
         tracing::info!(%target, ?namespace, "making a namespace of the MPS server");
         let asked = PutNamespaceRequest {
-            target: Some(asked_of(target)),
+            target: target.to_string(),
             namespace: Some(Namespace {
                 name: namespace.name.to_string(),
                 cores: namespace.cores,
@@ -275,7 +253,7 @@ impl MpsServers for SupervisedMps {
     ) -> Result<(), ChangeError> {
         tracing::info!(%target, %name, "ending a namespace of the MPS server");
         let asked = RemoveNamespaceRequest {
-            target: Some(asked_of(target)),
+            target: target.to_string(),
             name: name.to_string(),
         };
         self.change(until, async move |mut client| {

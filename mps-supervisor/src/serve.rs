@@ -7,13 +7,13 @@ use std::sync::Arc;
 use anyhow::Context;
 use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
-    NotOurNamespace, ParsePlaceError, Target,
+    NotOurNamespace, ParseGpuTargetError, Target,
 };
 use divvy_proto::mps::v1::supervisor_server::{Supervisor as Service, SupervisorServer};
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, PutNamespaceRequest, PutNamespaceResponse, RemoveNamespaceRequest,
     RemoveNamespaceResponse, StartRequest, StartResponse, StateRequest, StateResponse, StopRequest,
-    StopResponse, Target as AskedTarget,
+    StopResponse,
 };
 use divvy_telemetry::chain;
 use tokio::net::UnixListener;
@@ -64,19 +64,9 @@ fn gpu(uuid: &str) -> Result<GpuUuid, Status> {
 }
 
 /// Reads a target.
-fn target(asked: Option<AskedTarget>) -> Result<GpuTarget, Status> {
-    let AskedTarget { gpu_uuid, place } =
-        asked.ok_or_else(|| Status::invalid_argument("target is missing"))?;
-    let gpu = gpu(&gpu_uuid)?;
-    let target = if place.is_empty() {
-        Target::Gpu
-    } else {
-        let place = place.parse();
-        Target::Partition(
-            place.map_err(|error: ParsePlaceError| Status::invalid_argument(error.to_string()))?,
-        )
-    };
-    Ok(GpuTarget { gpu, target })
+fn target(text: &str) -> Result<GpuTarget, Status> {
+    let read = text.parse();
+    read.map_err(|error: ParseGpuTargetError| Status::invalid_argument(format!("target {error}")))
 }
 
 /// Reads the UUID of the partition that a daemon is to see.
@@ -122,14 +112,7 @@ impl Service for Answers {
             .blocking(move |supervisor| supervisor.state(of.as_ref()))
             .await?;
         let daemon = |(target, running): (GpuTarget, crate::supervisor::Running)| Daemon {
-            target: Some(AskedTarget {
-                gpu_uuid: target.gpu.to_string(),
-                place: target
-                    .target
-                    .place()
-                    .map(|place| place.to_string())
-                    .unwrap_or_default(),
-            }),
+            target: target.to_string(),
             partition_uuid: running
                 .partition
                 .map(|uuid| uuid.to_string())
@@ -153,7 +136,7 @@ impl Service for Answers {
             limits,
             partition_uuid,
         } = asked.into_inner();
-        let target = target(of)?;
+        let target = target(&of)?;
         let partition = partition(&target, &partition_uuid)?;
         let limits = limits.ok_or_else(|| Status::invalid_argument("limits is missing"))?;
         if !(1..=100).contains(&limits.cores) {
@@ -178,7 +161,7 @@ impl Service for Answers {
     }
 
     async fn stop(&self, asked: Request<StopRequest>) -> Result<Response<StopResponse>, Status> {
-        let target = target(asked.into_inner().target)?;
+        let target = target(&asked.into_inner().target)?;
         self.blocking(move |supervisor| supervisor.stop(&target))
             .await?;
         Ok(Response::new(StopResponse {}))
@@ -189,7 +172,7 @@ impl Service for Answers {
         asked: Request<PutNamespaceRequest>,
     ) -> Result<Response<PutNamespaceResponse>, Status> {
         let asked = asked.into_inner();
-        let target = target(asked.target)?;
+        let target = target(&asked.target)?;
         let wanted = asked
             .namespace
             .ok_or_else(|| Status::invalid_argument("namespace is missing"))?;
@@ -211,7 +194,7 @@ impl Service for Answers {
         asked: Request<RemoveNamespaceRequest>,
     ) -> Result<Response<RemoveNamespaceResponse>, Status> {
         let asked = asked.into_inner();
-        let (target, name) = (target(asked.target)?, name(&asked.name)?);
+        let (target, name) = (target(&asked.target)?, name(&asked.name)?);
         self.blocking(move |supervisor| supervisor.remove_namespace(&target, name))
             .await?;
         Ok(Response::new(RemoveNamespaceResponse {}))

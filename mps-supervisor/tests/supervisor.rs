@@ -20,7 +20,7 @@ use divvy_mps_supervisor::{Settings, Supervisor, process};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
     Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest, StateRequest,
-    StopRequest, Target,
+    StopRequest,
 };
 
 /// A node with a driver root and a folder for daemons.
@@ -123,18 +123,6 @@ fn partition(start: u32) -> GpuTarget {
         target: divvy_model::Target::Partition(place),
         ..gpu(1)
     }
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "as messages have it")]
-fn asked(target: &GpuTarget) -> Option<Target> {
-    Some(Target {
-        gpu_uuid: target.gpu.to_string(),
-        place: target
-            .target
-            .place()
-            .map(|place| place.to_string())
-            .unwrap_or_default(),
-    })
 }
 
 fn server(slots: u32) -> MpsServer {
@@ -644,7 +632,7 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
     let node = Node::new();
     let program = Program::start(&node);
     let mut asks = client(&node).await;
-    let target = asked(&gpu(1));
+    let target = gpu(1).to_string();
     let start = StartRequest {
         target: target.clone(),
         limits: Some(limits()),
@@ -659,7 +647,7 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         protocol: 2,
     };
     let start_own = StartRequest {
-        target: asked(&gpu(2)),
+        target: gpu(2).to_string(),
         limits: Some(own),
         partition_uuid: String::new(),
     };
@@ -684,15 +672,15 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
     assert_eq!(after, before);
     asks.start(start).await.unwrap();
     asks.stop(StopRequest { target }).await.unwrap();
-    let target = asked(&gpu(2));
+    let target = gpu(2).to_string();
     asks.stop(StopRequest { target }).await.unwrap();
     node.has_no_process();
-    let at = |gpu_uuid: &str, place: &str| Target {
-        gpu_uuid: gpu_uuid.to_owned(),
-        place: place.to_owned(),
-    };
-    for odd in [at("gpu-0", ""), at(&gpu(1).to_string(), "19")] {
-        let refused = asks.stop(StopRequest { target: Some(odd) }).await;
+    for odd in ["gpu-0", &format!("{}:19", gpu(1))] {
+        let refused = asks
+            .stop(StopRequest {
+                target: odd.to_owned(),
+            })
+            .await;
         assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
     }
 }
@@ -704,7 +692,7 @@ async fn a_server_of_a_partition_is_asked_for_by_its_place_and_uuid() {
     let _program = Program::start(&node);
     let mut asks = client(&node).await;
     let start = |target: &GpuTarget, uuid: &str| StartRequest {
-        target: asked(target),
+        target: target.to_string(),
         limits: Some(limits()),
         partition_uuid: uuid.to_owned(),
     };
@@ -722,9 +710,9 @@ async fn a_server_of_a_partition_is_asked_for_by_its_place_and_uuid() {
         .await
         .unwrap()
         .into_inner();
-    assert_eq!(state.daemons[0].target, asked(&partition(0)));
+    assert_eq!(state.daemons[0].target, partition(0).to_string());
     assert_eq!(state.daemons[0].partition_uuid, "MIG-1");
-    let target = asked(&partition(0));
+    let target = partition(0).to_string();
     asks.stop(StopRequest { target }).await.unwrap();
     node.has_no_process();
 }
@@ -734,7 +722,7 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
     let node = Node::new();
     let program = Program::start(&node);
     let mut asks = client(&node).await;
-    let target = asked(&gpu(1));
+    let target = gpu(1).to_string();
     let unlimited = Limits {
         slots: 0,
         cores: 100,
@@ -742,13 +730,13 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
         protocol: 3,
     };
     let start = |limits| StartRequest {
-        target: asked(&gpu(1)),
+        target: gpu(1).to_string(),
         limits: Some(limits),
         partition_uuid: String::new(),
     };
     asks.start(start(unlimited)).await.unwrap();
     let put = |name: &str, cores| PutNamespaceRequest {
-        target: asked(&gpu(1)),
+        target: gpu(1).to_string(),
         namespace: Some(Namespace {
             name: name.to_owned(),
             cores,
@@ -811,7 +799,7 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
     for round in 0..8_u64 {
         let program = Program::start(&node);
         let mut asks = client(&node).await;
-        let target = asked(&gpu(1));
+        let target = gpu(1).to_string();
         let start = StartRequest {
             target: target.clone(),
             limits: Some(limits()),
@@ -831,7 +819,7 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
         drop(works.await);
         let _program = Program::start(&node);
         let mut asks = client(&node).await;
-        let target = asked(&gpu(1));
+        let target = gpu(1).to_string();
         asks.stop(StopRequest { target }).await.unwrap();
         node.wait_for("all have ended", || node.processes().is_empty());
     }
@@ -842,7 +830,7 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
 #[tokio::test]
 async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
     let node = Arc::new(Node::new());
-    let target = asked(&gpu(1));
+    let target = gpu(1).to_string();
     let unlimited = Limits {
         slots: 0,
         cores: 100,
@@ -860,11 +848,11 @@ async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
         memory_mib: 1044,
     };
     let put = |cores| PutNamespaceRequest {
-        target: asked(&gpu(1)),
+        target: gpu(1).to_string(),
         namespace: Some(of(cores)),
     };
     let end = || RemoveNamespaceRequest {
-        target: asked(&gpu(1)),
+        target: gpu(1).to_string(),
         name: name(7).to_string(),
     };
     for round in 0..9_u32 {

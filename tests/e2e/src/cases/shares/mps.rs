@@ -25,9 +25,14 @@ const SLOTS: usize = 4;
 /// goes on when supervisor and plugin are replaced, comes again when it is killed, and ends with the last
 /// of them.
 pub(in crate::cases) fn mps(env: &Env) -> Result<()> {
+    with_mps(env, switched_on)
+}
+
+/// Does something on a node with NVIDIA's programs for MPS and the chart's supervisor.
+pub(super) fn with_mps(env: &Env, what: fn(&Env) -> Result<()>) -> Result<()> {
     env.driver.install_mps()?;
     env.driver.change(&["mps.enabled=true"])?;
-    let outcome = switched_on(env);
+    let outcome = what(env);
     env.driver.change(&[])?;
     env.driver.wait_until_alone()?;
     env.driver.gpus().remove_mps()?;

@@ -8,7 +8,7 @@ use divvy_api::names;
 use fs_err as fs;
 use serde_json::json;
 
-use super::mps::{client, reaches_its_server, running};
+use super::mps::{client, reaches_its_server, running, with_mps};
 use super::{Policy, end, given, h100, partition, partition_of, run};
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
@@ -20,13 +20,7 @@ use crate::wait::{poll, wait_for};
 /// has a plain partition: two daemons, each of which sees its partition alone. They outlive supervisor and
 /// plugin, come again when they are killed, and end with their partitions.
 pub(in crate::cases) fn mps_in_partitions(env: &Env) -> Result<()> {
-    env.driver.install_mps()?;
-    env.driver.change(&["mps.enabled=true"])?;
-    let outcome = switched_on(env);
-    env.driver.change(&[])?;
-    env.driver.wait_until_alone()?;
-    env.driver.gpus().remove_mps()?;
-    outcome
+    with_mps(env, switched_on)
 }
 
 fn switched_on(env: &Env) -> Result<()> {
