@@ -116,7 +116,7 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
             Some(Want::To(_)) if !lives && !is_made => Want::Found,
             _ if goes => Want::Found,
             Some(want) => *want,
-            None if goal.ends_mps => Want::Found,
+            None if goal.ends_mps.iter().any(|one| one.overlaps(target)) => Want::Found,
             None => Want::Leave,
         };
         // A server that cannot be found out is stopped or started all the same: both do nothing
@@ -283,6 +283,30 @@ mod tests {
             let mut state = GpuState::default();
             state.note_server(Target::Gpu, noted, true);
             assert_eq!(diff(&state, &seen, &goal), expected);
+        }
+    }
+
+    /// A server of another partition is for a round: were it stopped here and did not end, the claim of this
+    /// partition would wait for it.
+    #[test]
+    fn a_call_ends_no_server_of_a_partition_that_it_is_not_about() {
+        let target = |place: &str| Target::Partition(place.parse().unwrap());
+        let (own, other) = (target("19@0+1"), target("19@1+1"));
+        let mut state = GpuState::default();
+        for noted in [own, other] {
+            state.note_server(noted, MpsServer::of_claim(None, None), true);
+        }
+        for (about, expected) in [
+            (vec![own], vec![own]),
+            (vec![Target::Gpu], vec![own, other]),
+            (vec![], vec![]),
+        ] {
+            let goal = GpuGoal {
+                ends_mps: about,
+                ..GpuGoal::default()
+            };
+            let expected: Vec<_> = expected.into_iter().map(Change::StopMps).collect();
+            assert_eq!(diff(&state, &GpuSeen::as_noted(&state), &goal), expected);
         }
     }
 

@@ -37,8 +37,8 @@ pub struct GpuGoal {
     pub slice: Want<TimeSlice>,
     /// MPS servers by target: started, or left as they are.
     pub mps: BTreeMap<Target, Want<MpsServer>>,
-    /// True if MPS servers of targets that are not named are ended.
-    pub ends_mps: bool,
+    /// MPS servers of targets that are not named end where they overlap with these.
+    pub ends_mps: Vec<Target>,
     /// Namespaces of the MPS server of the whole GPU, while one is wanted.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     /// Namespaces that end, if they are not named above.
@@ -100,7 +100,7 @@ pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
         },
         mps: mps(holds),
         // A record that cannot be read may be of a user of one of them.
-        ends_mps: !holds.unknown,
+        ends_mps: found().map_or_else(Vec::new, |()| holds.about.clone()),
         namespaces: holds.namespaces.clone(),
         ends: holds.leaves_namespaces.clone(),
         instances: instances(holds),

@@ -41,9 +41,11 @@ pub struct Holds {
     pub leaves_shared: BTreeSet<Place>,
     /// The MPS servers that users of targets need: the one that others have already, or
     /// that of the claim that is the first, or has the target alone. Without those of users of an earlier
-    /// boot, or that are being undone. A call that makes something is about the targets of its claim only, so
-    /// that a server of another partition that cannot be started keeps it from nothing.
+    /// boot, or that are being undone, and of those beside the targets that the call is about.
     pub servers: BTreeMap<Target, MpsServer>,
+    /// The targets that the call is about: of the claim that gets or lets go, and of a round all. A server
+    /// beside them that cannot be started or does not end keeps the claim from nothing.
+    pub about: Vec<Target>,
     /// The namespaces of the server of the whole GPU: of the claim that gets something, or in other calls of all claims
     /// that the server is needed for. A lost one keeps no other claim from getting its own.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
@@ -135,14 +137,19 @@ impl Holds {
             }
         }
         // Phase 2: the part of the claim that the call is about.
+        holds.about = match own {
+            Own::Makes(_, devices) | Own::Leaves { devices, .. } => {
+                let here = devices.iter().filter(|device| device.gpu == *gpu);
+                here.map(|device| device.target).collect()
+            }
+            Own::None => vec![Target::Gpu],
+        };
         if let Some(claim) = claim {
             holds.make = on_gpu(makes, claim);
-            if let Own::Makes(..) = own {
-                let own = servers(makes);
-                holds.servers.retain(|target, _| own.contains_key(target));
-                for (target, server) in own {
-                    holds.servers.entry(target).or_insert(server);
-                }
+            let about = |target: &Target| holds.about.iter().any(|one| one.overlaps(*target));
+            holds.servers.retain(|target, _| about(target));
+            for (target, server) in servers(makes) {
+                holds.servers.entry(target).or_insert(server);
             }
             let left = on_gpu(leaves, claim).into_iter();
             holds.leaves_shared = left

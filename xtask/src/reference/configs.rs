@@ -20,12 +20,12 @@ const FIELDS: &[(&str, &str)] = &[
     ),
     (
         "mps",
-        "An MPS server for the claim: the programs of all its containers and pods run at once on the GPU, which stays the claim's alone. `{}` \
-         is a server without limits. Not with `timeSlicing`, and for one GPU of a claim ([MPS in a claim](../sharing.md#mps-in-a-claim)).",
+        "An MPS server for the claim: the programs of all its containers and pods run at once on the GPU or partition, which stays the claim's alone. `{}` \
+         is a server without limits. Not with `timeSlicing`, and for one GPU or partition of a claim ([MPS in a claim](../sharing.md#mps-in-a-claim)).",
     ),
     (
         "mps.limits.cores",
-        "Percent of the GPU's threads that each program can use at most; with R615 and later all of them together.",
+        "Percent of the threads of the GPU or partition that each program can use at most; on a whole GPU with R615 and later all of them together.",
     ),
     (
         "mps.limits.memory",
@@ -79,7 +79,13 @@ pub(super) fn page() -> Result<String> {
                 },
             ],
         ),
-        ("MIG partitions", vec![of(ConfigKind::Mig)]),
+        (
+            "MIG partitions",
+            vec![DeviceConfig {
+                mps_server: Some(limits),
+                ..of(ConfigKind::Mig)
+            }],
+        ),
         (
             "time-sliced shares",
             vec![DeviceConfig {

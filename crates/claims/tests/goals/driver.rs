@@ -242,7 +242,19 @@ impl Story {
             .iter()
             .filter_map(|hold| hold.target.place())
             .collect();
+        let is_removed = |target: Target| {
+            let is_it = |change: &Change| matches!(change, Change::Remove(place, _) if target.place() == Some(*place));
+            changes.iter().any(is_it)
+        };
+        let is_about = |target: Target| holds.about.iter().any(|one| one.overlaps(target));
         for change in changes {
+            if let Change::StopMps(target) | Change::StartMps(target, _) = change {
+                assert!(
+                    is_about(*target) || is_removed(*target),
+                    "{change:?} beside {:?}",
+                    holds.about
+                );
+            }
             match change {
                 Change::Remove(place, _) => {
                     let again = made.contains(place);
@@ -275,7 +287,7 @@ impl Story {
             );
             assert!(!matches!(wanted.slice, Want::Found), "given back too early");
             assert!(!matches!(wanted.mig, Want::Found), "given back too early");
-            assert!(!wanted.ends_mps, "stopped too early");
+            assert!(wanted.ends_mps.is_empty(), "stopped too early");
             let ends = |change: &Change| matches!(change, Change::RemoveNamespace(_));
             let own = matches!(wanted.ends, Ends::These(_));
             assert!(own || !changes.iter().any(ends), "ended too early");

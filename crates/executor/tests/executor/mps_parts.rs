@@ -258,6 +258,14 @@ fn shares_of_a_partition_have_one_server_from_the_first_to_the_last() {
         assert_eq!(servers(&world).len(), 1);
         let error = world.prepare(&executor, &share("c")).unwrap_err();
         assert_eq!(error.category(), "mps-full");
+        // Another partition is another server, with slots of its own.
+        let mut beside = claim_of("f", &["gpu-0-mig-1g10gb-19-1-mps"], "t1");
+        beside.allocation.results[0].share_id = Some("share-f".to_owned());
+        world.prepare(&executor, &beside).unwrap();
+        let all = servers(&world);
+        let slots = |place: &str| all[&target(&world, place)].0.slots;
+        assert_eq!((slots("19@0+1"), slots("19@1+1")), (Some(2), Some(4)));
+        world.unprepare(&executor, &uid("f")).unwrap();
         // One partition, in one way.
         for device in [PART, "gpu-0-mig-1g10gb-19-0-ts", "gpu-0"] {
             let error = world.prepare(&executor, &claim_of("d", &[device], "t1"));
