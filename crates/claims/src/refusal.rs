@@ -195,7 +195,7 @@ pub enum Why {
     MpsServerUnavailable(&'static str),
     /// The config of an MPS share asks for other limits than a slot has.
     #[error(
-        "its config limits it to {asked}, and the MPS server of its GPU has one limit for all its clients: each of {} equal slots has {}", .slot.places(), slot_in_words(.slot)
+        "its config limits it to {asked}, and its MPS server has one limit for all its clients: each of {} equal slots has {}", .slot.places(), slot_in_words(.slot)
     )]
     MpsUnequal {
         /// The limit, as the config has it.
