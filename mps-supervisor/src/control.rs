@@ -19,6 +19,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// The first pause: a command takes milliseconds, and a claim takes several commands.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 
+/// State of a server that waits for its clients to end, after a fatal error of one of them.
+const FAULT: &str = "FAULT";
+
 /// Why the program did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -133,6 +136,21 @@ impl Control<'_> {
             command: "get_server_list".to_owned(),
             text,
         })
+    }
+
+    /// Returns whether one of the daemon's servers is in the state FAULT, and with it the number of its
+    /// clients. An answer of other words is no fault: nothing is ended because of words that are not known.
+    pub fn faulty_server(&self, within: Duration) -> Result<Option<u32>, ControlError> {
+        for server in self.servers(within)? {
+            let state = self.ask(&format!("get_server_status {server}"), within)?;
+            let mut words = state.split(|c: char| !c.is_ascii_alphanumeric());
+            if words.any(|word| word.eq_ignore_ascii_case(FAULT)) {
+                let clients = self.ask(&format!("get_client_list {server}"), within)?;
+                let clients = clients.lines().filter(|line| !line.trim().is_empty());
+                return Ok(Some(u32::try_from(clients.count()).unwrap_or(u32::MAX)));
+            }
+        }
+        Ok(None)
     }
 
     fn run(&self, args: &[&str], input: &str, within: Duration) -> Result<String, ControlError> {

@@ -16,4 +16,4 @@ mod serve;
 mod supervisor;
 
 pub use serve::serve;
-pub use supervisor::{Settings, Supervisor, SupervisorError};
+pub use supervisor::{Settings, Supervisor, SupervisorError, Unwell};

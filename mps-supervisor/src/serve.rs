@@ -13,7 +13,7 @@ use divvy_proto::mps::v1::supervisor_server::{Supervisor as Service, SupervisorS
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, PutNamespaceRequest, PutNamespaceResponse, RemoveNamespaceRequest,
     RemoveNamespaceResponse, StartRequest, StartResponse, StateRequest, StateResponse, StopRequest,
-    StopResponse,
+    StopResponse, Unwell,
 };
 use divvy_telemetry::chain;
 use tokio::net::UnixListener;
@@ -125,6 +125,11 @@ impl Service for Answers {
             }),
             pids: running.pids,
             namespaces: running.namespaces.into_iter().map(message).collect(),
+            unwell: running.unwell.map(|unwell| Unwell {
+                fault: unwell.fault.name().to_owned(),
+                lasts_ms: u64::try_from(unwell.lasts.as_millis()).unwrap_or(u64::MAX),
+                clients: unwell.clients,
+            }),
         };
         let daemons = running.into_iter().map(daemon).collect();
         Ok(Response::new(StateResponse { daemons }))

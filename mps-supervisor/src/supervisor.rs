@@ -12,8 +12,10 @@ use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer,
 };
 
+mod health;
 mod namespaces;
 
+pub use self::health::Unwell;
 use crate::cgroup;
 use crate::control::{Control, ControlError, ServerState};
 use crate::note::{Daemon, Note};
@@ -102,6 +104,8 @@ pub struct Running {
     pub pids: Vec<u32>,
     /// Its namespaces, with protocol v3.
     pub namespaces: Vec<MpsNamespace>,
+    /// Set if it does not serve.
+    pub unwell: Option<Unwell>,
 }
 
 /// Keeps the daemons of a node. Shared between threads; the steps for one target are done one after the
@@ -110,6 +114,8 @@ pub struct Running {
 pub struct Supervisor {
     settings: Settings,
     locks: Mutex<BTreeMap<GpuTarget, Arc<Mutex<()>>>>,
+    /// Servers that do not serve. Lost with this process: their time begins anew then.
+    unwell: Mutex<BTreeMap<GpuTarget, health::Seen>>,
 }
 
 /// The files of one daemon.
@@ -141,11 +147,13 @@ impl Supervisor {
         Self {
             settings,
             locks: Mutex::default(),
+            unwell: Mutex::default(),
         }
     }
 
     /// Returns the daemons that run, on one GPU or on all. Each is asked at the same time as the others, so
-    /// that a daemon that hangs does not add to the time of the rest.
+    /// that a daemon that hangs does not add to the time of the rest. A look at all finds the servers that
+    /// do not serve.
     pub fn state(
         &self,
         of: Option<&GpuUuid>,
@@ -155,7 +163,7 @@ impl Supervisor {
         let found = std::thread::scope(|scope| {
             let asked = known
                 .iter()
-                .map(|target| scope.spawn(|| self.state_of(target)));
+                .map(|target| scope.spawn(|| self.state_of(target, of.is_none())));
             // Begun all before the first is waited for.
             let asked: Vec<_> = asked.collect();
             let ended = asked.into_iter().map(std::thread::ScopedJoinHandle::join);
@@ -170,7 +178,7 @@ impl Supervisor {
         Ok(running)
     }
 
-    fn state_of(&self, target: &GpuTarget) -> Result<Option<Running>, SupervisorError> {
+    fn state_of(&self, target: &GpuTarget, all: bool) -> Result<Option<Running>, SupervisorError> {
         let files = self.files(target);
         let (note, found) = self.find(&files)?;
         let (Found::Running(server), Some(note)) = (found, note) else {
@@ -178,11 +186,13 @@ impl Supervisor {
         };
         let servers = self.servers(&files, Some(note.daemon.pid));
         let pids = servers.iter().map(|server| server.pid);
+        let listed = self.ask(target, &files, &note, all);
         Ok(Some(Running {
             server,
             partition: note.partition.clone(),
             pids: pids.chain([note.daemon.pid]).collect(),
-            namespaces: self.namespaces(target, &files, &note),
+            namespaces: namespaces::of_rows(listed.as_deref(), &note),
+            unwell: self.unwell(target),
         }))
     }
 
@@ -326,7 +336,10 @@ impl Supervisor {
     fn step(&self, target: &GpuTarget, files: &Files, step: Step) -> Result<(), SupervisorError> {
         tracing::info!(%target, ?step, "MPS daemon");
         match step {
-            Step::Kill => return self.kill(files),
+            Step::Kill => {
+                self.forget_health(target);
+                return self.kill(files);
+            }
             Step::Clear(protocol) => return clear(files, protocol),
             // The folder of the note last: by it the target is known.
             Step::Remove => {

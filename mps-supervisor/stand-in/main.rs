@@ -1,12 +1,14 @@
 //! A stand-in for `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`, protocols v2 and v3 (`v3`), by the tables of
 //! `reference/limits.md` 5.1 and 5.2: which of the two it is, its file name says. For tests; it computes
-//! nothing. Each connection to the socket of a namespace is a client of it. GPUs that are not in a file `gpus`
-//! beside it, if there is one, are not known to a server.
+//! nothing. Each connection to the socket of a namespace is a client of it, and with protocol v2 each one to
+//! the daemon's that says nothing. GPUs that are not in a file `gpus` beside it, if there is one, are not known to a
+//! server.
 //!
 //! Faults are words in a file `faults` beside it:
 //! `refuse-start` (the daemon does not start), `server-dies` (each server ends at once), `slow-quit`
 //! (`quit` never ends), `refuse-limits` (the limit of threads is refused), `hang` (no command ends),
-//! `no-v3` (an older driver), `sticky` (a namespace is not ended).
+//! `no-v3` (an older driver), `sticky` (a namespace is not ended), `fault PID` (the server with this number is in
+//! the state FAULT, for as long as the words are there).
 
 #![allow(
     clippy::unwrap_used,
@@ -134,8 +136,43 @@ fn client(commands: &str) -> ExitCode {
     }
 }
 
+/// State of a server, in the daemon's words.
+fn state_of(server: u32) -> &'static str {
+    if has_fault(&format!("fault {server}")) {
+        "FAULT"
+    } else if has_started(server) {
+        "ACTIVE"
+    } else {
+        "INITIALIZING"
+    }
+}
+
+/// A connection to the daemon's socket.
+struct Caller {
+    stream: UnixStream,
+    said: Vec<u8>,
+}
+
+impl Caller {
+    /// Reads on. Returns the commands once all are there.
+    fn commands(&mut self) -> Option<String> {
+        let mut part = [0; 1024];
+        loop {
+            match self.stream.read(&mut part) {
+                Ok(0) => return Some(String::from_utf8_lossy(&self.said).into_owned()),
+                Ok(read) => self.said.extend(part.iter().take(read)),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
+                // Gone without a command.
+                Err(_) => return Some(String::new()),
+            }
+        }
+    }
+}
+
 /// State of a daemon.
 struct Daemon {
+    /// Connections that have said nothing: with protocol v2 these are clients.
+    clients: usize,
     percent: f64,
     memory: Option<u64>,
     servers: Vec<Child>,
@@ -155,7 +192,9 @@ fn daemon(protocol: &str) -> ExitCode {
         "control.log",
         &format!("Starting control daemon using socket {}", socket.display()),
     );
+    let mut callers: Vec<Caller> = Vec::new();
     let mut daemon = Daemon {
+        clients: 0,
         percent: 100.0,
         memory: None,
         servers: Vec::new(),
@@ -166,15 +205,29 @@ fn daemon(protocol: &str) -> ExitCode {
         if let Some(named) = &mut daemon.named {
             named.accept();
         }
-        let Ok((mut caller, _)) = listener.accept() else {
-            std::thread::sleep(LOOK);
+        let mut came = false;
+        while let Ok((stream, _)) = listener.accept() {
+            stream.set_nonblocking(true).unwrap();
+            let said = Vec::new();
+            callers.push(Caller { stream, said });
+            came = true;
+        }
+        let mut ready = None;
+        for (at, caller) in callers.iter_mut().enumerate() {
+            if let Some(commands) = caller.commands() {
+                ready = Some((at, commands));
+                break;
+            }
+        }
+        let Some((at, commands)) = ready else {
+            if !came {
+                std::thread::sleep(LOOK);
+            }
             continue;
         };
+        let mut caller = callers.remove(at).stream;
         caller.set_nonblocking(false).unwrap();
-        let mut commands = String::new();
-        if caller.read_to_string(&mut commands).is_err() {
-            continue;
-        }
+        daemon.clients = callers.iter().filter(|one| one.said.is_empty()).count();
         if has_fault("hang") && !commands.trim().is_empty() {
             std::thread::sleep(FOR_EVER);
         }
@@ -250,7 +303,13 @@ impl Daemon {
                     .map(|server| format!("{}\n", server.id()));
                 pids.collect()
             }
-            ["get_client_list", _] => String::new(),
+            ["get_server_status", server] => match server.parse() {
+                Ok(server) => format!("{}\n", state_of(server)),
+                Err(_) => "Server does not exist\n".to_owned(),
+            },
+            ["get_client_list", _] => (0..self.clients).fold(String::new(), |text, at| {
+                text + &format!("{}\n", 90_000 + at)
+            }),
             ["terminate_client", _, _] => "0\n".to_owned(),
             _ => "Unknown command\n".to_owned(),
         }

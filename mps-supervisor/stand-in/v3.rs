@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-use super::{bytes, has_fault, has_started, log, pipe, start_server};
+use super::{bytes, has_fault, log, pipe, start_server, state_of};
 
 const DEFAULT: &str = "default";
 
@@ -68,9 +68,9 @@ fn is_there(client: &UnixStream) -> bool {
 impl Server {
     fn state(&mut self) -> &'static str {
         let lives = |child: &mut Child| matches!(child.try_wait(), Ok(None)).then(|| child.id());
-        match self.child.as_mut().and_then(lives).map(has_started) {
-            Some(true) => "Ready",
-            Some(false) => "INITIALIZING",
+        match self.child.as_mut().and_then(lives).map(state_of) {
+            Some("ACTIVE") => "Ready",
+            Some(state) => state,
             None => "FAULT",
         }
     }

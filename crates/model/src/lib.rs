@@ -50,7 +50,7 @@ pub use lock::lock;
 pub use memory_limit::{MemoryCaps, MemoryLimit};
 pub use mode::{Grant, Mode, TimeSlice};
 pub use mps::{
-    MpsAbility, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer,
+    MpsAbility, MpsFault, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer,
     NotOurNamespace,
 };
 pub use ordinals::Ordinals;

@@ -124,4 +124,6 @@ pub struct Grant {
     /// The number of equal slots of a partition while claims have MPS shares of it. `None`: as granted
     /// before.
     pub mps_slots_in_partitions: Option<u32>,
+    /// True if an MPS server that is wedged is started anew also while it has clients.
+    pub restarts_wedged_mps: bool,
 }

@@ -297,6 +297,44 @@ pub struct MpsNamespace {
     pub memory_mib: Option<u64>,
 }
 
+/// Fault of an MPS server because of which no program can become its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MpsFault {
+    /// It is in the state FAULT: a client had a fatal error, which all clients got, and it waits until
+    /// every one of them has ended.
+    Fault,
+    /// Its daemon does not answer.
+    NoAnswer,
+}
+
+impl MpsFault {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Fault, Self::NoAnswer];
+
+    /// Returns its name, which can be the value of a taint.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fault => "fault",
+            Self::NoAnswer => "no-answer",
+        }
+    }
+
+    /// Reads a name back.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|fault| fault.name() == name)
+    }
+}
+
+impl fmt::Display for MpsFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fault => "is in the state FAULT",
+            Self::NoAnswer => "does not answer",
+        })
+    }
+}
+
 /// Priority of the programs of an MPS client beside those of others: a hint to the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

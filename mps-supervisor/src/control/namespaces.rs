@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use divvy_model::{MpsNamespace, MpsNamespaceName};
 
-use super::{Control, ControlError};
+use super::{Control, ControlError, FAULT};
 
 /// The namespace of clients that name none, as users of the daemon's own folder of sockets do.
 const DEFAULT: &str = "default";
@@ -35,6 +35,8 @@ pub struct Row {
     pub percent: Option<f64>,
     /// True if a limit of memory is set. Its amount is rounded, so that it proves nothing.
     pub has_memory: bool,
+    /// True if its server is said to be in the state FAULT.
+    pub is_faulty: bool,
 }
 
 impl Row {
@@ -85,6 +87,16 @@ impl Control<'_> {
     /// Returns the namespaces that there are, the default one among them.
     pub fn namespaces(&self, within: Duration) -> Result<Vec<Row>, ControlError> {
         Ok(rows(&self.v3(&["namespace", "list", LIST], within)?))
+    }
+
+    /// Returns the number of clients of the server.
+    pub fn count_clients(&self, within: Duration) -> Result<u32, ControlError> {
+        let text = self.v3(&["client", "list", LIST], within)?;
+        let clients = text
+            .lines()
+            .map(fields)
+            .filter(|fields| fields.get(1) == Some(&MpsNamespaceName::SERVER));
+        Ok(u32::try_from(clients.count()).unwrap_or(u32::MAX))
     }
 
     /// Makes a namespace with its limits.
@@ -185,8 +197,9 @@ fn server_state(text: &str) -> ServerState {
 /// limit of threads. A line that is none is left out.
 fn rows(text: &str) -> Vec<Row> {
     let row = |fields: Vec<&str>| match fields[..] {
-        [name, MpsNamespaceName::SERVER, _, memory, percent, ..] => Some(Row {
+        [name, MpsNamespaceName::SERVER, state, memory, percent, ..] => Some(Row {
             name: name.to_owned(),
+            is_faulty: state.eq_ignore_ascii_case(FAULT),
             percent: percent.trim_end_matches('%').parse().ok(),
             has_memory: memory.starts_with(|first: char| first.is_ascii_digit()) && memory != "0",
         }),
@@ -222,13 +235,24 @@ mod tests {
         let text = "default,s,Ready,64M,1.00,0,/p/s/default\n\
                     c_1,s,Ready,-,-,0,/p/s/c_1\n\
                     x,other,Ready,1G,50.00,0,/p/other/x\n\
+                    c_2,s,FAULT,-,-,0,/p/s/c_2\n\
                     nonsense";
         let rows = rows(text);
         let found: Vec<_> = rows
             .iter()
-            .map(|row| (row.name.as_str(), row.percent, row.has_memory))
+            .map(|row| {
+                let name = row.name.as_str();
+                (name, row.percent, row.has_memory, row.is_faulty)
+            })
             .collect();
-        assert_eq!(found, [("default", Some(1.0), true), ("c_1", None, false)]);
+        assert_eq!(
+            found,
+            [
+                ("default", Some(1.0), true, false),
+                ("c_1", None, false, false),
+                ("c_2", None, false, true)
+            ]
+        );
     }
 
     #[test]
@@ -237,6 +261,7 @@ mod tests {
             name: "c_0000000000000001".to_owned(),
             percent,
             has_memory,
+            is_faulty: false,
         };
         let wanted = MpsNamespace {
             name: "c_0000000000000001".parse().unwrap(),

@@ -1,7 +1,6 @@
 //! Namespaces of a server of protocol v3: made, found and ended, one claim's at a time.
 
 use std::sync::PoisonError;
-use std::time::Duration;
 
 use divvy_model::{GpuTarget, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
 
@@ -10,34 +9,7 @@ use crate::control::{Control, Row};
 use crate::note::Note;
 use crate::plan::Found;
 
-/// Time limit for a list: it is asked for at every look, of all daemons.
-const LIST_WITHIN: Duration = Duration::from_secs(1);
-
 impl Supervisor {
-    /// Returns the namespaces of a daemon that runs. A namespace that is not noted, or has other limits than
-    /// noted, was only begun. A daemon that does not answer has those that are noted: nothing is lost
-    /// while it lives.
-    pub(super) fn namespaces(
-        &self,
-        target: &GpuTarget,
-        files: &Files,
-        note: &Note,
-    ) -> Vec<MpsNamespace> {
-        if note.server.protocol == MpsProtocol::V2 {
-            return Vec::new();
-        }
-        let listed = self.with_control(files, MpsProtocol::V3, |control| {
-            Ok(control.namespaces(LIST_WITHIN)?)
-        });
-        match listed {
-            Ok(rows) => rows.iter().filter_map(|row| known(row, note)).collect(),
-            Err(error) => {
-                tracing::warn!(%target, error = divvy_telemetry::chain(&error), "failed to list the namespaces of an MPS server");
-                note.namespaces.values().copied().collect()
-            }
-        }
-    }
-
     /// Makes a namespace, or one of another size in its place. Leaves nothing if it fails.
     pub fn put_namespace(
         &self,
@@ -97,6 +69,16 @@ impl Supervisor {
         }
         // Of a daemon that has died, or that leaves it.
         remove(&files.pipe(MpsProtocol::V3).join(name.folder()))
+    }
+}
+
+/// Returns the namespaces of a daemon that runs, as it lists them. A namespace that is not noted, or has
+/// other limits than noted, was only begun. A daemon that does not answer has those that are noted:
+/// nothing is lost while it lives.
+pub(super) fn of_rows(listed: Option<&[Row]>, note: &Note) -> Vec<MpsNamespace> {
+    match listed {
+        Some(rows) => rows.iter().filter_map(|row| known(row, note)).collect(),
+        None => note.namespaces.values().copied().collect(),
     }
 }
 

@@ -7,6 +7,8 @@
     reason = "tests; a failure is a panic"
 )]
 
+mod health;
+
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,0 +1,118 @@
+//! Servers that do not serve: found when their daemon is asked, and since when that is so.
+
+use std::time::{Duration, Instant};
+
+use divvy_model::{GpuTarget, MpsFault, MpsProtocol, lock};
+
+use super::{Files, Supervisor, SupervisorError};
+use crate::control::{ControlError, Row};
+use crate::note::Note;
+
+/// Time limit for a question: it is asked at every look, of all daemons.
+const ASK_WITHIN: Duration = Duration::from_secs(1);
+
+/// A server that does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unwell {
+    pub fault: MpsFault,
+    /// Time for which it has been seen like this.
+    pub lasts: Duration,
+    /// Number of its clients. `None`: not known.
+    pub clients: Option<u32>,
+}
+
+/// A server that does not serve, as it was last seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    fault: MpsFault,
+    since: Instant,
+    clients: Option<u32>,
+}
+
+impl Supervisor {
+    /// Asks a daemon that runs for its namespaces and for the state of its server. A daemon of protocol v2
+    /// has no namespaces, and is asked only if `all` are: a claim that waits does not wait for this.
+    /// `None` for the namespaces: they are not known.
+    pub(super) fn ask(
+        &self,
+        target: &GpuTarget,
+        files: &Files,
+        note: &Note,
+        all: bool,
+    ) -> Option<Vec<Row>> {
+        let protocol = note.server.protocol;
+        if protocol == MpsProtocol::V2 && !all {
+            return Some(Vec::new());
+        }
+        // Ask. A server that serves is not asked for its clients.
+        let answer = self.with_control(files, protocol, |control| match protocol {
+            MpsProtocol::V2 => Ok((Vec::new(), control.faulty_server(ASK_WITHIN)?.map(Some))),
+            MpsProtocol::V3 => {
+                let rows = control.namespaces(ASK_WITHIN)?;
+                let is_faulty = rows.iter().any(|row| row.is_faulty);
+                let clients = is_faulty.then(|| control.count_clients(ASK_WITHIN).ok());
+                Ok((rows, clients))
+            }
+        });
+        // Keep how it is.
+        let (rows, found) = match answer {
+            Ok((rows, clients)) => (
+                Some(rows),
+                clients.map(|clients| (MpsFault::Fault, clients)),
+            ),
+            Err(error) => {
+                tracing::warn!(%target, error = divvy_telemetry::chain(&error), "failed to ask an MPS daemon");
+                (
+                    None,
+                    is_silent(&error).then_some((MpsFault::NoAnswer, None)),
+                )
+            }
+        };
+        self.keep(target, found);
+        rows
+    }
+
+    /// Returns how a server that does not serve was last seen; `None` of one that serves.
+    pub(super) fn unwell(&self, target: &GpuTarget) -> Option<Unwell> {
+        let seen = *lock(&self.unwell).get(target)?;
+        Some(Unwell {
+            fault: seen.fault,
+            lasts: seen.since.elapsed(),
+            clients: seen.clients,
+        })
+    }
+
+    /// Forgets how a server was: it is another one now, or none.
+    pub(super) fn forget_health(&self, target: &GpuTarget) {
+        lock(&self.unwell).remove(target);
+    }
+
+    fn keep(&self, target: &GpuTarget, found: Option<(MpsFault, Option<u32>)>) {
+        let mut unwell = lock(&self.unwell);
+        match found {
+            Some((fault, clients)) => {
+                // Its time goes on from one fault to another: it has served in neither.
+                let before = unwell.get(target).map(|seen| seen.since);
+                let since = before.unwrap_or_else(Instant::now);
+                unwell.insert(
+                    target.clone(),
+                    Seen {
+                        fault,
+                        since,
+                        clients,
+                    },
+                );
+            }
+            None => drop(unwell.remove(target)),
+        }
+    }
+}
+
+/// Returns whether an error is that of a daemon that does not answer. A program that cannot be run says
+/// nothing about the daemon.
+fn is_silent(error: &SupervisorError) -> bool {
+    matches!(
+        error,
+        SupervisorError::Control(ControlError::TimedOut { .. } | ControlError::NoDaemon { .. })
+    )
+}

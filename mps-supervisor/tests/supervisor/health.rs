@@ -1,0 +1,121 @@
+//! Servers that do not serve, seen beside those that do.
+
+use std::os::unix::net::UnixStream;
+
+use divvy_model::{MpsFault, MpsServer};
+use divvy_mps_supervisor::Unwell;
+
+use super::{Node, Supervisor, attach, gpu, namespace, server, with_namespaces};
+
+/// Returns in which way the server of the first GPU does not serve, by a look at all.
+fn look(supervisor: &Supervisor) -> Option<Unwell> {
+    supervisor.state(None).unwrap()[&gpu(1)].unwell
+}
+
+fn found(supervisor: &Supervisor) -> Option<(MpsFault, Option<u32>)> {
+    look(supervisor).map(|unwell| (unwell.fault, unwell.clients))
+}
+
+/// Number of the server of the first GPU.
+fn server_of(supervisor: &Supervisor) -> u32 {
+    supervisor.state(None).unwrap()[&gpu(1)].pids[0]
+}
+
+#[test]
+fn a_server_in_a_fault_is_seen_with_its_clients_until_it_serves_again() {
+    for (server, is_v3) in [(server(4), false), (MpsServer::NAMESPACES, true)] {
+        let node = Node::new();
+        let supervisor = node.supervisor();
+        supervisor.start(&gpu(1), None, server).unwrap();
+        let client = if is_v3 {
+            supervisor
+                .put_namespace(&gpu(1), namespace(1, 30, 1024))
+                .unwrap();
+            attach(&node, 1)
+        } else {
+            let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
+            UnixStream::connect(pipe.join("control")).unwrap()
+        };
+        assert_eq!(look(&supervisor), None, "a client alone is no fault");
+        node.fault(&format!("fault {}", server_of(&supervisor)));
+        let one = Some((MpsFault::Fault, Some(1)));
+        assert_eq!(found(&supervisor), one);
+        let before = look(&supervisor).unwrap().lasts;
+        drop(client);
+        node.wait_for("the client goes", || {
+            found(&supervisor) == Some((MpsFault::Fault, Some(0)))
+        });
+        assert!(look(&supervisor).unwrap().lasts > before);
+        // A question about its GPU gets the same answer.
+        let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+        assert_eq!(asked.map(|unwell| unwell.fault), Some(MpsFault::Fault));
+        node.fault("");
+        assert_eq!(look(&supervisor), None);
+        supervisor.stop(&gpu(1)).unwrap();
+        node.has_no_process();
+    }
+}
+
+#[test]
+fn a_server_that_was_started_anew_serves() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    node.fault(&format!("fault {}", server_of(&supervisor)));
+    assert!(look(&supervisor).is_some());
+    supervisor.stop(&gpu(1)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    // No look at all lies in between.
+    let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+    assert_eq!(asked, None);
+    assert_eq!(look(&supervisor), None);
+    supervisor.stop(&gpu(1)).unwrap();
+}
+
+/// A claim that waits does not wait for the state of a server of protocol v2.
+#[test]
+fn a_question_about_one_gpu_asks_no_server_with_slots() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    let asked = || {
+        let log = node.log(&gpu(1), "control.log");
+        log.matches("Cmd:get_server_status").count()
+    };
+    supervisor.state(Some(&gpu(1).gpu)).unwrap();
+    assert_eq!(asked(), 0);
+    supervisor.state(None).unwrap();
+    assert_eq!(asked(), 1);
+    supervisor.stop(&gpu(1)).unwrap();
+}
+
+#[test]
+fn a_daemon_that_hangs_does_not_answer_and_keeps_its_namespaces() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    let one = namespace(1, 30, 1024);
+    supervisor.put_namespace(&gpu(1), one).unwrap();
+    node.fault("hang");
+    assert_eq!(found(&supervisor), Some((MpsFault::NoAnswer, None)));
+    let running = supervisor.state(None).unwrap();
+    assert_eq!(running[&gpu(1)].namespaces, [one]);
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
+
+/// A driver that is away says nothing about a daemon, which has its files open.
+#[test]
+fn a_program_that_is_missing_is_no_fault_of_the_daemon() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    let program = node.bin().join("nvidia-cuda-mps-control");
+    let aside = program.with_extension("aside");
+    // A copy: the daemon is known by the name of its file, which a removal keeps.
+    fs_err::copy(&program, &aside).unwrap();
+    fs_err::remove_file(&program).unwrap();
+    assert_eq!(look(&supervisor), None);
+    fs_err::rename(&aside, &program).unwrap();
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
