@@ -6,13 +6,13 @@ use divvy_model::{MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place, Tar
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
-use crate::gpu_state::{GpuState, Life, MpsNote};
+use crate::gpu_state::{GpuState, Life};
 use crate::holds::Ends;
 use crate::seen::{GpuSeen, MpsSeen, Now};
 
 /// Lists the changes that bring a GPU to its goal. Empty at the goal.
 ///
-/// Expects notes that agree with the hardware ([`GpuState::drop_contradicted`]) and no instance
+/// Expects notes that agree with the hardware ([`GpuState::correct`]) and no instance
 /// that is only begun.
 ///
 /// Invariants:
@@ -104,7 +104,10 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
         let lives = target.place().is_none_or(|place| lives(state, seen, place));
         let partition = target.place().and_then(|place| state.partition_at(place));
         let is = |one: &MpsSeen, server: MpsServer| {
-            lives && one.server == server && (one.partition == partition || partition.is_none())
+            lives
+                && one.server == server
+                && (one.partition == partition || partition.is_none())
+                && !is_started_anew(one, goal)
         };
         let need = target.place().map(|place| goal.instances.get(&place));
         let is_made = need == Some(Some(&Need::Make));
@@ -132,14 +135,22 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
                     Some(running) => running.is_some_and(|one| !is(one, server)),
                     None => noted.is_some_and(|noted| noted.server != server || !lives),
                 };
-                let is_so = noted == Some(&MpsNote { server, up: true })
-                    && runs.flatten().is_some_and(|one| is(one, server));
+                let is_noted = noted.is_some_and(|noted| noted.up && noted.server == server);
+                let is_so = is_noted && runs.flatten().is_some_and(|one| is(one, server));
                 stop.extend(is_other.then_some(Change::StopMps(target)));
                 start.extend((!is_so).then_some(Change::StartMps(target, server)));
             }
         }
     }
     (stop, start)
+}
+
+/// Returns whether a server that runs is ended and started anew, since it will not serve by itself: once it
+/// has no client, which nothing is taken from, or at once where rules say so.
+fn is_started_anew(running: &MpsSeen, goal: &GpuGoal) -> bool {
+    running
+        .wedged
+        .is_some_and(|wedged| wedged.is_idle || goal.restarts_wedged_mps)
 }
 
 /// Returns whether an instance that is noted at a place lives, whole.
@@ -156,7 +167,10 @@ fn namespaces(seen: &GpuSeen, goal: &GpuGoal) -> (Vec<MpsNamespaceName>, Vec<Mps
         return (Vec::new(), Vec::new());
     }
     let running = match &seen.mps {
-        Some(Ok(running)) => running.get(&Target::Gpu),
+        // The server that takes its place has no namespace yet.
+        Some(Ok(running)) => running
+            .get(&Target::Gpu)
+            .filter(|running| !is_started_anew(running, goal)),
         Some(Err(_)) | None => None,
     };
     let listed = match running {
@@ -195,11 +209,11 @@ fn slice(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
 #[cfg(test)]
 mod tests {
     use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId, Placement};
-    use divvy_model::{GpuOp, MpsProtocol};
+    use divvy_model::{GpuOp, MpsFault, MpsProtocol};
 
     use super::*;
     use crate::gpu_state::Instance;
-    use crate::seen::Living;
+    use crate::seen::{Living, Wedged};
 
     fn place() -> Place {
         Place {
@@ -310,6 +324,49 @@ mod tests {
         }
     }
 
+    /// It goes once no program has a context in it, or where rules say so.
+    #[test]
+    fn a_wedged_server_is_started_anew_once_idle_or_at_once_by_the_rules() {
+        let server = MpsServer::NAMESPACES;
+        let mut state = GpuState::default();
+        state.note_server(Target::Gpu, server, true);
+        let anew = vec![
+            Change::StopMps(Target::Gpu),
+            Change::StartMps(Target::Gpu, server),
+        ];
+        for (is_idle, restarts_wedged_mps, expected) in [
+            (false, false, vec![]),
+            (true, false, anew.clone()),
+            (false, true, anew),
+        ] {
+            let goal = GpuGoal {
+                mps: [(Target::Gpu, Want::To(server))].into(),
+                restarts_wedged_mps,
+                ..GpuGoal::default()
+            };
+            let wedged = Wedged {
+                fault: MpsFault::Fault,
+                is_idle,
+            };
+            let running = MpsSeen {
+                server,
+                partition: None,
+                namespaces: None,
+                wedged: Some(wedged),
+            };
+            let seen = GpuSeen {
+                mps: Some(Ok([(Target::Gpu, running)].into())),
+                ..GpuSeen::default()
+            };
+            assert_eq!(diff(&state, &seen, &goal), expected);
+            // By the note alone it is ended only where rules say so.
+            state.correct(&seen);
+            assert_eq!(state.mps[&Target::Gpu].wedged, Some(MpsFault::Fault));
+            let noted = diff(&state, &GpuSeen::as_noted(&state), &goal);
+            assert_eq!(!noted.is_empty(), restarts_wedged_mps);
+        }
+    }
+
     /// By notes alone it is not known which namespaces there are: the supervisor is asked.
     #[test]
     fn namespaces_that_were_not_asked_for_count_as_wanted() {
@@ -336,6 +393,7 @@ mod tests {
                     server,
                     partition: None,
                     namespaces: Some(namespaces.iter().map(|one| (one.name, *one)).collect()),
+                    wedged: None,
                 },
             )]
             .into())),

@@ -39,6 +39,8 @@ pub struct GpuGoal {
     pub mps: BTreeMap<Target, Want<MpsServer>>,
     /// MPS servers of targets that are not named end where they overlap with these.
     pub ends_mps: Vec<Target>,
+    /// True if an MPS server that is wedged is started anew although it has clients.
+    pub restarts_wedged_mps: bool,
     /// Namespaces of the MPS server of the whole GPU, while one is wanted.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     /// Namespaces that end, if they are not named above.
@@ -101,6 +103,8 @@ pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
         mps: mps(holds),
         // A record that cannot be read may be of a user of one of them.
         ends_mps: found().map_or_else(Vec::new, |()| holds.about.clone()),
+        // A round alone: it reports whose programs are hit.
+        restarts_wedged_mps: grant.restarts_wedged_mps && holds.is_round,
         namespaces: holds.namespaces.clone(),
         ends: holds.leaves_namespaces.clone(),
         instances: instances(holds),

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use divvy_model::mig::{GpuInstance, GpuInstanceId};
 use divvy_model::{
-    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, MigUuid, MpsServer, Place, ShareUnit,
-    Target, TimeSlice,
+    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, MigUuid, MpsFault, MpsServer, Place,
+    ShareUnit, Target, TimeSlice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,17 @@ pub struct MpsNote {
     pub server: MpsServer,
     /// True if the start is known to have worked. The supervisor knows the process.
     pub up: bool,
+    /// Fault because of which it has not served for long, by the last look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wedged: Option<MpsFault>,
+}
+
+impl MpsNote {
+    /// Makes the note of a server that serves, as far as is known.
+    pub fn new(server: MpsServer, up: bool) -> Self {
+        let wedged = None;
+        Self { server, up, wedged }
+    }
 }
 
 /// Progress in the life of an instance of ours.
@@ -189,6 +200,9 @@ pub struct Granted {
     /// The equal slots of a partition with MPS shares, as they were last granted. `None`: none were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_slots_in_partitions: Option<u32>,
+    /// True if an MPS server that is wedged is started anew also while it has clients.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restarts_wedged_mps: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
@@ -311,7 +325,7 @@ impl GpuState {
                 if let Some(slot) = device.mps {
                     let server = slot.server;
                     let noted = self.mps.entry(device.target);
-                    noted.or_insert(MpsNote { server, up: true });
+                    noted.or_insert(MpsNote::new(server, true));
                 }
                 // A partition of an administrator has no note: it must never be removed.
                 let (Some(place), Some(made)) = (device.own_place(), &device.given) else {
@@ -395,10 +409,12 @@ impl GpuState {
         self.mig.is_some_and(|mig| mig.ours)
     }
 
-    /// Drops notes of settings that the hardware contradicts: a reboot, a reload of the driver or
+    /// Brings notes in line with the hardware, before a difference is worked out. Drops notes of settings
+    /// that it contradicts: a reboot, a reload of the driver or
     /// an administrator has changed them since, and what was found does not matter any more. While
     /// a call is in flight nothing is dropped: it may be the one that sets ours.
-    pub fn drop_contradicted(&mut self, seen: &GpuSeen) {
+    pub fn correct(&mut self, seen: &GpuSeen) {
+        self.note_wedged(seen);
         if seen.in_flight.is_some() {
             return;
         }
@@ -460,13 +476,25 @@ impl GpuState {
 
     /// Notes that an MPS server is about to be started, or is started.
     pub fn note_server(&mut self, target: Target, server: MpsServer, up: bool) {
-        self.mps.insert(target, MpsNote { server, up });
+        self.mps.insert(target, MpsNote::new(server, up));
     }
 
     /// Marks an MPS server as not known: a start or stop ended in an error that leaves it open.
     pub fn doubt_server(&mut self, target: Target) {
         if let Some(noted) = self.mps.get_mut(&target) {
             noted.up = false;
+        }
+    }
+
+    /// Notes which MPS servers are wedged, of those that were looked at.
+    fn note_wedged(&mut self, seen: &GpuSeen) {
+        let Some(Ok(running)) = &seen.mps else {
+            return;
+        };
+        for (target, noted) in &mut self.mps {
+            if let Some(found) = running.get(target) {
+                noted.wedged = found.wedged.map(|wedged| wedged.fault);
+            }
         }
     }
 
@@ -492,6 +520,7 @@ impl GpuState {
             mps_slots_in_partitions: grant
                 .mps_slots_in_partitions
                 .or(self.grant.mps_slots_in_partitions),
+            restarts_wedged_mps: grant.restarts_wedged_mps,
         };
     }
 

@@ -51,6 +51,8 @@ pub struct Holds {
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     /// The namespaces that go.
     pub leaves_namespaces: Ends,
+    /// True in a round, which is about no claim.
+    pub is_round: bool,
     /// True if a record that cannot be read may hold the GPU too.
     pub unknown: bool,
     /// True if another prepared claim of this boot has asked for the time slice that is noted:
@@ -83,7 +85,10 @@ impl Holds {
             Own::Leaves { claim, devices, .. } => (Some(claim), &[], devices),
             Own::None => (None, &[], &[]),
         };
-        let mut holds = Self::default();
+        let mut holds = Self {
+            is_round: matches!(own, Own::None),
+            ..Self::default()
+        };
         let servers = |devices: &[RecordedDevice]| {
             let here = devices.iter().filter(|d| d.gpu == *gpu);
             let all = here.filter_map(|device| Some((device.target, device.mps?.server)));

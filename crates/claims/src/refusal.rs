@@ -6,8 +6,8 @@ use std::fmt;
 
 use divvy_api::{ConfigError, MemoryBound};
 use divvy_model::{
-    Burst, ClaimUid, DeviceName, Format, GpuError, GpuUuid, MpsServer, ParseDeviceNameError,
-    Quantity,
+    Burst, ClaimUid, DeviceName, Format, GpuError, GpuUuid, MpsFault, MpsServer,
+    ParseDeviceNameError, Quantity,
 };
 
 use crate::{Claim, ClaimRef, Clash, ConfigSource, OtherClaim, Record, RecordedDevice};
@@ -219,6 +219,14 @@ pub enum Why {
         /// The number of slots.
         slots: u32,
     },
+    /// The MPS server that the claim would use serves no new client.
+    #[error(
+        "the MPS server that it would share with other claims {fault}, and no program can connect to it"
+    )]
+    MpsWedged {
+        /// The fault.
+        fault: MpsFault,
+    },
     /// A claim has MPS of two GPUs.
     #[error(
         "its claim has MPS on device {other} already, and a program can use the MPS server of one GPU or partition only"
@@ -418,6 +426,8 @@ impl Why {
             Self::MpsUnavailable(_) | Self::MpsServerUnavailable(_) => ("mps-unavailable", Later),
             Self::MpsUnequal { .. } => ("mps-unequal", Never),
             Self::MpsFull { .. } => ("mps-full", Later),
+            // A round starts it anew within seconds once its clients have ended.
+            Self::MpsWedged { .. } => ("mps-wedged", Soon),
             Self::MpsTargets { .. } => ("mps-targets", Never),
             Self::PartitionGone | Self::PartitionGoneBeside { .. } => ("partition-gone", Later),
             Self::ExtraNode { .. } => ("extra-node", Never),
@@ -495,6 +505,9 @@ impl Why {
             }
             Self::MpsFull { .. } => {
                 "shares.slots of its GpuPolicy is smaller than when the claims were allocated: delete the pod and the claim, or one of the others".into()
+            }
+            Self::MpsWedged { .. } => {
+                "divvy starts it anew when its clients have ended, or at once where the GpuPolicy has health.restartWedgedMps: delete the pods of the other claims, or this one (docs/runbooks/mps-wedged.md)".into()
             }
             Self::MpsTargets { .. } => "request MPS of several GPUs or partitions by a claim each, in a container each; a config with mps can name one of the requests".into(),
             Self::PartitionGone => {

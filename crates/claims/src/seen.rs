@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use divvy_model::mig::{ComputeInstance, GpuInstance};
 use divvy_model::{
-    ComputeMode, GpuError, GpuOp, MigMode, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer,
-    Place, Target, TimeSlice,
+    ComputeMode, GpuError, GpuOp, MigMode, MigUuid, MpsFault, MpsNamespace, MpsNamespaceName,
+    MpsServer, Place, Target, TimeSlice,
 };
 
 use crate::change::{Made, Observed};
@@ -58,6 +58,16 @@ pub struct MpsSeen {
     pub partition: Option<MigUuid>,
     /// Its namespaces. `None`: not asked for, so that they count as wanted.
     pub namespaces: Option<BTreeMap<MpsNamespaceName, MpsNamespace>>,
+    /// Set if it has not served for so long that it will not by itself.
+    pub wedged: Option<Wedged>,
+}
+
+/// An MPS server that has not served for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wedged {
+    pub fault: MpsFault,
+    /// True if it certainly has no client.
+    pub is_idle: bool,
 }
 
 /// Readings of a GPU. A part that is `None` or absent was not asked for.
@@ -109,6 +119,11 @@ impl GpuSeen {
                         server: noted.server,
                         partition: target.place().and_then(|place| state.partition_at(place)),
                         namespaces: None,
+                        // By the note alone it is not known if it still has clients.
+                        wedged: noted.wedged.map(|fault| Wedged {
+                            fault,
+                            is_idle: false,
+                        }),
                     };
                     noted.up.then_some((*target, seen))
                 });

@@ -23,15 +23,15 @@ use divvy_claims::{AllocatedDevice, GpuGoal, Granted};
 use divvy_claims::{
     Allocation, Change, Claim, Ends, GpuSeen, GpuState, Holds, Instance, Leaving, Life, Living,
     Moment, MpsSeen, MpsSlot, Observed, Own, Phase, Record, RecordedDevice, Setting, Stored,
-    TimeSlice, Want, diff, goal,
+    TimeSlice, Want, Wedged, diff, goal,
 };
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfileId, GpuInstance, GpuInstanceId,
     GpuInstanceProfileId, Placement,
 };
 use divvy_model::{
-    BootId, ClaimUid, ComputeMode, GpuOp, GpuUuid, MigMode, MpsNamespace, MpsNamespaceName,
-    MpsServer, Place, Sharing, Target,
+    BootId, ClaimUid, ComputeMode, GpuOp, GpuUuid, MigMode, MpsFault, MpsNamespace,
+    MpsNamespaceName, MpsServer, Place, Sharing, Target,
 };
 
 #[path = "goals/story.rs"]

@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Change, ChangeError, ClaimRef, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life,
-    Moment, Observed, Own, Record, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
+    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment,
+    Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
 use divvy_model::{
     ClaimUid, ComputeMode, GpuTarget, GpuUuid, MpsNamespace, MpsNamespaceName, MpsServer, Place,
@@ -21,7 +21,7 @@ use divvy_model::{
 use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
 use crate::hardware::{Hardware, TimeSliceError};
-use crate::servers::servers_to_look_at;
+use crate::servers::{servers_to_look_at, wedged};
 use crate::{Event, Report, StoreError, chain};
 
 /// Time limit for setting a time slice where no call's deadline is shorter.
@@ -134,7 +134,7 @@ impl Gpus<'_> {
         // Drop notes that the hardware contradicts before the difference is worked out: an
         // administrator or a reboot has changed the setting, and what was found before us is no
         // longer true.
-        open.state.drop_contradicted(&seen);
+        open.state.correct(&seen);
         let changes = diff(&open.state, &seen, &goal);
         Ok(Plan {
             gpu: gpu.clone(),
@@ -346,6 +346,10 @@ impl Gpus<'_> {
             noted.into_iter().filter(|noted| *noted).count()
         };
         let noted = stored.fine().map_or(0, settings);
+        let boot = &self.context.config.boot;
+        let were_wedged = stored
+            .fine()
+            .map(|state| wedged(state.clone().in_boot(boot)));
         // Hold nothing of its own: what no record holds is given back.
         let plan = self.plan_in(round, gpu, Own::None, false)?;
         let started = plan.changes.iter().filter_map(|change| match change {
@@ -353,6 +357,8 @@ impl Gpus<'_> {
             _ => None,
         });
         let restarted: BTreeSet<Target> = started.collect();
+        let are_wedged = wedged(plan.open.state.clone());
+        self.report_wedged(gpu, &were_wedged.unwrap_or_default(), &are_wedged, report)?;
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
             Ok(state) => {
                 if !restarted.is_empty() {
@@ -379,24 +385,6 @@ impl Gpus<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Returns the claims that use the MPS servers of these targets of a GPU in this boot.
-    fn served(
-        self,
-        gpu: &GpuUuid,
-        targets: &BTreeSet<Target>,
-    ) -> Result<Vec<ClaimRef>, StoreError> {
-        let records = self.context.state.records()?;
-        let is_served = |record: &&Record| {
-            let mut devices = record.devices.iter();
-            record.boot == self.context.config.boot
-                && devices.any(|device| {
-                    device.gpu == *gpu && targets.contains(&device.target) && device.mps.is_some()
-                })
-        };
-        let fine = records.values().filter_map(|stored| stored.fine());
-        Ok(fine.filter(is_served).map(Record::reference).collect())
     }
 
     /// Settles open questions about a GPU that a prepare is refused for: the late call may have

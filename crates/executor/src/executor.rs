@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    AllocatedDevice, Claim, ClaimRef, Fence, Head, Made, Phase, PodRef, Prepared, Record,
+    AllocatedDevice, Claim, ClaimRef, Fence, Head, Made, MpsNote, Phase, PodRef, Prepared, Record,
     RecordedDevice, ShareAmounts, Stored, cdi_device_name,
 };
 use divvy_model::{
-    BootId, ClaimUid, DeviceName, GpuDriver, GpuTarget, GpuUuid, Grant, Hold, MpsServer, Ordinals,
-    PciAddress, ShareUnit,
+    BootId, ClaimUid, DeviceName, GpuDriver, GpuTarget, GpuUuid, Grant, Hold, Ordinals, PciAddress,
+    ShareUnit,
 };
 use serde::Serialize;
 
@@ -293,7 +293,7 @@ impl Executor {
     }
 
     /// Returns the MPS servers that are noted, by GPU.
-    pub fn mps_servers(&self) -> Result<BTreeMap<GpuTarget, MpsServer>, StoreError> {
+    pub fn mps_servers(&self) -> Result<BTreeMap<GpuTarget, MpsNote>, StoreError> {
         Gpus::of(&self.context).mps_servers()
     }
 

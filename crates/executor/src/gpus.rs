@@ -3,11 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_claims::{Fence, GpuState, MadeFor, ProcessOnGpu, Record, Stored};
+use divvy_claims::{Fence, GpuState, MadeFor, MpsNote, ProcessOnGpu, Record, Stored};
 use divvy_model::mig::GpuInstance;
-use divvy_model::{
-    ClaimUid, GpuError, GpuTarget, GpuUuid, Grant, MigMode, MpsServer, Place, ShareUnit, lock,
-};
+use divvy_model::{ClaimUid, GpuError, GpuTarget, GpuUuid, Grant, MigMode, Place, ShareUnit, lock};
 
 use crate::bring::ASK_WITHIN;
 use crate::context::Context;
@@ -120,14 +118,14 @@ impl<'a> Gpus<'a> {
     }
 
     /// Returns the MPS servers that are noted in this boot.
-    pub(crate) fn mps_servers(self) -> Result<BTreeMap<GpuTarget, MpsServer>, StoreError> {
+    pub(crate) fn mps_servers(self) -> Result<BTreeMap<GpuTarget, MpsNote>, StoreError> {
         let boot = &self.context.config.boot;
         let mut all = BTreeMap::new();
         for (gpu, stored) in self.context.state.gpus()? {
             let state = stored.fine().map(|state| state.clone().in_boot(boot));
             for (target, noted) in state.into_iter().flat_map(|state| state.mps) {
                 let gpu = gpu.clone();
-                all.insert(GpuTarget { gpu, target }, noted.server);
+                all.insert(GpuTarget { gpu, target }, noted);
             }
         }
         Ok(all)

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use divvy_claims::ClaimRef;
-use divvy_model::{ClaimUid, GpuUuid};
+use divvy_model::{ClaimUid, GpuUuid, MpsFault, Target};
 use serde::Serialize;
 
 use crate::{LockError, UnprepareCause, chain};
@@ -42,13 +42,23 @@ pub enum Event {
     /// A GPU has the MIG mode, time slice or compute mode back that it had before claims needed
     /// another.
     SettingsGivenBack { gpu: GpuUuid },
-    /// The MPS server of a GPU had ended under its claims, and was started again: the programs of before
-    /// have lost what they had on the GPU.
+    /// The MPS server of a GPU had ended under its claims or was wedged, and was started again: the programs
+    /// of before have lost what they had on the GPU.
     MpsServerRestarted {
         gpu: GpuUuid,
         /// Claims that had it.
         claims: Vec<ClaimRef>,
     },
+    /// An MPS server has not served for long: programs that use it have failed, and no other can connect.
+    MpsServerWedged {
+        gpu: GpuUuid,
+        target: Target,
+        fault: MpsFault,
+        /// Claims that have it.
+        claims: Vec<ClaimRef>,
+    },
+    /// An MPS server that was wedged serves again, or another one in its place.
+    MpsServerServes { gpu: GpuUuid, target: Target },
     /// A claim holds on to its devices although it should not need them; looked at again next time.
     Kept { claim: ClaimUid, why: String },
     /// Something failed; tried again next time.

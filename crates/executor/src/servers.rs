@@ -1,17 +1,19 @@
-//! The MPS servers that run, compared with what is noted and needed.
+//! The MPS servers that run, compared with what is noted and needed, and the claims that use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_claims::{GpuSeen, Holds, MpsNote, Own, diff, goal};
-use divvy_model::{GpuUuid, Target};
+use divvy_claims::{ClaimRef, GpuSeen, GpuState, Holds, MpsNote, Own, Record, diff, goal};
+use divvy_model::{GpuTarget, GpuUuid, MpsFault, Target};
 
 use crate::bring::ASK_WITHIN;
 use crate::gpus::Gpus;
-use crate::hardware::seen_on;
+use crate::hardware::{RunningServer, seen_on};
 use crate::state::Gpus as GpuFiles;
+use crate::{Event, Report, StoreError};
 
 /// Returns the GPUs with an MPS server that is not as noted: it has died, or no file names it. A server that
-/// runs on a GPU without a file is one of them too, and one without the namespaces that claims need.
+/// runs on a GPU without a file is one of them too, one without the namespaces that claims need, and one that is
+/// wedged.
 pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
     let until = gpus.context.now() + ASK_WITHIN;
     let running = match gpus.hardware.mps.running(None, until) {
@@ -32,7 +34,7 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
         let servers = state.into_iter().flat_map(|state| {
             let of = |(target, noted): (&Target, &MpsNote)| {
                 let partition = target.place().and_then(|place| state.partition_at(place));
-                (*target, (noted.server, partition))
+                (*target, (noted.server, partition, noted.wedged))
             };
             state.mps.iter().map(of).collect::<Vec<_>>()
         });
@@ -40,7 +42,11 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
     };
     let runs = |gpu: &GpuUuid| {
         let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
-        let servers = here.map(|(of, one)| (of.target, (one.server, one.partition.clone())));
+        let of = |(of, one): (&GpuTarget, &RunningServer)| {
+            let wedged = one.wedged.map(|wedged| wedged.fault);
+            (of.target, (one.server, one.partition.clone(), wedged))
+        };
+        let servers = here.map(of);
         servers.collect::<BTreeMap<_, _>>()
     };
     let known = states.keys().chain(running.keys().map(|of| &of.gpu));
@@ -48,6 +54,9 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
         .filter(|gpu| noted(gpu) != runs(gpu))
         .cloned()
         .collect();
+    // A wedged one is started anew once its clients have ended, which no note says.
+    let wedged = running.iter().filter(|(_, one)| one.wedged.is_some());
+    to_look_at.extend(wedged.map(|(of, _)| of.gpu.clone()));
     // Of most nodes no server has namespaces, and then no record is read.
     for (of, _) in running.iter().filter(|(_, r)| r.server.has_namespaces()) {
         let gpu = &of.gpu;
@@ -65,4 +74,59 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
         }
     }
     to_look_at
+}
+
+/// Returns the MPS servers that are noted as wedged.
+pub(crate) fn wedged(state: GpuState) -> BTreeMap<Target, MpsFault> {
+    let servers = state.mps.into_iter();
+    servers
+        .filter_map(|(target, noted)| Some((target, noted.wedged?)))
+        .collect()
+}
+
+impl Gpus<'_> {
+    /// Reports the MPS servers of a GPU that are wedged now and were not before.
+    pub(crate) fn report_wedged(
+        self,
+        gpu: &GpuUuid,
+        before: &BTreeMap<Target, MpsFault>,
+        now: &BTreeMap<Target, MpsFault>,
+        report: &mut Report,
+    ) -> Result<(), StoreError> {
+        for (target, fault) in now
+            .iter()
+            .filter(|(target, _)| !before.contains_key(target))
+        {
+            let event = Event::MpsServerWedged {
+                gpu: gpu.clone(),
+                target: *target,
+                fault: *fault,
+                claims: self.served(gpu, &BTreeSet::from([*target]))?,
+            };
+            report.events.push(event);
+        }
+        for target in before.keys().filter(|target| !now.contains_key(target)) {
+            let (gpu, target) = (gpu.clone(), *target);
+            report.events.push(Event::MpsServerServes { gpu, target });
+        }
+        Ok(())
+    }
+
+    /// Returns the claims that use the MPS servers of these targets of a GPU in this boot.
+    pub(crate) fn served(
+        self,
+        gpu: &GpuUuid,
+        targets: &BTreeSet<Target>,
+    ) -> Result<Vec<ClaimRef>, StoreError> {
+        let records = self.context.state.records()?;
+        let is_served = |record: &&Record| {
+            let mut devices = record.devices.iter();
+            record.boot == self.context.config.boot
+                && devices.any(|device| {
+                    device.gpu == *gpu && targets.contains(&device.target) && device.mps.is_some()
+                })
+        };
+        let fine = records.values().filter_map(|stored| stored.fine());
+        Ok(fine.filter(is_served).map(Record::reference).collect())
+    }
 }

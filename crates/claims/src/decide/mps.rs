@@ -200,11 +200,18 @@ pub(super) fn servable(
             Why::MpsServerUnavailable(lack)
         });
     }
+    // The first claim gets a server that is started for it.
+    let target = (&device.gpu, device.target);
+    let state = seen.state(&device.gpu).map(|state| &state.mps);
+    let noted = state.and_then(|servers| servers.get(&device.target));
+    let is_shared = device.is_mps_share() && others(&claim.uid, target, seen).next().is_some();
+    if let Some(fault) = noted.and_then(|noted| noted.wedged).filter(|_| is_shared) {
+        return Err(Why::MpsWedged { fault });
+    }
     let Some(slots) = slot.server.slots else {
         return Ok(());
     };
     // Whatever the scheduler has counted: a change of the policy may have made the slots fewer since.
-    let target = (&device.gpu, device.target);
     let taken = others(&claim.uid, target, seen).count();
     let own = claim.allocation.results.iter();
     let own = own.filter(|result| result.device == device.allocated.device);

@@ -59,7 +59,7 @@ fn with_everything() -> GpuState {
         mps: [Target::Gpu, Target::Partition(place(0))]
             .map(|target| {
                 let server = MpsServer::equal(4, Some(81_559)).unwrap();
-                (target, MpsNote { server, up: true })
+                (target, MpsNote::new(server, true))
             })
             .into(),
         instances: [
@@ -217,7 +217,7 @@ fn a_contradicted_note_is_dropped_and_an_unread_one_is_kept() {
     };
     let dropped = |seen: GpuSeen| {
         let mut state = with_everything();
-        state.drop_contradicted(&seen);
+        state.correct(&seen);
         (state.mig.is_none(), state.compute.is_none())
     };
     assert_eq!(dropped(seen(None, None)), (false, false));

@@ -147,9 +147,9 @@ impl Story {
         let on = holds.make.iter().any(|hold| hold.target.place().is_some());
         let wanted = goal(&holds, state.grant, self.may_set_mig(on));
         let seen = self.seen(&state, &wanted, holds.vouched_for || holds.make.is_empty());
-        state.drop_contradicted(&seen);
+        state.correct(&seen);
         let changes = diff(&state, &seen, &wanted);
-        Self::check_order(&changes, &holds, &wanted);
+        self.check_order(&changes, &holds, (&wanted, state.grant));
         first(self, &changes)?;
         let mut stuck: Vec<Change> = Vec::new();
         if !changes.is_empty() && !self.hardware.late.is_empty() {
@@ -211,6 +211,10 @@ impl Story {
                 server: *server,
                 partition: partition.as_ref().map(|uuid| uuid.parse().unwrap()),
                 namespaces: (*target == Target::Gpu).then(|| self.hardware.namespaces.clone()),
+                wedged: self.hardware.wedged.get(target).map(|is_idle| Wedged {
+                    fault: MpsFault::Fault,
+                    is_idle: *is_idle,
+                }),
             };
             (*target, seen)
         });
@@ -218,7 +222,12 @@ impl Story {
     }
 
     /// Removals come before MIG mode, and that before what is made; nothing of others is touched.
-    pub(super) fn check_order(changes: &[Change], holds: &Holds, wanted: &GpuGoal) {
+    pub(super) fn check_order(
+        &self,
+        changes: &[Change],
+        holds: &Holds,
+        (wanted, granted): (&GpuGoal, Granted),
+    ) {
         let rank = |change: &Change| match change {
             Change::Forget(_) => 0,
             Change::StopMps(_) | Change::RemoveNamespace(_) => 1,
@@ -265,6 +274,22 @@ impl Story {
                     let used = keep.any(|hold| hold.mps.is_some());
                     let again = matches!(wanted.mps.get(target), Some(Want::To(_)));
                     assert!(again || !used, "the MPS server of others is stopped");
+                    // Under clients a wedged one is started anew by a round alone, and where rules say so.
+                    let is_wedged = self.hardware.wedged.get(target) == Some(&false);
+                    let runs = self.hardware.mps.get(target).map(|(server, _)| *server);
+                    let same = runs.map(Want::To) == wanted.mps.get(target).copied();
+                    let may = holds.is_round && granted.restarts_wedged_mps;
+                    let living = |place| self.hardware.living(place)?.as_partition();
+                    let now = target.place().and_then(living);
+                    let now = now.map(|made| made.uuid.to_string());
+                    let sees = self
+                        .hardware
+                        .mps
+                        .get(target)
+                        .and_then(|(_, sees)| sees.clone());
+                    let is_gone = sees != now;
+                    let restarts = is_wedged && same && !is_removed(*target) && !is_gone;
+                    assert!(!restarts || may, "started anew under its clients");
                 }
                 Change::Create(place) => assert!(made.contains(place), "{change:?}"),
                 Change::SetMigMode(_) => assert!(

@@ -37,6 +37,8 @@ pub(super) struct Hardware {
     pub(super) mps: BTreeMap<Target, (MpsServer, Option<String>)>,
     /// Namespaces of that of the whole GPU.
     pub(super) namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
+    /// Servers that are wedged, and whether they have no client.
+    pub(super) wedged: BTreeMap<Target, bool>,
     pub(super) instances: BTreeMap<Place, Real>,
     pub(super) made: u32,
     /// Calls that have timed out and land later.
@@ -81,6 +83,7 @@ impl Hardware {
     /// A server dies or is stopped: its namespaces go with it.
     pub(super) fn server_ends(&mut self, target: Target) {
         self.mps.remove(&target);
+        self.wedged.remove(&target);
         if target == Target::Gpu {
             self.namespaces.clear();
         }

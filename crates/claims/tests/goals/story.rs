@@ -41,6 +41,7 @@ impl Story {
                 slice: TimeSlice::Default,
                 mps: BTreeMap::new(),
                 namespaces: BTreeMap::new(),
+                wedged: BTreeMap::new(),
                 instances: BTreeMap::new(),
                 made: 0,
                 late: Vec::new(),
@@ -97,7 +98,7 @@ impl Story {
     fn event(&mut self) {
         let name = NAMES[usize::try_from(self.chance.below(5)).unwrap()];
         let uid: ClaimUid = name.parse().unwrap();
-        match self.chance.below(26) {
+        match self.chance.below(29) {
             0..9 => {
                 if !self.records.contains_key(&uid) {
                     self.prepare(&uid);
@@ -130,6 +131,7 @@ impl Story {
                     } else {
                         MpsServer::equal(if self.chance.one_in(2) { 2 } else { 4 }, None)
                     },
+                    restarts_wedged_mps: self.chance.one_in(2),
                     ..Granted::default()
                 };
                 self.say(format!("{:?}", self.granted));
@@ -170,6 +172,18 @@ impl Story {
                 let target = targets.nth(usize::try_from(at).unwrap()).unwrap();
                 self.say(format!("the MPS daemon of {target:?} dies"));
                 self.hardware.server_ends(target);
+            }
+            25 | 26 if !self.hardware.mps.is_empty() => {
+                let at = self.chance.below(self.hardware.mps.len() as u64);
+                let mut targets = self.hardware.mps.keys().copied();
+                let target = targets.nth(usize::try_from(at).unwrap()).unwrap();
+                let is_idle = self.chance.one_in(2);
+                self.say(format!("the MPS server of {target:?} is wedged: {is_idle}"));
+                self.hardware.wedged.insert(target, is_idle);
+            }
+            27 => {
+                self.say("wedged MPS servers serve again");
+                self.hardware.wedged.clear();
             }
             24 if !self.hardware.namespaces.is_empty() => {
                 self.say("a namespace is lost");
@@ -375,6 +389,12 @@ impl Story {
             };
             let given = device.given.as_ref().map(|made| made.uuid.to_string());
             assert_eq!(*partition, given, "the server of another partition");
+            let wedged = self.hardware.wedged.get(&device.target).copied();
+            let noted = self.open().mps[&device.target].wedged.is_some();
+            // A start whose outcome is not known is asked for again, and its note says so in the next round.
+            assert!(wedged.is_some() || !noted, "a note of a server that serves");
+            let may_stay = |is_idle: bool| !is_idle && !self.granted.restarts_wedged_mps;
+            assert!(wedged.is_none_or(may_stay), "a wedged server stays");
             if device.sharing == Sharing::Exclusive && self.torn.is_empty() {
                 assert_eq!(*server, slot.server, "another server");
             }
@@ -419,6 +439,7 @@ impl Story {
         self.hardware.slice = TimeSlice::Default;
         self.hardware.instances.clear();
         self.hardware.mps.clear();
+        self.hardware.wedged.clear();
         self.hardware.namespaces.clear();
         self.hardware.late.clear();
         self.torn.clear();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use divvy_claims::{Cause, ChangeError, MpsSeen};
+use divvy_claims::{Cause, ChangeError, MpsSeen, Wedged};
 use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer, Target, lock,
 };
@@ -22,6 +22,8 @@ pub struct RunningServer {
     pub pids: BTreeSet<u32>,
     /// Its namespaces that are ours.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
+    /// Set if it has not served for so long that it will not by itself.
+    pub wedged: Option<Wedged>,
 }
 
 impl RunningServer {
@@ -31,6 +33,7 @@ impl RunningServer {
             server: self.server,
             partition: self.partition.clone(),
             namespaces: Some(self.namespaces.clone()),
+            wedged: self.wedged,
         }
     }
 }
@@ -141,6 +144,13 @@ impl ListedServers {
         lock(&self.0).clear();
     }
 
+    /// Has one serve no program any more, or serve again.
+    pub fn wedge(&self, target: &GpuTarget, wedged: Option<Wedged>) {
+        if let Some(running) = lock(&self.0).get_mut(target) {
+            running.wedged = wedged;
+        }
+    }
+
     fn namespaces(&self, target: &GpuTarget, change: impl FnOnce(&mut RunningServer)) {
         if let Some(running) = lock(&self.0).get_mut(target) {
             change(running);
@@ -169,6 +179,7 @@ impl MpsServers for ListedServers {
             partition: partition.cloned(),
             pids: BTreeSet::new(),
             namespaces: BTreeMap::new(),
+            wedged: None,
         };
         lock(&self.0).entry(target.clone()).or_insert(running);
         Ok(())

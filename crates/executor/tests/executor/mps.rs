@@ -1,6 +1,8 @@
 //! MPS shares: the server of a GPU comes with the first claim and goes with the last, whatever fails
 //! and wherever a process dies.
 
+mod wedged;
+
 use std::time::Duration;
 
 use divvy_claims::{Claim, ConfigEntry, ConfigSource};

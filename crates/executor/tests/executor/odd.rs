@@ -291,14 +291,22 @@ impl<'a> Story<'a> {
             lingering: matches!(held.phase, Phase::Leaving(_)),
             hold: held.hold,
         });
+        let servers = self.executor.mps_servers().unwrap();
+        let wedged = servers
+            .iter()
+            .filter_map(|(of, noted)| Some((of.clone(), noted.wedged?)));
         let records = Records {
+            mps_wedged: wedged.collect(),
             ordinals: self.executor.ordinals().unwrap(),
             held: held.collect(),
             fenced: self.executor.fences().unwrap().into_keys().collect(),
             foreign,
             mig_found: self.executor.mig_found().unwrap(),
             share_units: self.executor.share_units().unwrap(),
-            mps_servers: self.executor.mps_servers().unwrap(),
+            mps_servers: servers
+                .iter()
+                .map(|(of, n)| (of.clone(), n.server))
+                .collect(),
         };
         self.learn(Fact::Records(records));
     }

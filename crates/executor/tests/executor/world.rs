@@ -10,7 +10,7 @@ use std::time::Duration;
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
     AllocatedDevice, Allocation, Attributes, ChangeError, Claim, ClaimRef, Phase, PodRef, Record,
-    RecordedDevice, Stored,
+    RecordedDevice, Stored, Wedged,
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry,
@@ -96,6 +96,7 @@ impl World {
                 mps: BTreeMap::new(),
                 mps_in: BTreeMap::new(),
                 namespaces: BTreeMap::new(),
+                wedged: BTreeMap::new(),
                 mps_fault: None,
                 pods: BTreeMap::new(),
                 among: None,
@@ -236,6 +237,7 @@ impl World {
         m.slices.iter_mut().for_each(BTreeMap::clear);
         m.mps.clear();
         m.mps_in.clear();
+        m.wedged.clear();
         m.namespaces.clear();
         m.sim.edit(divvy_gpu_sim::Engine::reboot);
         m.processes.clear();

@@ -258,6 +258,7 @@ fn seen(gpu: &GpuUuid, state: &GpuState) -> GpuPicture {
             share_burst: state.grant.share_burst,
             mps: state.grant.mps,
             mps_slots_in_partitions: state.grant.mps_slots_in_partitions,
+            restarts_wedged_mps: state.grant.restarts_wedged_mps,
         },
     }
 }

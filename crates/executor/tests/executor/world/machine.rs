@@ -112,6 +112,8 @@ pub(crate) struct Machine {
     pub mps_in: BTreeMap<GpuTarget, (MpsServer, MigUuid)>,
     /// Namespaces of those servers.
     pub namespaces: BTreeMap<GpuUuid, BTreeMap<MpsNamespaceName, MpsNamespace>>,
+    /// Servers among them that are wedged.
+    pub wedged: BTreeMap<GpuTarget, Wedged>,
     /// What the next start or stop of one does instead.
     pub mps_fault: Option<HardwareFault>,
     /// Pods of the processes on them.

@@ -342,6 +342,7 @@ impl MpsServers for World {
                 partition: None,
                 pids: pids.clone(),
                 namespaces: m.namespaces.get(gpu).cloned().unwrap_or_default(),
+                wedged: m.wedged.get(&GpuTarget::whole(gpu.clone())).copied(),
             };
             (GpuTarget::whole(gpu.clone()), running)
         });
@@ -351,6 +352,7 @@ impl MpsServers for World {
                 partition: Some(partition.clone()),
                 pids: pids.clone(),
                 namespaces: BTreeMap::new(),
+                wedged: m.wedged.get(target).copied(),
             };
             (target.clone(), running)
         });
@@ -398,7 +400,10 @@ impl MpsServers for World {
         );
         m.mps_call("stop an MPS server", |m| match target.target {
             Target::Gpu => m.server_dies(&target.gpu),
-            Target::Partition(_) => drop(m.mps_in.remove(target)),
+            Target::Partition(_) => {
+                m.mps_in.remove(target);
+                m.wedged.remove(target);
+            }
         })
     }
 
@@ -439,6 +444,7 @@ impl Machine {
     /// An MPS server dies or is stopped: its namespaces go with it.
     pub(crate) fn server_dies(&mut self, gpu: &GpuUuid) {
         self.mps.remove(gpu);
+        self.wedged.remove(&GpuTarget::whole(gpu.clone()));
         self.namespaces.remove(gpu);
     }
 

@@ -1,0 +1,136 @@
+//! Servers that do not serve any more: left to their clients, started anew once these have ended or at once by
+//! the rules, and reported with the claims that use them.
+
+use divvy_claims::Wedged;
+use divvy_executor::{Event, Executor};
+use divvy_model::{GpuTarget, GpuUuid, Grant, MpsFault, MpsServer, Target};
+
+use super::{namespaces, part, restarted, setup, setup_with_namespaces, share};
+use crate::story::uid;
+use crate::world::World;
+
+/// The server of a GPU is wedged, with clients or without.
+fn wedge(world: &World, gpu: &GpuUuid, is_idle: bool) {
+    let fault = MpsFault::Fault;
+    let wedged = Wedged { fault, is_idle };
+    let target = GpuTarget::whole(gpu.clone());
+    world.lock().wedged.insert(target, wedged);
+}
+
+fn is_wedged(world: &World) -> bool {
+    !world.lock().wedged.is_empty()
+}
+
+/// The report that a server is wedged under these claims.
+fn reported(gpu: &GpuUuid, claims: &[&str]) -> Event {
+    let claims = claims.iter().map(|name| share(name).reference());
+    Event::MpsServerWedged {
+        gpu: gpu.clone(),
+        target: Target::Gpu,
+        fault: MpsFault::Fault,
+        claims: claims.collect(),
+    }
+}
+
+fn noted(executor: &Executor, gpu: &GpuUuid) -> Option<MpsFault> {
+    let servers = executor.mps_servers().unwrap();
+    servers[&GpuTarget::whole(gpu.clone())].wedged
+}
+
+/// Runs a round, and returns the events about servers.
+fn round(world: &World, executor: &Executor) -> Vec<Event> {
+    let mut events = executor.reconcile(&world.view()).events;
+    events.retain(|event| !matches!(event, Event::Kept { .. }));
+    events
+}
+
+#[test]
+fn a_wedged_server_is_left_to_its_clients_and_started_anew_after_them() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    world.prepare(&executor, &share("b")).unwrap();
+    wedge(&world, &gpu, false);
+    assert_eq!(round(&world, &executor), [reported(&gpu, &["a", "b"])]);
+    assert_eq!(noted(&executor, &gpu), Some(MpsFault::Fault));
+    assert_eq!(round(&world, &executor), [], "once");
+    assert!(is_wedged(&world));
+    // Their programs have ended, and their containers start others.
+    wedge(&world, &gpu, true);
+    assert_eq!(round(&world, &executor), [restarted(&gpu, &["a", "b"])]);
+    assert!(!is_wedged(&world));
+    assert_eq!(noted(&executor, &gpu), None);
+    assert_eq!(round(&world, &executor), []);
+}
+
+#[test]
+fn a_server_that_recovers_by_itself_is_left_alone() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    wedge(&world, &gpu, false);
+    round(&world, &executor);
+    world.lock().wedged.clear();
+    let serves = Event::MpsServerServes {
+        gpu: gpu.clone(),
+        target: Target::Gpu,
+    };
+    assert_eq!(round(&world, &executor), [serves]);
+    assert_eq!(noted(&executor, &gpu), None);
+}
+
+/// A claim that comes gets no place at a server that it cannot connect to. It waits, since the server may be
+/// started anew meanwhile, and what others have stays as it is.
+#[test]
+fn no_other_claim_gets_a_place_at_a_wedged_server() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    wedge(&world, &gpu, false);
+    round(&world, &executor);
+    let error = world.prepare(&executor, &share("b")).unwrap_err();
+    assert_eq!(error.category(), "mps-wedged");
+    assert!(is_wedged(&world));
+    // Asked again, the claim that has its place keeps it.
+    world.prepare(&executor, &share("a")).unwrap();
+    // With the last claim the server ends, and the next one gets another.
+    world.unprepare(&executor, &uid("a")).unwrap();
+    world.prepare(&executor, &share("b")).unwrap();
+    assert!(!is_wedged(&world));
+}
+
+#[test]
+fn rules_may_have_a_wedged_server_started_anew_at_once() {
+    let (world, executor, gpu) = setup_with_namespaces();
+    let grant = Grant {
+        mps: Some(MpsServer::NAMESPACES),
+        restarts_wedged_mps: true,
+        ..Grant::default()
+    };
+    executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+    world.prepare(&executor, &part("a", 30, "10Gi")).unwrap();
+    world.prepare(&executor, &part("b", 20, "5Gi")).unwrap();
+    let before = namespaces(&world, &gpu);
+    wedge(&world, &gpu, false);
+    let events = round(&world, &executor);
+    assert!(events.contains(&reported(&gpu, &["a", "b"])), "{events:?}");
+    assert!(events.contains(&restarted(&gpu, &["a", "b"])), "{events:?}");
+    assert!(!is_wedged(&world));
+    // The namespaces are there again in the same round.
+    assert_eq!(namespaces(&world, &gpu), before);
+}
+
+/// A claim that is the first to find it so has it started anew too, and takes nothing from anyone.
+#[test]
+fn a_call_starts_an_idle_server_anew_and_leaves_one_with_clients() {
+    for (is_idle, expected) in [(true, false), (false, true)] {
+        let (world, executor, gpu) = setup();
+        let grant = Grant {
+            mps: MpsServer::equal(4, Some(1 << 14)),
+            restarts_wedged_mps: true,
+            ..Grant::default()
+        };
+        executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+        world.prepare(&executor, &share("a")).unwrap();
+        wedge(&world, &gpu, is_idle);
+        world.prepare(&executor, &share("b")).unwrap();
+        assert_eq!(is_wedged(&world), expected, "idle: {is_idle}");
+    }
+}
