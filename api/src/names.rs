@@ -208,6 +208,9 @@ pub mod taints {
     pub const MODE: &str = "gpu.divvy.dev/mode";
     /// Another driver or a device plugin has allocated the GPU or a part of it.
     pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
+    /// The MPS server of the GPU or partition is wedged, so that no new program can use it: it is in the
+    /// state FAULT (`fault`), or its daemon does not answer (`no-answer`).
+    pub const MPS: &str = "gpu.divvy.dev/mps";
     /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that
     /// containers need.
     pub const DRIVER_DOWN: &str = "gpu.divvy.dev/driver-down";
@@ -327,6 +330,7 @@ mod tests {
             taints::LINGERING,
             taints::FOREIGN,
             taints::NEIGHBOUR,
+            taints::MPS,
             taints::DRIVER_DOWN,
         ] {
             assert!(key.starts_with(DRIVER), "{key}");

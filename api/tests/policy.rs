@@ -94,7 +94,10 @@ fn full() -> GpuPolicySpec {
                 }),
                 time_slice: Some(TimeSlice::Short),
             }),
-            health: Some(HealthSettings { evict: Some(true) }),
+            health: Some(HealthSettings {
+                evict: Some(true),
+                restart_wedged_mps: Some(true),
+            }),
             usage: Some(UsageSettings {
                 overuse: Some(OveruseAction::Evict),
                 idle: Some(IdleSettings {

@@ -455,6 +455,11 @@ pub struct HealthSettings {
     /// pods that ask for it as an extended resource. The default is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evict: Option<bool>,
+    /// Restart the MPS server of a GPU or partition at once when it is wedged: it has been in the state
+    /// FAULT for 30 seconds, or its daemon does not answer. Programs that use it lose their contexts, and
+    /// have failed in most cases. The default is false: it is restarted when its last client has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_wedged_mps: Option<bool>,
 }
 
 /// Actions for claims that use more than they were granted, or nothing. Claims are reported,

@@ -7,7 +7,7 @@ mod words;
 
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
-use divvy_model::{Alternative, ClaimUid, DeviceName, GpuUuid};
+use divvy_model::{Alternative, ClaimUid, DeviceName, GpuUuid, MpsFault};
 
 use crate::{OneMode, PolicyProblem, RuleRef, Use};
 
@@ -112,6 +112,16 @@ pub enum Finding {
         reason: String,
         /// The fault because of which the processes of the GPU cannot be listed.
         blind: Option<Ailment>,
+    },
+    /// The MPS server of a GPU or partition serves no new program.
+    #[error("its MPS server {fault} for more than 30 seconds, so that no program can connect to it{}", words::users(.claims))]
+    MpsWedged {
+        gpu: GpuUuid,
+        /// The place of a partition.
+        place: Option<Placement>,
+        fault: MpsFault,
+        /// The claims that use it, as `namespace/name`.
+        claims: Vec<String>,
     },
     /// Others use a GPU.
     #[error(

@@ -304,8 +304,10 @@ fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules 
             .reserved_memory
             .map_or(rules.held_back_mib, |part| part.mib_of(memory));
     }
-    if let Some(evict) = rule.health.as_ref().and_then(|health| health.evict) {
-        rules.no_execute = evict;
+    if let Some(health) = &rule.health {
+        rules.no_execute = health.evict.unwrap_or(rules.no_execute);
+        let restarts = health.restart_wedged_mps;
+        rules.restarts_wedged_mps = restarts.unwrap_or(rules.restarts_wedged_mps);
     }
     if let Some(usage) = &rule.usage {
         rules.usage.evict = usage.overuse == Some(api::OveruseAction::Evict);

@@ -31,6 +31,9 @@ pub struct GpuRules {
     pub instances: Instances,
     /// True if pods are evicted from it when it falls ill, not only kept away.
     pub no_execute: bool,
+    /// True if an MPS server that is wedged is started anew although it has clients.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub restarts_wedged_mps: bool,
     /// The consequences for claims that use too much or nothing.
     #[serde(skip_serializing_if = "UsageRules::is_default")]
     pub usage: UsageRules,

@@ -449,6 +449,7 @@ impl World {
                 mps: look.mps_server(gpu, rules),
                 mps_slots_in_partitions: offers_mps_in_partitions(rules)
                     .then_some(rules.shares.slots),
+                restarts_wedged_mps: rules.restarts_wedged_mps,
             };
             Some((gpu.clone(), grant))
         });

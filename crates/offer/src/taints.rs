@@ -74,6 +74,13 @@ impl Hazards {
                 Target::Gpu => self.gpu(&held.hold.gpu, taint),
             }
         }
+        for (target, fault) in &records.mps_wedged {
+            let taint = Taint::no_schedule(keys::MPS, Some(fault.name()));
+            match target.target {
+                Target::Partition(at) => self.place(&target.gpu, at.placement, taint),
+                Target::Gpu => self.gpu(&target.gpu, taint),
+            }
+        }
         for gpu in &records.fenced {
             self.gpu(gpu, Taint::no_schedule(keys::FENCED, None));
         }

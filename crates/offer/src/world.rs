@@ -7,8 +7,8 @@ use std::time::Duration;
 use divvy_api::policy::GpuPolicy;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    ClaimUid, DeviceKind, DeviceName, GpuTarget, GpuUuid, Grant, Hold, Inventory, MpsServer,
-    Ordinals, ShareUnit, Sharing,
+    ClaimUid, DeviceKind, DeviceName, GpuTarget, GpuUuid, Grant, Hold, Inventory, MpsFault,
+    MpsServer, Ordinals, ShareUnit, Sharing,
 };
 
 use crate::withdrawal::DeviceState;
@@ -120,6 +120,8 @@ pub struct Records {
     pub share_units: BTreeMap<GpuUuid, ShareUnit>,
     /// The MPS servers that run.
     pub mps_servers: BTreeMap<GpuTarget, MpsServer>,
+    /// The MPS servers among them that are wedged.
+    pub mps_wedged: BTreeMap<GpuTarget, MpsFault>,
 }
 
 /// A device that a claim holds by its record.

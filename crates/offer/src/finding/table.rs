@@ -150,6 +150,9 @@ impl Finding {
             // GPUs that others than their claims have something to do with.
             Self::Uncertain { .. } | Self::NewerRecord { .. } => row("fenced", Trouble).status(),
             Self::Lingering { .. } => row("lingering", Trouble).status(),
+            Self::MpsWedged { .. } => row("mps-wedged", Trouble)
+                .status()
+                .node("mps-server-wedged"),
             Self::Neighbour { .. } => row("neighbour", Trouble)
                 .status()
                 .node("gpu-used-by-others"),
@@ -198,10 +201,11 @@ impl Finding {
     pub(super) fn is_restless(&self) -> bool {
         matches!(
             self,
-            Self::Neighbour {
-                used: Use::Processes { .. },
-                ..
-            }
+            Self::MpsWedged { .. }
+                | Self::Neighbour {
+                    used: Use::Processes { .. },
+                    ..
+                }
         )
     }
 }

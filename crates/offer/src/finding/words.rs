@@ -66,6 +66,7 @@ impl Finding {
             | Self::Uncertain { gpu, .. }
             | Self::NewerRecord { gpu, .. }
             | Self::Lingering { gpu, .. }
+            | Self::MpsWedged { gpu, .. }
             | Self::Neighbour { gpu, .. }
             | Self::ForeignInstance { gpu, .. }
             | Self::GrantNotStored { gpu, .. }
@@ -111,6 +112,9 @@ impl Finding {
             Self::OneModeForEach { why } => why.name().to_owned(),
             Self::ForeignInstance { at, .. } | Self::PartitionGone { at, .. } => slices(*at),
             Self::Ill {
+                place: Some(place), ..
+            }
+            | Self::MpsWedged {
                 place: Some(place), ..
             } => slices(*place),
             // Each Xid, recovery and state of the fabric has a time of its own.
@@ -216,6 +220,9 @@ impl Finding {
             Self::Lingering { blind: None, .. } => {
                 "find out why the process runs (`cat /proc/PID/cgroup` shows its pod) and end it; the device is free within seconds"
             }
+            Self::MpsWedged { .. } => {
+                "delete the pods of these claims: divvy restarts the server once its last program has ended, or at once where the GpuPolicy has health.restartWedgedMps (docs/runbooks/mps-wedged.md)"
+            }
             Self::Neighbour {
                 used: Use::Processes { .. },
                 ..
@@ -265,6 +272,15 @@ pub(super) fn end_of_use(used: &Use) -> &'static str {
         Use::DevicePlugin { .. } | Use::Driver { .. } | Use::Processes { .. } => {
             "a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process"
         }
+    }
+}
+
+/// Names the claims that use an MPS server, as the end of a sentence.
+pub(super) fn users(claims: &[String]) -> String {
+    match claims {
+        [] => String::new(),
+        [one] => format!("; claim {one} uses it"),
+        several => format!("; claims {} use it", several.join(", ")),
     }
 }
 

@@ -218,7 +218,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
         "mig": { "profiles": ["1g.10gb"], "placementOrder": "Descending", "instances": "Static" },
         "shares": { "slots": 4, "minMemory": "1Mi", "minCores": 10, "reservedMemory": "2Gi", "timeSlice": "Short",
             "burst": { "memory": "1.5x" } },
-        "health": { "evict": true },
+        "health": { "evict": true, "restartWedgedMps": true },
         "usage": {
             "overuse": "Evict",
             "idle": { "afterSeconds": 600, "action": "Reclaim", "graceSeconds": 60 },
@@ -241,6 +241,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
         held_back_mib: 2048,
         instances: Instances::Static,
         no_execute: true,
+        restarts_wedged_mps: true,
         usage: UsageRules {
             evict: true,
             idle_after: Some(600),
