@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use divvy_api::names::env;
 use divvy_cdi::{ContainerEdits, Mount};
-use divvy_claims::{Cause, ChangeError, MpsSlot};
+use divvy_claims::{Cause, ChangeError, MpsSlot, Wedged};
 use divvy_executor::{Clock, MpsServers, RunningServer};
 use divvy_host::DriverRoot;
 use divvy_model::{
-    GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol,
-    MpsServer,
+    GpuTarget, GpuUuid, MigUuid, MpsFault, MpsNamespace, MpsNamespaceName, MpsPriority,
+    MpsProtocol, MpsServer,
 };
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest,
-    StateRequest, StopRequest,
+    StateRequest, StopRequest, Unwell,
 };
 use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
@@ -72,15 +72,23 @@ pub(crate) struct SupervisedMps {
     socket: PathBuf,
     runtime: Handle,
     clock: Arc<dyn Clock>,
+    /// A server that has not served for so long will not by itself.
+    wedged_after: Duration,
 }
 
 impl SupervisedMps {
     /// Makes the client of the supervisor with this folder.
-    pub(crate) fn new(dir: &Path, runtime: Handle, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(
+        dir: &Path,
+        runtime: Handle,
+        clock: Arc<dyn Clock>,
+        wedged_after: Duration,
+    ) -> Self {
         Self {
             socket: dir.join("supervisor.sock"),
             runtime,
             clock,
+            wedged_after,
         }
     }
 
@@ -97,6 +105,15 @@ impl SupervisedMps {
                 crate::chain(&error)
             )
         })
+    }
+
+    /// Returns a server that has not served for long; `None` where it may serve again any moment.
+    fn wedged(&self, unwell: &Unwell) -> Option<Wedged> {
+        // A fault of a later supervisor, whose name is not known, is one all the same.
+        let fault = MpsFault::parse(&unwell.fault).unwrap_or(MpsFault::Fault);
+        let is_idle = unwell.clients == Some(0);
+        let lasts = Duration::from_millis(unwell.lasts_ms);
+        (lasts >= self.wedged_after).then_some(Wedged { fault, is_idle })
     }
 
     /// Makes a change, on a thread of the executor.
@@ -182,6 +199,7 @@ impl MpsServers for SupervisedMps {
             let namespaces = daemon.namespaces.into_iter().filter_map(namespace);
             let partition = Some(daemon.partition_uuid).filter(|uuid| !uuid.is_empty());
             let partition = partition.map(|uuid| uuid.parse()).transpose().ok()?;
+            let wedged = daemon.unwell.and_then(|unwell| self.wedged(&unwell));
             Some((
                 daemon.target.parse().ok()?,
                 RunningServer {
@@ -189,6 +207,7 @@ impl MpsServers for SupervisedMps {
                     partition,
                     pids,
                     namespaces: namespaces.collect(),
+                    wedged,
                 },
             ))
         };

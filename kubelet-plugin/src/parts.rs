@@ -130,7 +130,12 @@ pub(crate) fn executor(
     let unusable = |what: &str| format!("{what} in --plugin-dir {} cannot be used", dir.display());
     let supervised = |dir: &PathBuf| -> Arc<dyn MpsServers> {
         let runtime = tokio::runtime::Handle::current();
-        Arc::new(SupervisedMps::new(dir, runtime, clock.clone()))
+        Arc::new(SupervisedMps::new(
+            dir,
+            runtime,
+            clock.clone(),
+            config.timing.mps_wedged,
+        ))
     };
     let mps = mps.or_else(|| config.mps_dir.as_ref().map(supervised));
     let mps = mps.unwrap_or_else(|| Arc::new(NoMps));

@@ -48,7 +48,8 @@ pub fn start(args: Args) -> anyhow::Result<()> {
             metrics: MetricsRegistry::new(),
             readiness: Readiness::new(),
         };
-        run(config, deps, stop).await
+        // On the heap: it holds the whole config.
+        Box::pin(run(config, deps, stop)).await
     });
     // A call that hangs in the driver must not keep the process.
     runtime.shutdown_background();

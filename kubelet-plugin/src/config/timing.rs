@@ -62,6 +62,9 @@ pub struct Timing {
     pub nvidia_plugin: Duration,
     /// Interval at which MPS servers are looked for that have died under their claims.
     pub mps: Duration,
+    /// Time without service after which an MPS server counts as wedged: one that waits for its clients to end
+    /// after a fault serves again by itself once they have.
+    pub mps_wedged: Duration,
     /// Time limits of the executor.
     pub executor: divvy_executor::Timing,
     /// Time for which policies may stay unknown at the start before the node goes on with what it
@@ -103,6 +106,7 @@ impl Default for Timing {
             publisher_poll: Duration::from_secs(2),
             nvidia_plugin: Duration::from_secs(2),
             mps: Duration::from_secs(10),
+            mps_wedged: Duration::from_secs(30),
             executor: divvy_executor::Timing::default(),
             gpu_node: Duration::from_secs(5),
             gpu_node_look: Duration::from_secs(30),

@@ -66,6 +66,8 @@ pub(crate) struct Metrics {
     pub(crate) unmonitored: Gauge,
     /// GPUs withheld because what is on them is not certain.
     fenced: Gauge,
+    /// MPS servers that serve no new program.
+    mps_wedged: Gauge,
     /// 1 if the driver answers.
     pub(crate) driver_up: Gauge,
     /// Devices of claims that are not there any more.
@@ -138,6 +140,10 @@ impl Metrics {
             ailments: Info::new(registry.gauges("gpu_ailment", "Faults of a GPU or a partition", [])),
             xids: registry.counters("gpu_xids", "Xids that GPUs reported", []),
             unmonitored: registry.gauge("gpus_unmonitored", "GPUs without event monitoring"),
+            mps_wedged: registry.gauge(
+                "mps_servers_wedged",
+                "MPS servers that have taken no new program for 30 seconds",
+            ),
             fenced: registry.gauge("gpus_fenced", "GPUs withheld because their state is uncertain"),
             driver_up: registry.gauge("driver_up", "1 if the NVIDIA driver answers"),
             gone: Info::new(registry.gauges(
@@ -295,6 +301,9 @@ impl Metrics {
                 .set(count);
         }
         self.fenced.set(gauge(fenced));
+        let servers = recorded.mps_servers.values();
+        let wedged = servers.filter(|noted| noted.wedged.is_some());
+        self.mps_wedged.set(gauge(wedged.count()));
         self.held(&recorded.held);
     }
 

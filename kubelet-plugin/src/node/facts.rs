@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::policy::GpuPolicy;
-use divvy_claims::{Fence, Head};
+use divvy_claims::{Fence, Head, MpsNote};
 use divvy_executor::HeldDevice;
 use divvy_model::health::{HealthBook, HealthChange};
 use divvy_model::mig::{GpuInstanceId, Placement};
 use divvy_model::{
-    ClaimUid, GpuErrorCode, GpuTarget, GpuUuid, Inventory, MpsServer, Ordinals, PciAddress,
-    ShareUnit,
+    ClaimUid, GpuErrorCode, GpuTarget, GpuUuid, Inventory, Ordinals, PciAddress, ShareUnit,
 };
 use divvy_offer::{HealthView, Held, Records, Resolved};
 use divvy_usage::GpuUsage;
@@ -231,7 +230,7 @@ pub(crate) struct Recorded {
     /// The units in which shares of GPUs were last published, of those that had any.
     pub(crate) share_units: BTreeMap<GpuUuid, ShareUnit>,
     /// The MPS servers that run.
-    pub(crate) mps_servers: BTreeMap<GpuTarget, MpsServer>,
+    pub(crate) mps_servers: BTreeMap<GpuTarget, MpsNote>,
 }
 
 impl Recorded {
@@ -244,6 +243,10 @@ impl Recorded {
             hold: held.hold.clone(),
             lingering: self.lingering.contains(&held.claim.uid),
         });
+        let servers = self.mps_servers.iter();
+        let wedged = servers
+            .clone()
+            .filter_map(|(of, noted)| Some((of.clone(), noted.wedged?)));
         Records {
             ordinals: self.ordinals.clone(),
             held: held.collect(),
@@ -251,7 +254,10 @@ impl Recorded {
             foreign: self.foreign.clone(),
             mig_found: self.mig_found.clone(),
             share_units: self.share_units.clone(),
-            mps_servers: self.mps_servers.clone(),
+            mps_servers: servers
+                .map(|(of, noted)| (of.clone(), noted.server))
+                .collect(),
+            mps_wedged: wedged.collect(),
         }
     }
 

@@ -71,6 +71,7 @@ pub(crate) fn findings(known: &Known<'_>) -> BTreeSet<Finding> {
     all.extend(unmonitored(known));
     all.extend(uncertain(known));
     all.extend(lingering(known));
+    all.extend(wedged(known));
     all.extend(gone(known));
     all.extend(unstored(known));
     // Last: it asks whether any of the others explains a GPU that is out of use.
@@ -198,6 +199,24 @@ fn lingering(known: &Known<'_>) -> Vec<Finding> {
             })
         })
         .collect()
+}
+
+/// Returns the MPS servers that serve no new program.
+fn wedged(known: &Known<'_>) -> impl Iterator<Item = Finding> {
+    let servers = known.recorded.mps_servers.iter();
+    servers.filter_map(|(of, noted)| {
+        let fault = noted.wedged?;
+        let is_on_it =
+            |held: &&HeldDevice| held.hold.gpu == of.gpu && held.hold.target == of.target;
+        let users = known.recorded.held.iter().filter(is_on_it);
+        let users: BTreeSet<String> = users.map(|held| full_name(&held.claim)).collect();
+        Some(Finding::MpsWedged {
+            gpu: of.gpu.clone(),
+            place: of.target.place().map(|place| place.placement),
+            fault,
+            claims: users.into_iter().collect(),
+        })
+    })
 }
 
 /// Returns the fault because of which the processes of a GPU cannot be listed.

@@ -82,17 +82,34 @@ impl Reporter {
     /// files and GPUs are brought right all the same.
     fn write_events(&self, report: &Report) {
         for event in &report.events {
-            let Event::MpsServerRestarted { gpu, claims } = event else {
-                continue;
+            let (reason, claims, note) = match event {
+                Event::MpsServerRestarted { gpu, claims } => (
+                    "mps-server-restarted",
+                    claims,
+                    format!(
+                        "the MPS server of {gpu} had ended, or served no program any more, and was started again: programs that computed there have lost their memory and contexts, \
+                         and have to start again (delete pods that do not do so by themselves)"
+                    ),
+                ),
+                Event::MpsServerWedged {
+                    gpu,
+                    target,
+                    fault,
+                    claims,
+                } => (
+                    "mps-server-wedged",
+                    claims,
+                    format!(
+                        "the MPS server of {} {fault}: programs that use it have failed or hang, and no other can connect until all of them have ended \
+                         (delete the pods of this claim, or restart their containers)",
+                        target.of(gpu)
+                    ),
+                ),
+                _ => continue,
             };
-            let note = format!(
-                "the MPS server of {gpu} had ended and was started again: programs that computed there have lost their memory and contexts, \
-                 and have to start again (delete pods that do not do so by themselves)"
-            );
             for claim in claims.clone() {
                 let (notifier, note) = (self.notifier.clone(), note.clone());
                 self.tasks.spawn(async move {
-                    let reason = "mps-server-restarted";
                     notifier.warn(&claim, reason, &note).await;
                 });
             }
@@ -124,7 +141,20 @@ impl Reporter {
                     tracing::warn!(claim.uid = %claim, "a partition of the claim is gone; its CDI file is removed until the claim is released");
                 }
                 Event::MpsServerRestarted { gpu, .. } => {
-                    tracing::warn!(%gpu, "an MPS server had ended under its claims; started again");
+                    tracing::warn!(%gpu, "an MPS server had ended under its claims or was wedged; started again");
+                }
+                Event::MpsServerWedged {
+                    gpu,
+                    target,
+                    fault,
+                    claims,
+                } => {
+                    let claims: Vec<_> = claims.iter().map(ToString::to_string).collect();
+                    tracing::warn!(
+                        on = target.of(gpu),
+                        ?claims,
+                        "the MPS server {fault} and serves no new program"
+                    );
                 }
                 other => tracing::info!(what = ?other, "reconciled"),
             }

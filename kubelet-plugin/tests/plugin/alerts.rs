@@ -80,8 +80,11 @@ fn firing_on(text: &str) -> Vec<String> {
         .collect()
 }
 
+/// The alert of MPS servers that serve no program, which fires in `mps.rs`.
+pub(crate) const MPS_WEDGED: &str = "DivvyMpsWedged";
+
 /// Waits until exactly these fire.
-async fn fires(metrics: &MetricsRegistry, expected: &[&str]) {
+pub(crate) async fn fires(metrics: &MetricsRegistry, expected: &[&str]) {
     let until = tokio::time::Instant::now() + PATIENCE;
     while firing(metrics) != expected {
         assert!(

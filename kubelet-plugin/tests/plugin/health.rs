@@ -35,7 +35,7 @@ impl Node {
     }
 
     /// Taints of each device, as `key=value:effect`.
-    fn taints(&self) -> BTreeMap<String, Vec<String>> {
+    pub(crate) fn taints(&self) -> BTreeMap<String, Vec<String>> {
         let slices = self.api.list::<ResourceSlice>();
         let devices = slices
             .into_iter()

@@ -4,14 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_api::node::GpuNodeStatus;
+use divvy_claims::Wedged;
 use divvy_executor::ListedServers;
-use divvy_fake_cluster::GpuPolicy;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_model::{ComputeMode, GpuDriver, MpsServer};
+use divvy_fake_cluster::{GpuNode, GpuPolicy};
+use divvy_model::{ComputeMode, GpuDriver, MpsFault, MpsServer};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
+use crate::alerts::{MPS_WEDGED, fires};
 use crate::node::{DRIVER, Node, POOL, wait, with_config};
 
 /// Returns the servers that run.
@@ -150,12 +153,96 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
         found?.note
     })
     .await;
-    assert!(text.contains("had ended and was started again"), "{text}");
+    assert!(text.contains("and was started again"), "{text}");
     assert_eq!(running(&servers), [server]);
     node.unprepare(&claim).await.unwrap();
     assert_eq!(running(&servers), []);
     let gpu = node.sim.inventory().gpus.keys().next().unwrap().clone();
     let mode = sim.facts(&gpu).unwrap().compute_mode;
     assert_eq!(mode, Some(ComputeMode::Default));
+    plugin.stop().await;
+}
+
+/// A server that serves no program any more is seen by all whom it concerns, and is started anew once its
+/// programs have ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wedged_server_is_tainted_and_reported_until_it_is_another() {
+    let mut node = Node::new("h100x1");
+    node.fixture.mps = true;
+    node.host = node.fixture.build(&node.dir.path().join("host")).unwrap();
+    let dir = node.dir.path().join("mps").display().to_string();
+    let mut config = node.config(&["--mps-dir", &dir]);
+    config.timing.mps = Duration::from_millis(50);
+    let rule = json!({"modes": ["Whole", "Mps"], "shares": {"slots": 4}});
+    node.api
+        .put(&GpuPolicy::new("shares", json!({"rules": [rule]})))
+        .unwrap();
+    let servers = Arc::new(ListedServers::default());
+    let plugin = node.start_by(config, Arc::new(node.sim.clone()), Some(servers.clone()));
+    plugin.wait_ready().await;
+    let has = |name: &str| node.published().iter().any(|(one, _)| one == name);
+    wait("MPS shares", || has("gpu-0-mps").then_some(())).await;
+    let share = |name: &str, id: u32| {
+        let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0-mps");
+        result.share_id = Some(format!("5c6e0000-0000-0000-0000-00000000000{id}"));
+        let one = ("slots".to_owned(), Quantity("1".to_owned()));
+        result.consumed_capacity = Some([one].into());
+        node.put(allocated(
+            mk_claim("default", name, DRIVER, 1),
+            vec![result],
+        ))
+    };
+    let (a, b, late) = (share("a", 1), share("b", 2), share("late", 3));
+    node.prepare(&a).await.unwrap();
+    node.prepare(&b).await.unwrap();
+    fires(&plugin.metrics, &[]).await;
+
+    let target = servers.all().into_keys().next().unwrap();
+    let wedged = |is_idle| {
+        let fault = MpsFault::Fault;
+        Some(Wedged { fault, is_idle })
+    };
+    servers.wedge(&target, wedged(false));
+    let taint = "gpu.divvy.dev/mps=fault:NoSchedule".to_owned();
+    wait("the taint", || {
+        node.taints()["gpu-0-mps"].contains(&taint).then_some(())
+    })
+    .await;
+    let trouble = wait("the trouble", || {
+        let object = node.api.get::<GpuNode>("", "n1")?;
+        let status: GpuNodeStatus = serde_json::from_value(object.status).ok()?;
+        let mut troubles = status.troubles.into_iter();
+        troubles.find(|trouble| trouble.kind == "mps-wedged")
+    })
+    .await;
+    for part in [
+        "is in the state FAULT",
+        "claims default/a, default/b use it",
+    ] {
+        assert!(trouble.why.contains(part), "{trouble:?}");
+    }
+    wait("Events on both claims", || {
+        let events = node.api.list::<Event>().into_iter();
+        let of_claims = events.filter(|event| {
+            event.reason.as_deref() == Some("MpsServerWedged")
+                && event.regarding.as_ref().unwrap().kind.as_deref() == Some("ResourceClaim")
+        });
+        (of_claims.count() == 2).then_some(())
+    })
+    .await;
+    fires(&plugin.metrics, &[MPS_WEDGED]).await;
+    let error = node.prepare(&late).await.unwrap_err();
+    assert!(error.contains("no program can connect to it"), "{error}");
+
+    // The programs of both have ended, and their containers start others.
+    servers.wedge(&target, wedged(true));
+    wait("no taint", || {
+        let taints = node.taints();
+        (!taints["gpu-0-mps"].contains(&taint)).then_some(())
+    })
+    .await;
+    let again = servers.all().into_values().next().unwrap();
+    assert_eq!(again.wedged, None, "another server");
+    node.prepare(&late).await.unwrap();
     plugin.stop().await;
 }
