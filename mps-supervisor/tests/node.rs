@@ -126,6 +126,7 @@ impl Node {
         let args = ["plugin".to_owned()].into_iter().chain(args);
         let mut config = Config::try_from(Args::try_parse_from(args).unwrap()).unwrap();
         config.timing.mps = Duration::from_millis(50);
+        config.timing.mps_wedged = Duration::from_millis(300);
         config.timing.refresh = Duration::from_millis(200);
         config.timing.driver_retry = Duration::from_millis(100);
         config.timing.gpu_node = Duration::from_millis(100);
@@ -343,6 +344,43 @@ async fn a_killed_daemon_comes_back_and_a_killed_supervisor_goes_on() {
     .await;
     wait("the mode", || {
         (node.mode() == ComputeMode::Default).then_some(())
+    })
+    .await;
+}
+
+/// A server in the state FAULT is left to its client, and another takes its place afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_wedged_is_another_once_its_client_has_ended() {
+    let mut node = Node::new(&PROGRAMS);
+    node.start_supervisor().await;
+    node.kubelet
+        .wait_registered(DRIVER, PATIENCE)
+        .await
+        .unwrap();
+    wait("the device", || node.device("gpu-0-mps")).await;
+    node.prepare(&node.share("a")).await.unwrap();
+    let of_server = |pid: &u32| process::read(*pid).is_some_and(|one| one.program == PROGRAMS[1]);
+    let server = |node: &Node| node.processes().into_iter().find(of_server);
+    let before = server(&node).unwrap();
+    let pipe = node.folder().join(node.gpu().as_str()).join("pipe");
+    let client = std::os::unix::net::UnixStream::connect(pipe.join("control")).unwrap();
+    let faults = node.dir.path().join("h/usr/bin/faults");
+    fs_err::write(&faults, format!("fault {before}")).unwrap();
+    let is_tainted = |node: &Node| {
+        let taints = node.device("gpu-0-mps").unwrap().taints.unwrap_or_default();
+        taints.iter().any(|taint| {
+            taint.key == "gpu.divvy.dev/mps" && taint.value.as_deref() == Some("fault")
+        })
+    };
+    wait("the taint", || is_tainted(&node).then_some(())).await;
+    assert_eq!(server(&node), Some(before));
+    drop(client);
+    wait("another server", || {
+        server(&node).filter(|now| *now != before)
+    })
+    .await;
+    wait("the end of the taint", || {
+        (!is_tainted(&node)).then_some(())
     })
     .await;
 }

@@ -410,6 +410,14 @@ impl<'a> Driver<'a> {
         })
     }
 
+    /// The processes of MPS servers.
+    pub fn mps_servers(&self) -> Result<Vec<u32>> {
+        self.cluster.processes(|args| {
+            let is_program = |program: &String| program.ends_with(crate::gpus::mps::SERVER);
+            args.first().is_some_and(is_program)
+        })
+    }
+
     /// The plugin's pods.
     pub fn pods(&self) -> Result<Vec<Value>> {
         let pods = format!(

@@ -363,6 +363,10 @@ const MODES: &[Case] = &[
         shares::mps_in_partitions,
     ),
     modes(
+        "mps_servers_that_wedge_are_reported_and_started_anew",
+        shares::wedged_mps,
+    ),
+    modes(
         "mps_shares_of_any_size_are_capped_in_their_pods_groups",
         shares::capped_mps,
     ),

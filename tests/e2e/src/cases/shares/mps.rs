@@ -280,7 +280,7 @@ pub(super) fn client() -> String {
 }
 
 /// A running pod with an MPS share of a GPU. Returns the UID of its claim.
-fn with_share(env: &Env, name: &str, gpu: &str) -> Result<String> {
+pub(super) fn with_share(env: &Env, name: &str, gpu: &str) -> Result<String> {
     let spec = json!({"devices": {"requests": [request("gpu", names::CLASS_MPS, &[gpu])]}});
     let uid = Env::uid(&env.create(&claim_for(name, &spec))?)?;
     let pod = Pod::new(name)
