@@ -4,6 +4,7 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
@@ -15,6 +16,9 @@ use super::{Policy, create, end, h100, request, wait_for_modes};
 use crate::api::at;
 use crate::case::{Env, PATIENCE};
 use crate::wait::{poll, wait_for};
+
+/// Longest time until a fault of half a minute is acted on: rounds come every ten seconds.
+const HALF_A_MINUTE_AND_ROUNDS: Duration = Duration::from_mins(2);
 
 /// Two pods use a server that gets a fault: the GPU is tainted, both claims have an Event, and a third pod
 /// waits. The server is left to its clients. Once they have ended, another takes its place, and the third pod
@@ -105,7 +109,7 @@ fn only_server(env: &Env) -> Result<u32> {
 
 /// Waits until another server has taken the place of one.
 fn other_server(env: &Env, one: u32) -> Result<u32> {
-    wait_for("another MPS server", PATIENCE, || {
+    wait_for("another MPS server", HALF_A_MINUTE_AND_ROUNDS, || {
         let servers = env.driver.mps_servers()?;
         let [now] = servers[..] else {
             return Ok(None);
