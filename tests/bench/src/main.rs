@@ -157,6 +157,9 @@ fn run(args: &Args) -> Result<()> {
                 rows,
             );
         }
+        let rows = mps::measure_in_partitions(&programs, &dir, calls.div_ceil(4))?;
+        let what = "MPS inside partitions; a stand-in for NVIDIA's program";
+        report.add(format!("{what}; records on {filesystem}"), rows);
     }
     if wanted(Part::Start) {
         progress("start");

@@ -18,18 +18,22 @@ use divvy_proto::dra::v1::Claim;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::transport::Channel;
 
 use crate::latency::{WARM_UP, prepare, unprepare};
 use crate::process::{Memory, memory};
 use crate::rig::{NODE, PATIENCE, Plugin, Programs, Rig};
 use crate::stats::Samples;
-use crate::table::{Row, Value};
+use crate::table::{Row, Value as Figure};
 
 const GPUS: &str = "h100x8";
 /// Number of the GPUs.
 const COUNT: usize = 8;
+/// A profile of these GPUs, the places of it on one, and the first of the partitions in it.
+const PROFILE: &str = "1g.10gb";
+const PARTITIONS: usize = 7;
+const PARTITION: &str = "gpu-0-mig-1g10gb-19-0";
 /// Pause between looks at what is to come.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -76,9 +80,66 @@ pub(crate) fn measure(
     rounds: usize,
     servers: Servers,
 ) -> Result<Vec<Row>> {
-    let mut node = Node::new(programs, parent, servers)?;
+    let rule = json!({"modes": ["Whole", "TimeSlicing", "Mps"]});
+    let mut node = Node::new(programs, parent, servers, (&rule, COUNT))?;
     let (mut rows, on_a_full_node) = node.with_all_daemons(rounds)?;
     rows.extend(node.claims(rounds, &on_a_full_node)?);
+    Ok(rows)
+}
+
+/// Measures shares of a MIG partition, which have equal slots with any driver, beside those in time. The
+/// partition is made with the first share and removed with the last; the mock library does that at once.
+pub(crate) fn measure_in_partitions(
+    programs: &Programs,
+    parent: &Path,
+    rounds: usize,
+) -> Result<Vec<Row>> {
+    let mig = json!({"profiles": [PROFILE], "sharing": ["TimeSlicing", "Mps"]});
+    let rule = json!({"modes": ["Mig"], "mig": mig});
+    let mut node = Node::new(programs, parent, Servers::V2, (&rule, COUNT * PARTITIONS))?;
+    let [mut by_time, mut by_mps] = [(); 2].map(|()| Pair::default());
+    for round in 0..WARM_UP + rounds {
+        if round == WARM_UP {
+            [by_time, by_mps] = [(); 2].map(|()| Pair::default());
+        }
+        node.pair(&mut by_time, |node| {
+            node.claim(&format!("{PARTITION}-ts"), &[])
+        })?;
+        let amounts = Servers::V2.amounts();
+        node.pair(&mut by_mps, |node| {
+            node.claim(&format!("{PARTITION}-mps"), amounts)
+        })?;
+    }
+    node.plugin.kill()?;
+    let mut rows = Vec::new();
+    for (name, mps, time) in [
+        (
+            "prepare, first",
+            &by_mps.first.prepare,
+            &by_time.first.prepare,
+        ),
+        (
+            "prepare, later",
+            &by_mps.later.prepare,
+            &by_time.later.prepare,
+        ),
+        (
+            "unprepare, last",
+            &by_mps.first.unprepare,
+            &by_time.first.unprepare,
+        ),
+        (
+            "unprepare, earlier",
+            &by_mps.later.unprepare,
+            &by_time.later.unprepare,
+        ),
+    ] {
+        let beside = time.p50();
+        for (what, measured) in [("p50", mps.p50()), ("p99", mps.p99())] {
+            let name = format!("{name} MPS share claim of a partition, {what} of {rounds}");
+            rows.push(Row::new(name, measured).beside("time-sliced", beside));
+        }
+    }
     Ok(rows)
 }
 
@@ -93,7 +154,13 @@ struct Node {
 }
 
 impl Node {
-    fn new(programs: &Programs, parent: &Path, servers: Servers) -> Result<Self> {
+    /// Starts a node with this rule of a policy, and waits until so many devices are MPS shares.
+    fn new(
+        programs: &Programs,
+        parent: &Path,
+        servers: Servers,
+        (rule, count): (&Value, usize),
+    ) -> Result<Self> {
         let rig = Rig::with_driver(programs, parent, GPUS, None, Some(servers.driver()))?;
         install(&rig.host(), &beside(programs, "divvy-mps-stand-in"))?;
         let dir = rig.folder().join("mps");
@@ -101,14 +168,13 @@ impl Node {
         let supervisor = Supervisor::start(&program, &dir, &rig.host())?;
         let dir = dir.to_str().context("a path that is no text")?;
         let rig = rig.with_flags(["--mps-dir", dir]);
-        let rule = json!({"modes": ["Whole", "TimeSlicing", "Mps"]});
         rig.api
             .put(&GpuPolicy::new("shares", json!({"rules": [rule]})))?;
         let (mut plugin, dra) = rig.ready()?;
         let are_shared = |slices: Vec<ResourceSlice>| {
             let devices = slices.iter().flat_map(|s| s.spec.devices.iter().flatten());
             let by_mps = devices.filter(|device| device.name.ends_with("-mps"));
-            (by_mps.count() == COUNT).then_some(())
+            (by_mps.count() == count).then_some(())
         };
         let published = rig.api.wait_for(|view| are_shared(view.list()), PATIENCE);
         rig.run(published)
@@ -145,20 +211,20 @@ impl Node {
         let resident = |what: &str, memory: Memory| {
             Row::new(
                 format!("mps-supervisor, {what}, resident memory"),
-                Value::Bytes(memory.resident),
+                Figure::Bytes(memory.resident),
             )
         };
         let daemons = format!("with the daemons of {COUNT} GPUs");
         let rows = vec![
             resident("no daemon", none),
             resident("with the daemon of 1 GPU", one)
-                .beside("no daemon", Value::Bytes(none.resident)),
-            resident(&daemons, all).beside("no daemon", Value::Bytes(none.resident)),
+                .beside("no daemon", Figure::Bytes(none.resident)),
+            resident(&daemons, all).beside("no daemon", Figure::Bytes(none.resident)),
             Row::new(
                 format!("mps-supervisor, {daemons}, anonymous memory"),
-                Value::Bytes(all.anonymous),
+                Figure::Bytes(all.anonymous),
             )
-            .beside("no daemon", Value::Bytes(none.anonymous)),
+            .beside("no daemon", Figure::Bytes(none.anonymous)),
         ];
         Ok((rows, times))
     }
@@ -166,20 +232,17 @@ impl Node {
     /// Measures claims on a GPU that no claim has at the begin of a round: a time-sliced share, then two MPS
     /// shares one after the other.
     fn claims(&mut self, rounds: usize, on_a_full_node: &Times) -> Result<Vec<Row>> {
-        let [mut sliced, mut first, mut later] = [(); 3].map(|()| Times::default());
+        let (mut sliced, mut by_mps) = (Times::default(), Pair::default());
         for round in 0..WARM_UP + rounds {
             if round == WARM_UP {
-                [sliced, first, later] = [(); 3].map(|()| Times::default());
+                (sliced, by_mps) = (Times::default(), Pair::default());
             }
             let by_time = self.claim("gpu-0-ts", &[])?;
             sliced.prepare.push(self.prepare(&by_time)?);
             sliced.unprepare.push(self.end(by_time)?);
-            let (one, two) = (self.mps_claim(0)?, self.mps_claim(0)?);
-            first.prepare.push(self.prepare(&one)?);
-            later.prepare.push(self.prepare(&two)?);
-            later.unprepare.push(self.end(two)?);
-            first.unprepare.push(self.end(one)?);
+            self.pair(&mut by_mps, |node| node.mps_claim(0))?;
         }
+        let Pair { first, later } = by_mps;
         // Still running, as it should be.
         self.plugin.kill()?;
         let mut rows = Vec::new();
@@ -211,6 +274,16 @@ impl Node {
             }
         }
         Ok(rows)
+    }
+
+    /// Measures two claims that hold one thing together, one after the other.
+    fn pair(&mut self, times: &mut Pair, claim: impl Fn(&mut Self) -> Result<Claim>) -> Result<()> {
+        let (one, two) = (claim(self)?, claim(self)?);
+        times.first.prepare.push(self.prepare(&one)?);
+        times.later.prepare.push(self.prepare(&two)?);
+        times.later.unprepare.push(self.end(two)?);
+        times.first.unprepare.push(self.end(one)?);
+        Ok(())
     }
 
     /// Stores a new claim for a device with these amounts.
@@ -260,6 +333,13 @@ impl Node {
         });
         took.map_err(|error| self.plugin.explain(&format!("{error:#}")))
     }
+}
+
+/// The first claim of a thing and a later one.
+#[derive(Debug, Default)]
+struct Pair {
+    first: Times,
+    later: Times,
 }
 
 #[derive(Debug, Default)]
