@@ -357,7 +357,8 @@ fn fewer_shares(rule: &PolicyRule, gpu: &Gpu, caps: MemoryCaps) -> Option<String
             "a share without a request gets {least} percent, not 100/{slots}: minPercent is {least}"
         ));
     }
-    let least = shares.min_memory?.mib();
+    // The memory of the GPU says nothing about shares of its partitions.
+    let least = shares.min_memory.filter(|_| shares_gpu(rule))?.mib();
     let memory = gpu.facts.memory_bytes?;
     let held_back = shares
         .reserved_memory
@@ -378,6 +379,12 @@ fn fewer_shares(rule: &PolicyRule, gpu: &Gpu, caps: MemoryCaps) -> Option<String
             "only {fit} of its {slots} slots can be used at once: minMemory is {least}Mi, and it has {has}Mi for shares"
         )
     })
+}
+
+/// Returns whether a rule offers shares of the whole GPU.
+fn shares_gpu(rule: &PolicyRule) -> bool {
+    let mut modes = rule.modes.iter().flatten();
+    modes.any(|mode| matches!(mode, api::OfferedMode::TimeSlicing | api::OfferedMode::Mps))
 }
 
 /// Returns a word on limits above requests, where the node keeps none.
@@ -410,11 +417,7 @@ fn not_in_partitions(rule: &PolicyRule, gpu: &Gpu, caps: MemoryCaps) -> Option<S
         _ => ("have no effect", "them"),
     };
     let names = names.join(", ");
-    let modes = rule.modes.iter().flatten();
-    let is_shared = |mode: &api::OfferedMode| {
-        matches!(mode, api::OfferedMode::TimeSlicing | api::OfferedMode::Mps)
-    };
-    let remedy = if modes.copied().any(|mode| is_shared(&mode)) {
+    let remedy = if shares_gpu(rule) {
         format!("only shares of the whole GPU can have {have}")
     } else {
         format!("leave {have} out, or add TimeSlicing to modes for shares of the whole GPU")

@@ -426,6 +426,11 @@ fn more_slots_than_the_least_share_leaves_room_for_are_reported() {
         found[0].starts_with("only 2 of its 4 slots can be used at once: minMemory is 30720Mi"),
         "{found:?}"
     );
+    // The memory of the GPU is not that of a partition.
+    let mut of_partitions = rule(4);
+    of_partitions["modes"] = json!(["Mig"]);
+    of_partitions["mig"] = json!({ "sharing": ["TimeSlicing"] });
+    assert_eq!(problems_of(&of_partitions, "h100x1"), Vec::<String>::new());
 }
 
 /// Shares of partitions have all memory of their partition, whatever the rule reserves of the GPU.
