@@ -100,9 +100,15 @@ impl ClaimFetcher {
             }
             if Instant::now() >= until {
                 let within = begun.elapsed().as_secs();
-                let message = format!(
-                    "failed to read claim {claim} from the API within {within} s, in {attempts} attempts{last}"
-                );
+                let message = if attempts == 0 {
+                    format!(
+                        "no time of this call was left to read claim {claim} from the API (the kubelet tries again)"
+                    )
+                } else {
+                    format!(
+                        "failed to read claim {claim} from the API within {within} s, in {attempts} attempts{last}"
+                    )
+                };
                 return Err(ClaimError::new("api", message));
             }
             let _ = self
@@ -213,4 +219,30 @@ async fn unless_over<T>(
 
 fn forbidden(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 403)
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_fake_cluster::FakeApi;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_call_without_time_says_so_and_counts_no_attempts() {
+        let connect = Connect::Shared(FakeApi::new().client());
+        let fetcher = ClaimFetcher::new(connect, Duration::from_secs(10));
+        let claim = ClaimRef {
+            uid: "uid-c".parse().unwrap(),
+            namespace: "default".to_owned(),
+            name: "c".to_owned(),
+        };
+        // All are being used, as when many claims come at once.
+        let slots = u32::try_from(AT_ONCE).unwrap();
+        let busy = fetcher.slots.try_acquire_many(slots).unwrap();
+        busy.forget();
+        let asked = move || fetcher.get(&claim, Instant::now(), &CancellationToken::new());
+        let error = tokio::task::spawn_blocking(asked).await.unwrap();
+        let text = error.unwrap_err().message;
+        assert!(text.starts_with("no time of this call was left"), "{text}");
+    }
 }
