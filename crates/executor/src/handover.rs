@@ -67,15 +67,14 @@ pub(crate) fn ask_holders_to_release(
 
 /// Waits until the attempt that began at `begun`, when the records had the stamp `seen`, may go
 /// better: the folder of records changes (the unprepare that is waited for may reach the other
-/// plugin instance), or it is time to look at everything else. Fails with `why` when there is no
+/// plugin instance), or it is time to look at everything else. Returns false when there is no
 /// more time for that.
 pub(crate) fn wait_for_change(
     context: &Context,
     call: &Call,
     begun: Duration,
     seen: Option<Stamp>,
-    why: PrepareCause,
-) -> Result<(), PrepareCause> {
+) -> Result<bool, PrepareCause> {
     let timing = &context.config.timing;
     let look_again = context.now() + timing.look_again;
     loop {
@@ -84,11 +83,11 @@ pub(crate) fn wait_for_change(
         }
         let now = context.now();
         if now >= call.give_up(timing.hand_over) {
-            return Err(why);
+            return Ok(false);
         }
         let changed = context.state.records_stamp() != seen;
         if now >= look_again || (changed && now >= begun + BREATH) {
-            return Ok(());
+            return Ok(true);
         }
         // The longer it has waited the less a few milliseconds more matter.
         let pause = (now.saturating_sub(call.received) / 16).clamp(BREATH, timing.poll.max(BREATH));

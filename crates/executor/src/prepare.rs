@@ -55,6 +55,8 @@ pub(crate) fn prepare(
     let mut asked = BTreeMap::new();
     // The claim was read just before the call.
     let mut is_fresh = true;
+    // The last cause but an API that does not answer, which says less.
+    let mut before = String::new();
     loop {
         // Before the attempt, so that a change during it is not missed while waiting.
         let mut seen = context.state.records_stamp();
@@ -83,7 +85,7 @@ pub(crate) fn prepare(
                         continue;
                     }
                     Lookup::Gone => return Err(PrepareCause::Deallocated),
-                    Lookup::Unknown(why) => PrepareCause::NotAsked(why),
+                    Lookup::Unknown(why) => PrepareCause::NotAsked(why + &before),
                 }
             }
             Attempt::Wait(holders) => {
@@ -100,7 +102,12 @@ pub(crate) fn prepare(
                 why
             }
         };
-        wait_for_change(context, call, begun, seen, why)?;
+        if !wait_for_change(context, call, begun, seen)? {
+            return Err(why);
+        }
+        if !matches!(why, PrepareCause::NotAsked(_)) {
+            before = format!(" (the attempt before failed: {})", chain(&why));
+        }
         is_fresh = false;
     }
 }

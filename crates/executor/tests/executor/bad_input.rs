@@ -102,6 +102,29 @@ fn missing_driver_files_are_waited_for_then_named_and_leave_nothing() {
     assert!(crate::mig_world::is_clean(&world));
 }
 
+/// The API is asked before a claim gets something after a wait. Where it does not answer, the cause of the wait
+/// is still said.
+#[test]
+fn a_cause_is_named_also_where_the_api_does_not_answer_after_a_wait() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    {
+        let mut machine = world.lock();
+        machine.edits_missing = true;
+        machine.api_down = true;
+    }
+    let error = world
+        .prepare(&executor, &claim("a", &[0], "t1"))
+        .unwrap_err();
+    let text = chain(&error);
+    for part in [
+        "the API server could not be asked: connection refused",
+        "the attempt before failed: the container edits of device (all) cannot be determined",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
 #[test]
 fn a_full_or_read_only_disk_fails_the_prepare_and_leaves_nothing() {
     let tried = |place, kind| {
