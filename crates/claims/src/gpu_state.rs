@@ -486,15 +486,15 @@ impl GpuState {
         }
     }
 
-    /// Notes which MPS servers are wedged, of those that were looked at.
+    /// Notes which MPS servers are wedged, once it is known which run.
     fn note_wedged(&mut self, seen: &GpuSeen) {
         let Some(Ok(running)) = &seen.mps else {
             return;
         };
         for (target, noted) in &mut self.mps {
-            if let Some(found) = running.get(target) {
-                noted.wedged = found.wedged.map(|wedged| wedged.fault);
-            }
+            // A server that has ended is not wedged.
+            let found = running.get(target).and_then(|found| found.wedged);
+            noted.wedged = found.map(|wedged| wedged.fault);
         }
     }
 
