@@ -380,6 +380,14 @@ pub(crate) const TABLE: &[(&str, How)] = &[
     ("dmesg | grep -i -e nvrm -e nvidia | tail", No(HARDWARE)),
     ("cat /proc/PID/cgroup", No("of the process that lingers")),
     (
+        "kubectl -n NAMESPACE delete pod POD",
+        No("of a claim whose MPS server is wedged"),
+    ),
+    (
+        "tail /run/divvy/gpu.divvy.dev/mps/GPU-*/log/server.log",
+        No("on a node with an MPS server"),
+    ),
+    (
         "ps -o pid,stat,wchan,cmd -p PID",
         No("of the process that lingers"),
     ),
