@@ -202,8 +202,10 @@ pub(super) fn servable(
     }
     // The first claim gets a server that is started for it.
     let target = (&device.gpu, device.target);
-    let state = seen.state(&device.gpu).map(|state| &state.mps);
-    let noted = state.and_then(|servers| servers.get(&device.target));
+    // What was noted of a server ended with its boot.
+    let state = seen.state(&device.gpu);
+    let state = state.filter(|state| state.boot.as_ref() == Some(seen.boot));
+    let noted = state.and_then(|state| state.mps.get(&device.target));
     let is_shared = device.is_mps_share() && others(&claim.uid, target, seen).next().is_some();
     if let Some(fault) = noted.and_then(|noted| noted.wedged).filter(|_| is_shared) {
         return Err(Why::MpsWedged { fault });

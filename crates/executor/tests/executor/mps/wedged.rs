@@ -2,7 +2,7 @@
 //! the rules, and reported with the claims that use them.
 
 use divvy_claims::Wedged;
-use divvy_executor::{Event, Executor};
+use divvy_executor::{Event, Executor, Refresh};
 use divvy_model::{GpuTarget, GpuUuid, Grant, MpsFault, MpsServer, Target};
 
 use super::{namespaces, part, restarted, setup, setup_with_namespaces, share};
@@ -133,4 +133,24 @@ fn a_call_starts_an_idle_server_anew_and_leaves_one_with_clients() {
         world.prepare(&executor, &share("b")).unwrap();
         assert_eq!(is_wedged(&world), expected, "idle: {is_idle}");
     }
+}
+
+/// Servers end with the boot, and so does what was noted of them.
+#[test]
+fn a_server_that_was_wedged_before_a_reboot_keeps_no_claim_waiting() {
+    let (world, executor, gpu) = setup();
+    for name in ["a", "b"] {
+        world.prepare(&executor, &share(name)).unwrap();
+        world.lock().api.insert(uid(name), share(name));
+    }
+    wedge(&world, &gpu, false);
+    round(&world, &executor);
+    assert_eq!(noted(&executor, &gpu), Some(MpsFault::Fault));
+    world.reboot();
+    let executor = world.start();
+    executor.restore_cdi(Refresh::Missing);
+    round(&world, &executor);
+    executor.tidy();
+    world.prepare(&executor, &share("a")).unwrap();
+    world.prepare(&executor, &share("b")).unwrap();
 }
