@@ -135,6 +135,18 @@ fn a_call_starts_an_idle_server_anew_and_leaves_one_with_clients() {
     }
 }
 
+/// A call that comes between two rounds may be the first that finds the server wedged.
+#[test]
+fn a_fault_that_a_call_finds_first_is_reported_by_the_next_round() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    world.prepare(&executor, &share("b")).unwrap();
+    world.prepare(&executor, &share("c")).unwrap();
+    wedge(&world, &gpu, false);
+    world.unprepare(&executor, &uid("c")).unwrap();
+    assert_eq!(round(&world, &executor), [reported(&gpu, &["a", "b"])]);
+}
+
 /// Servers end with the boot, and so does what was noted of them.
 #[test]
 fn a_server_that_was_wedged_before_a_reboot_keeps_no_claim_waiting() {
