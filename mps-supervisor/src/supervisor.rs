@@ -192,7 +192,7 @@ impl Supervisor {
             partition: note.partition.clone(),
             pids: pids.chain([note.daemon.pid]).collect(),
             namespaces: namespaces::of_rows(listed.as_deref(), &note),
-            unwell: self.unwell(target),
+            unwell: self.unwell(target, &note),
         }))
     }
 
@@ -336,10 +336,7 @@ impl Supervisor {
     fn step(&self, target: &GpuTarget, files: &Files, step: Step) -> Result<(), SupervisorError> {
         tracing::info!(%target, ?step, "MPS daemon");
         match step {
-            Step::Kill => {
-                self.forget_health(target);
-                return self.kill(files);
-            }
+            Step::Kill => return self.kill(files),
             Step::Clear(protocol) => return clear(files, protocol),
             // The folder of the note last: by it the target is known.
             Step::Remove => {

@@ -6,7 +6,7 @@ use divvy_model::{GpuTarget, MpsFault, MpsProtocol, lock};
 
 use super::{Files, Supervisor, SupervisorError};
 use crate::control::{ControlError, Row};
-use crate::note::Note;
+use crate::note::{Daemon, Note};
 
 /// Time limit for a question: it is asked at every look, of all daemons.
 const ASK_WITHIN: Duration = Duration::from_secs(1);
@@ -22,8 +22,10 @@ pub struct Unwell {
 }
 
 /// A server that does not serve, as it was last seen.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Seen {
+    /// The daemon that was asked: nothing of it says anything about the next one.
+    daemon: Daemon,
     fault: MpsFault,
     since: Instant,
     clients: Option<u32>,
@@ -31,7 +33,8 @@ pub(super) struct Seen {
 
 impl Supervisor {
     /// Asks a daemon that runs for its namespaces and for the state of its server. A daemon of protocol v2
-    /// has no namespaces, and is asked only if `all` are: a claim that waits does not wait for this.
+    /// has no namespaces, and is asked only if `all` are, or if its server did not serve when it was last asked:
+    /// a claim that waits does not wait for this, but nothing is ended because of what is not so any more.
     /// `None` for the namespaces: they are not known.
     pub(super) fn ask(
         &self,
@@ -41,7 +44,7 @@ impl Supervisor {
         all: bool,
     ) -> Option<Vec<Row>> {
         let protocol = note.server.protocol;
-        if protocol == MpsProtocol::V2 && !all {
+        if protocol == MpsProtocol::V2 && !all && self.unwell(target, note).is_none() {
             return Some(Vec::new());
         }
         // Ask. A server that serves is not asked for its clients.
@@ -68,13 +71,15 @@ impl Supervisor {
                 )
             }
         };
-        self.keep(target, found);
+        self.keep(target, &note.daemon, found);
         rows
     }
 
     /// Returns how a server that does not serve was last seen; `None` of one that serves.
-    pub(super) fn unwell(&self, target: &GpuTarget) -> Option<Unwell> {
-        let seen = *lock(&self.unwell).get(target)?;
+    pub(super) fn unwell(&self, target: &GpuTarget, note: &Note) -> Option<Unwell> {
+        let unwell = lock(&self.unwell);
+        let seen = unwell.get(target);
+        let seen = seen.filter(|seen| seen.daemon == note.daemon)?;
         Some(Unwell {
             fault: seen.fault,
             lasts: seen.since.elapsed(),
@@ -82,21 +87,19 @@ impl Supervisor {
         })
     }
 
-    /// Forgets how a server was: it is another one now, or none.
-    pub(super) fn forget_health(&self, target: &GpuTarget) {
-        lock(&self.unwell).remove(target);
-    }
-
-    fn keep(&self, target: &GpuTarget, found: Option<(MpsFault, Option<u32>)>) {
+    fn keep(&self, target: &GpuTarget, daemon: &Daemon, found: Option<(MpsFault, Option<u32>)>) {
         let mut unwell = lock(&self.unwell);
         match found {
             Some((fault, clients)) => {
                 // Its time goes on from one fault to another: it has served in neither.
-                let before = unwell.get(target).map(|seen| seen.since);
+                let before = unwell.get(target);
+                let before = before.filter(|seen| seen.daemon == *daemon);
+                let before = before.map(|seen| seen.since);
                 let since = before.unwrap_or_else(Instant::now);
                 unwell.insert(
                     target.clone(),
                     Seen {
+                        daemon: daemon.clone(),
                         fault,
                         since,
                         clients,

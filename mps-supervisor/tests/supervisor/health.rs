@@ -1,6 +1,8 @@
 //! Servers that do not serve, seen beside those that do.
 
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use divvy_model::{MpsFault, MpsServer};
 use divvy_mps_supervisor::Unwell;
@@ -118,4 +120,48 @@ fn a_program_that_is_missing_is_no_fault_of_the_daemon() {
     fs_err::rename(&aside, &program).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
+}
+
+/// What was seen of a server with slots is old: it may serve again by now, and have clients.
+#[test]
+fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    node.fault(&format!("fault {}", server_of(&supervisor)));
+    assert_eq!(found(&supervisor), Some((MpsFault::Fault, Some(0))));
+    // It serves again by itself, as its last client has ended, and another program comes.
+    node.fault("");
+    let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
+    let _client = UnixStream::connect(pipe.join("control")).unwrap();
+    let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+    assert_eq!(asked, None);
+    supervisor.stop(&gpu(1)).unwrap();
+}
+
+/// A look at the moment of an end may find that the daemon does not answer any more.
+#[test]
+fn a_server_is_not_unwell_for_what_was_seen_of_the_one_before() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    for _ in 0..40 {
+        supervisor.start(&gpu(1), None, server(4)).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        drop(supervisor.state(None));
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            supervisor.stop(&gpu(1)).unwrap();
+            is_over.store(true, Ordering::Relaxed);
+        });
+        supervisor.start(&gpu(1), None, server(4)).unwrap();
+        let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+        supervisor.stop(&gpu(1)).unwrap();
+        assert_eq!(asked, None);
+    }
 }
