@@ -7,7 +7,7 @@
 //! Faults are words in a file `faults` beside it:
 //! `refuse-start` (the daemon does not start), `server-dies` (each server ends at once), `slow-quit`
 //! (`quit` never ends), `refuse-limits` (the limit of threads is refused), `hang` (no command ends),
-//! `no-v3` (an older driver), `sticky` (a namespace is not ended), `fault PID` (the server with this number is in
+//! `no-v3` (an older driver), `sticky` (a namespace is not ended), `refuse-clients` (clients are not listed), `fault PID` (the server with this number is in
 //! the state FAULT, for as long as the words are there).
 
 #![allow(

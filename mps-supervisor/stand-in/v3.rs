@@ -106,6 +106,7 @@ impl Servers {
                 }
             }
             ["namespace", "list", "--format=csv,noheader"] => Ok(self.namespaces()),
+            ["client", ..] if has_fault("refuse-clients") => Err("Unknown command".to_owned()),
             ["client", "list", "--format=csv,noheader"] => Ok(self.clients()),
             _ => Err("Unknown command".to_owned()),
         };

@@ -122,6 +122,20 @@ fn a_program_that_is_missing_is_no_fault_of_the_daemon() {
     node.has_no_process();
 }
 
+/// A daemon can refuse a command with exit status 0: its words are no list without clients.
+#[test]
+fn clients_that_cannot_be_listed_are_not_known() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    supervisor
+        .put_namespace(&gpu(1), namespace(1, 30, 1024))
+        .unwrap();
+    let _client = attach(&node, 1);
+    node.fault(&format!("fault {}\nrefuse-clients", server_of(&supervisor)));
+    assert_eq!(found(&supervisor), Some((MpsFault::Fault, None)));
+    supervisor.stop(&gpu(1)).unwrap();
+}
+
 /// What was seen of a server with slots is old: it may serve again by now, and have clients.
 #[test]
 fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
