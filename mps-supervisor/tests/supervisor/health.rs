@@ -1,5 +1,6 @@
 //! Servers that do not serve, seen beside those that do.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -151,6 +152,24 @@ fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
     let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
     assert_eq!(asked, None);
     supervisor.stop(&gpu(1)).unwrap();
+}
+
+/// Containers have its folder of sockets mounted, and their next programs look for it there.
+#[test]
+fn a_server_that_is_started_anew_is_found_in_the_folder_that_containers_have() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
+    let mounted = fs_err::File::open(&pipe).unwrap();
+    let by_container = format!("/proc/self/fd/{}/control", mounted.as_raw_fd());
+    UnixStream::connect(&by_container).unwrap();
+    // As the plugin has a wedged server started anew.
+    supervisor.stop(&gpu(1)).unwrap();
+    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    let connected = UnixStream::connect(&by_container);
+    supervisor.stop(&gpu(1)).unwrap();
+    connected.unwrap();
 }
 
 /// A look at the moment of an end may find that the daemon does not answer any more.
