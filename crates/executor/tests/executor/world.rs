@@ -97,6 +97,7 @@ impl World {
                 mps_in: BTreeMap::new(),
                 namespaces: BTreeMap::new(),
                 wedged: BTreeMap::new(),
+                no_supervisor: false,
                 mps_fault: None,
                 pods: BTreeMap::new(),
                 among: None,

@@ -166,3 +166,26 @@ fn a_server_that_was_wedged_before_a_reboot_keeps_no_claim_waiting() {
     world.prepare(&executor, &share("a")).unwrap();
     world.prepare(&executor, &share("b")).unwrap();
 }
+
+/// Notes alone show nothing new to a round then.
+#[test]
+fn without_a_supervisor_no_file_is_written_round_by_round() {
+    for restarts_wedged_mps in [false, true] {
+        let (world, executor, gpu) = setup();
+        let grant = Grant {
+            mps: MpsServer::equal(4, Some(1 << 14)),
+            restarts_wedged_mps,
+            ..Grant::default()
+        };
+        world.prepare(&executor, &share("a")).unwrap();
+        wedge(&world, &gpu, false);
+        round(&world, &executor);
+        executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+        world.lock().no_supervisor = true;
+        executor.tidy();
+        let before = world.lock().writes;
+        executor.tidy();
+        let written = world.lock().writes - before;
+        assert_eq!(written, 0, "restarts: {restarts_wedged_mps}");
+    }
+}

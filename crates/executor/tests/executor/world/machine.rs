@@ -114,6 +114,8 @@ pub(crate) struct Machine {
     pub namespaces: BTreeMap<GpuUuid, BTreeMap<MpsNamespaceName, MpsNamespace>>,
     /// Servers among them that are wedged.
     pub wedged: BTreeMap<GpuTarget, Wedged>,
+    /// True while the supervisor does not answer.
+    pub no_supervisor: bool,
     /// What the next start or stop of one does instead.
     pub mps_fault: Option<HardwareFault>,
     /// Pods of the processes on them.

@@ -335,6 +335,9 @@ impl MpsServers for World {
         if m.dead {
             return Err("dead".to_owned());
         }
+        if m.no_supervisor {
+            return Err("the MPS supervisor does not answer".to_owned());
+        }
         let pids = BTreeSet::from([SERVER_PID]);
         let whole = m.mps.iter().map(|(gpu, server)| {
             let running = RunningServer {
@@ -449,6 +452,9 @@ impl Machine {
     }
 
     fn mps_call(&mut self, what: &str, does: impl FnOnce(&mut Self)) -> Result<(), ChangeError> {
+        if self.no_supervisor {
+            return Err(not_done("the MPS supervisor does not answer"));
+        }
         let fault = self.mps_fault.take();
         let refused = || not_done("the MPS daemon cannot be started");
         let late = || unknown("the MPS supervisor has not answered");
