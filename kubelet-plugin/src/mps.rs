@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use divvy_api::names::env;
 use divvy_cdi::{ContainerEdits, Mount};
-use divvy_claims::{Cause, ChangeError, MpsSlot, Wedged};
+use divvy_claims::{Cause, ChangeError, MpsSlot, Unwell};
 use divvy_executor::{Clock, MpsServers, RunningServer};
 use divvy_host::DriverRoot;
 use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsFault, MpsNamespace, MpsNamespaceName, MpsPriority,
     MpsProtocol, MpsServer,
 };
+use divvy_proto::mps::v1 as proto;
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest,
-    StateRequest, StopRequest, Unwell,
+    StateRequest, StopRequest,
 };
 use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
@@ -107,13 +108,37 @@ impl SupervisedMps {
         })
     }
 
-    /// Returns a server that has not served for long; `None` where it may serve again any moment.
-    fn wedged(&self, unwell: &Unwell) -> Option<Wedged> {
+    /// Reads the state of a server that serves no new program.
+    fn unwell(&self, said: &proto::Unwell) -> Unwell {
         // A fault of a later supervisor, whose name is not known, is one all the same.
-        let fault = MpsFault::parse(&unwell.fault).unwrap_or(MpsFault::Fault);
-        let is_idle = unwell.clients == Some(0);
-        let lasts = Duration::from_millis(unwell.lasts_ms);
-        (lasts >= self.wedged_after).then_some(Wedged { fault, is_idle })
+        let fault = MpsFault::parse(&said.fault).unwrap_or(MpsFault::Fault);
+        Unwell {
+            fault,
+            is_idle: said.clients == Some(0),
+            is_lasting: Duration::from_millis(said.lasts_ms) >= self.wedged_after,
+        }
+    }
+
+    /// Starts a server, or another in its place.
+    fn start_or_restart(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        (anew, until): (bool, Duration),
+    ) -> Result<(), ChangeError> {
+        let asked = StartRequest {
+            anew,
+            target: target.to_string(),
+            partition_uuid: partition.map(MigUuid::to_string).unwrap_or_default(),
+            limits: Some(Limits {
+                slots: server.slots.unwrap_or(0),
+                cores: server.cores,
+                memory_mib: server.memory_mib.unwrap_or(0),
+                protocol: server.protocol.number(),
+            }),
+        };
+        self.change(until, async move |mut client| client.start(asked).await)
     }
 
     /// Makes a change, on a thread of the executor.
@@ -199,7 +224,7 @@ impl MpsServers for SupervisedMps {
             let namespaces = daemon.namespaces.into_iter().filter_map(namespace);
             let partition = Some(daemon.partition_uuid).filter(|uuid| !uuid.is_empty());
             let partition = partition.map(|uuid| uuid.parse()).transpose().ok()?;
-            let wedged = daemon.unwell.and_then(|unwell| self.wedged(&unwell));
+            let unwell = daemon.unwell.map(|said| self.unwell(&said));
             Some((
                 daemon.target.parse().ok()?,
                 RunningServer {
@@ -207,7 +232,7 @@ impl MpsServers for SupervisedMps {
                     partition,
                     pids,
                     namespaces: namespaces.collect(),
-                    wedged,
+                    unwell,
                 },
             ))
         };
@@ -223,17 +248,18 @@ impl MpsServers for SupervisedMps {
         until: Duration,
     ) -> Result<(), ChangeError> {
         tracing::info!(%target, ?server, "starting the MPS server");
-        let asked = StartRequest {
-            target: target.to_string(),
-            partition_uuid: partition.map(MigUuid::to_string).unwrap_or_default(),
-            limits: Some(Limits {
-                slots: server.slots.unwrap_or(0),
-                cores: server.cores,
-                memory_mib: server.memory_mib.unwrap_or(0),
-                protocol: server.protocol.number(),
-            }),
-        };
-        self.change(until, async move |mut client| client.start(asked).await)
+        self.start_or_restart(target, partition, server, (false, until))
+    }
+
+    fn restart(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        until: Duration,
+    ) -> Result<(), ChangeError> {
+        tracing::info!(%target, ?server, "restarting the MPS server");
+        self.start_or_restart(target, partition, server, (true, until))
     }
 
     fn stop(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError> {

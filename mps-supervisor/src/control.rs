@@ -139,15 +139,19 @@ impl Control<'_> {
     }
 
     /// Returns whether one of the daemon's servers is in the state FAULT, and with it the number of its
-    /// clients. An answer of other words is no fault: nothing is ended because of words that are not known.
-    pub fn faulty_server(&self, within: Duration) -> Result<Option<u32>, ControlError> {
+    /// clients, if it is known. An answer of other words is no fault, and no list without clients: nothing is
+    /// ended because of words that are not known.
+    pub fn faulty_server(&self, within: Duration) -> Result<Option<Option<u32>>, ControlError> {
         for server in self.servers(within)? {
             let state = self.ask(&format!("get_server_status {server}"), within)?;
             let mut words = state.split(|c: char| !c.is_ascii_alphanumeric());
             if words.any(|word| word.eq_ignore_ascii_case(FAULT)) {
                 let clients = self.ask(&format!("get_client_list {server}"), within)?;
-                let clients = clients.lines().filter(|line| !line.trim().is_empty());
-                return Ok(Some(u32::try_from(clients.count()).unwrap_or(u32::MAX)));
+                let pids = clients.lines().map(|line| line.trim().parse::<u32>());
+                let pids: Result<Vec<_>, _> = pids.collect();
+                return Ok(Some(
+                    pids.ok().and_then(|all| u32::try_from(all.len()).ok()),
+                ));
             }
         }
         Ok(None)

@@ -54,10 +54,10 @@ pub enum Step {
     Ready,
 }
 
-/// Returns the steps of a start.
-pub fn start(found: &Found, server: MpsServer) -> Vec<Step> {
+/// Returns the steps of a start. `anew`: also of a server that runs with these limits.
+pub fn start(found: &Found, server: MpsServer, anew: bool) -> Vec<Step> {
     let before = match found {
-        Found::Running(running) if *running == server => return Vec::new(),
+        Found::Running(running) if *running == server && !anew => return Vec::new(),
         Found::Nothing => Vec::new(),
         Found::Remains => vec![Step::Kill],
         // Limits are read by a server at its start. The node plugin stops it first; this is the same.
@@ -155,12 +155,15 @@ mod tests {
 
     #[test]
     fn what_is_so_already_needs_no_step_and_remains_are_killed_first() {
-        assert_eq!(start(&Found::Running(server(4)), server(4)), []);
+        assert_eq!(start(&Found::Running(server(4)), server(4), false), []);
         assert_eq!(stop(&Found::Nothing), []);
-        assert_eq!(start(&Found::Remains, server(4))[0], Step::Kill);
-        let other = start(&Found::Running(server(4)), server(2));
+        let anew = start(&Found::Running(server(4)), server(4), true);
+        assert_eq!(anew, start(&Found::Running(server(2)), server(4), false));
+        assert!(!anew.contains(&Step::Remove), "containers have its folder");
+        assert_eq!(start(&Found::Remains, server(4), false)[0], Step::Kill);
+        let other = start(&Found::Running(server(4)), server(2), false);
         assert_eq!(other[..2], [Step::Quit(MpsProtocol::V2), Step::Kill]);
-        for steps in [start(&Found::Nothing, server(4)), other] {
+        for steps in [start(&Found::Nothing, server(4), false), other] {
             let at = |step| steps.iter().position(|other| *other == step).unwrap();
             // A server takes the limits that are set when it is started.
             assert!(at(Step::Launch(MpsProtocol::V2)) < at(Step::SetLimits(steps_server(&steps))));
@@ -172,10 +175,10 @@ mod tests {
     #[test]
     fn a_server_with_namespaces_takes_the_place_of_one_with_slots() {
         let new = MpsServer::NAMESPACES;
-        assert_eq!(start(&Found::Running(new), new), []);
+        assert_eq!(start(&Found::Running(new), new, false), []);
         let (old, next) = (MpsProtocol::V2, MpsProtocol::V3);
         assert_eq!(
-            start(&Found::Running(server(4)), new),
+            start(&Found::Running(server(4)), new, false),
             [
                 Step::Quit(old),
                 Step::Kill,

@@ -140,6 +140,7 @@ impl Service for Answers {
             target: of,
             limits,
             partition_uuid,
+            anew,
         } = asked.into_inner();
         let target = target(&of)?;
         let partition = partition(&target, &partition_uuid)?;
@@ -160,8 +161,10 @@ impl Service for Answers {
                 "limits with protocol 3 must be none: namespaces have them",
             ));
         }
-        self.blocking(move |supervisor| supervisor.start(&target, partition.as_ref(), server))
-            .await?;
+        self.blocking(move |supervisor| {
+            supervisor.start(&target, partition.as_ref(), server, anew)
+        })
+        .await?;
         Ok(Response::new(StartResponse {}))
     }
 

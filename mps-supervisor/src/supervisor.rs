@@ -215,13 +215,14 @@ impl Supervisor {
         Ok(kept)
     }
 
-    /// Starts a daemon with one server, which sees this partition where the target is one. Ends what it
-    /// has started if it fails.
+    /// Starts a daemon with one server, which sees this partition where the target is one; `anew`: another one
+    /// in the place of one that runs. Ends what it has started if it fails.
     pub fn start(
         &self,
         target: &GpuTarget,
         partition: Option<&MigUuid>,
         server: MpsServer,
+        anew: bool,
     ) -> Result<(), SupervisorError> {
         let lock = self.lock(target);
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,7 +241,7 @@ impl Supervisor {
         // A daemon of a partition that was made anew since serves no client.
         let is_other = note.is_some_and(|note| note.partition.as_ref() != partition);
         let found = if is_other { Found::Remains } else { found };
-        let steps = plan::start(&found, server);
+        let steps = plan::start(&found, server, anew);
         for step in steps {
             if let Err(error) = self.step(target, &files, step) {
                 // A start that fails leaves nothing.

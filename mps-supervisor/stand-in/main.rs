@@ -307,6 +307,7 @@ impl Daemon {
                 Ok(server) => format!("{}\n", state_of(server)),
                 Err(_) => "Server does not exist\n".to_owned(),
             },
+            ["get_client_list", _] if has_fault("refuse-clients") => "Server is busy\n".to_owned(),
             ["get_client_list", _] => (0..self.clients).fold(String::new(), |text, at| {
                 text + &format!("{}\n", 90_000 + at)
             }),

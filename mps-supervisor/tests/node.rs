@@ -220,14 +220,20 @@ impl Node {
         self.sim.facts(&self.gpu()).unwrap().compute_mode.unwrap()
     }
 
-    /// Processes of the stand-in that were started for this node.
+    /// Daemons and servers of the stand-in that were started for this node, without the runs of its program that
+    /// ask a daemon something.
     fn processes(&self) -> Vec<u32> {
         let programs = self.dir.path().join("h/usr/bin");
         let entries = fs_err::read_dir("/proc").unwrap().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         let is_ours = |pid: &u32| {
             let exe = fs_err::read_link(Path::new("/proc").join(pid.to_string()).join("exe"));
-            exe.is_ok_and(|exe| exe.starts_with(&programs)) && process::read(*pid).is_some()
+            let said = fs_err::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let is_one = exe.is_ok_and(|exe| {
+                exe.starts_with(&programs)
+                    && (exe.ends_with(PROGRAMS[1]) || said.contains("--as-daemon"))
+            });
+            is_one && process::read(*pid).is_some()
         };
         pids.filter(is_ours).collect()
     }

@@ -455,9 +455,10 @@ pub struct HealthSettings {
     /// pods that ask for it as an extended resource. The default is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evict: Option<bool>,
-    /// Restart the MPS server of a GPU or partition at once when it is wedged: it has been in the state
-    /// FAULT for 30 seconds, or its daemon does not answer. Programs that use it lose their contexts, and
-    /// have failed in most cases. The default is false: it is restarted when its last client has ended.
+    /// Restart the MPS server of a GPU or partition when it is wedged: for 30 seconds it has been in the state
+    /// FAULT, or its daemon has not answered. Programs that still use it lose their contexts. The default is
+    /// false: a server in the state FAULT is restarted when its last program has ended, and one that does not answer
+    /// ends with the last claim that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_wedged_mps: Option<bool>,
 }

@@ -383,6 +383,7 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         "kubectl -n NAMESPACE delete pod POD",
         No("of a claim whose MPS server is wedged"),
     ),
+    ("dmesg | grep -i xid", No(HARDWARE)),
     (
         "tail /run/divvy/gpu.divvy.dev/mps/GPU-*/log/server.log",
         No("on a node with an MPS server"),

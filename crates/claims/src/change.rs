@@ -40,6 +40,8 @@ pub enum Change {
     Create(Place),
     /// Starts an MPS server of a target. On a whole GPU nothing but its clients can compute then.
     StartMps(Target, MpsServer),
+    /// Ends an MPS server that is wedged and starts another in its place, where containers find it.
+    RestartMps(Target, MpsServer),
     /// Makes a namespace of the MPS server of the whole GPU, or one of another size in its place.
     PutNamespace(MpsNamespace),
 }
@@ -63,11 +65,14 @@ impl Change {
             (Self::Remove(place, _) | Self::Create(place), Self::StopMps(other)) => {
                 partition(place).overlaps(*other)
             }
-            (Self::StartMps(target, _), Self::StopMps(other)) => target.overlaps(*other),
-            // A server needs its partition.
-            (Self::StartMps(target, _), Self::Create(place) | Self::Remove(place, _)) => {
-                target.overlaps(partition(place))
+            (Self::StartMps(target, _) | Self::RestartMps(target, _), Self::StopMps(other)) => {
+                target.overlaps(*other)
             }
+            // A server needs its partition.
+            (
+                Self::StartMps(target, _) | Self::RestartMps(target, _),
+                Self::Create(place) | Self::Remove(place, _),
+            ) => target.overlaps(partition(place)),
             // MIG mode is not turned off under an instance that is still there. Turning it on needs
             // no instance gone.
             (Self::SetMigMode(on), Self::Remove(..)) => !on,
@@ -77,11 +82,14 @@ impl Change {
             // programs can get round it. No mode changes under a server.
             (Self::Create(_), Self::SetMigMode(_))
             | (
-                Self::StartMps(..) | Self::PutNamespace(_),
+                Self::StartMps(..) | Self::RestartMps(..) | Self::PutNamespace(_),
                 Self::SetMigMode(_) | Self::SetComputeMode(_),
             )
             | (Self::SetMigMode(_) | Self::SetComputeMode(_), Self::StopMps(_))
-            | (Self::PutNamespace(_), Self::StopMps(_) | Self::StartMps(..)) => true,
+            | (
+                Self::PutNamespace(_),
+                Self::StopMps(_) | Self::StartMps(..) | Self::RestartMps(..),
+            ) => true,
             _ => false,
         }
     }
@@ -99,6 +107,9 @@ impl Change {
                 format!("remove the partition of {} on {gpu}", place.in_words())
             }
             Self::StopMps(target) => format!("stop the MPS server of {}", target.of(gpu)),
+            Self::RestartMps(target, _) => {
+                format!("restart the wedged MPS server of {}", target.of(gpu))
+            }
             Self::StartMps(target, server) => {
                 let on = target.of(gpu);
                 match server.slots {

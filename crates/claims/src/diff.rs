@@ -6,7 +6,7 @@ use divvy_model::{MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place, Tar
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
-use crate::gpu_state::{GpuState, Life};
+use crate::gpu_state::{GpuState, Life, MpsNote};
 use crate::holds::Ends;
 use crate::seen::{GpuSeen, MpsSeen, Now};
 
@@ -46,7 +46,7 @@ pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
     // MIG mode can change only once no instance is left, and instances can be made only once it is
     // on, so settings stand between removals and creations.
     let (stop, start) = mps(state, seen, goal);
-    let (end, put) = namespaces(seen, goal);
+    let (end, put) = namespaces(state, seen, goal);
     forget
         .into_iter()
         .chain(stop)
@@ -104,10 +104,7 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
         let lives = target.place().is_none_or(|place| lives(state, seen, place));
         let partition = target.place().and_then(|place| state.partition_at(place));
         let is = |one: &MpsSeen, server: MpsServer| {
-            lives
-                && one.server == server
-                && (one.partition == partition || partition.is_none())
-                && !is_started_anew(one, goal)
+            lives && one.server == server && (one.partition == partition || partition.is_none())
         };
         let need = target.place().map(|place| goal.instances.get(&place));
         let is_made = need == Some(Some(&Need::Make));
@@ -137,8 +134,14 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
                 };
                 let is_noted = noted.is_some_and(|noted| noted.up && noted.server == server);
                 let is_so = is_noted && runs.flatten().is_some_and(|one| is(one, server));
+                let same = runs.flatten().filter(|one| is(one, server));
+                let is_anew = same.is_some_and(|one| is_started_anew(one, noted, goal));
                 stop.extend(is_other.then_some(Change::StopMps(target)));
-                start.extend((!is_so).then_some(Change::StartMps(target, server)));
+                start.extend(if is_anew {
+                    Some(Change::RestartMps(target, server))
+                } else {
+                    (!is_so).then_some(Change::StartMps(target, server))
+                });
             }
         }
     }
@@ -147,10 +150,10 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
 
 /// Returns whether a server that runs is ended and started anew, since it will not serve by itself: once it
 /// has no client, which nothing is taken from, or at once where rules say so.
-fn is_started_anew(running: &MpsSeen, goal: &GpuGoal) -> bool {
+fn is_started_anew(running: &MpsSeen, noted: Option<&MpsNote>, goal: &GpuGoal) -> bool {
     running
-        .wedged
-        .is_some_and(|wedged| wedged.is_idle || goal.restarts_wedged_mps)
+        .wedged(noted)
+        .is_some_and(|unwell| unwell.is_idle || goal.restarts_wedged_mps)
 }
 
 /// Returns whether an instance that is noted at a place lives, whole.
@@ -161,7 +164,11 @@ fn lives(state: &GpuState, seen: &GpuSeen, place: Place) -> bool {
 }
 
 /// Returns the namespaces that end and those that are made. A server that is started has none.
-fn namespaces(seen: &GpuSeen, goal: &GpuGoal) -> (Vec<MpsNamespaceName>, Vec<MpsNamespace>) {
+fn namespaces(
+    state: &GpuState,
+    seen: &GpuSeen,
+    goal: &GpuGoal,
+) -> (Vec<MpsNamespaceName>, Vec<MpsNamespace>) {
     let wanted = goal.mps.get(&Target::Gpu);
     if !matches!(wanted, Some(Want::To(server)) if server.has_namespaces()) {
         return (Vec::new(), Vec::new());
@@ -170,7 +177,7 @@ fn namespaces(seen: &GpuSeen, goal: &GpuGoal) -> (Vec<MpsNamespaceName>, Vec<Mps
         // The server that takes its place has no namespace yet.
         Some(Ok(running)) => running
             .get(&Target::Gpu)
-            .filter(|running| !is_started_anew(running, goal)),
+            .filter(|running| !is_started_anew(running, state.mps.get(&Target::Gpu), goal)),
         Some(Err(_)) | None => None,
     };
     let listed = match running {
@@ -213,7 +220,7 @@ mod tests {
 
     use super::*;
     use crate::gpu_state::Instance;
-    use crate::seen::{Living, Wedged};
+    use crate::seen::{Living, Unwell};
 
     fn place() -> Place {
         Place {
@@ -330,40 +337,49 @@ mod tests {
         let server = MpsServer::NAMESPACES;
         let mut state = GpuState::default();
         state.note_server(Target::Gpu, server, true);
-        let anew = vec![
-            Change::StopMps(Target::Gpu),
-            Change::StartMps(Target::Gpu, server),
-        ];
-        for (is_idle, restarts_wedged_mps, expected) in [
-            (false, false, vec![]),
-            (true, false, anew.clone()),
-            (false, true, anew),
+        let anew = vec![Change::RestartMps(Target::Gpu, server)];
+        for (is_idle, restarts_wedged_mps, is_lasting, expected) in [
+            (false, false, true, vec![]),
+            (true, false, true, anew.clone()),
+            (false, true, true, anew.clone()),
+            // It may serve in a moment.
+            (true, true, false, vec![]),
         ] {
             let goal = GpuGoal {
                 mps: [(Target::Gpu, Want::To(server))].into(),
                 restarts_wedged_mps,
                 ..GpuGoal::default()
             };
-            let wedged = Wedged {
+            let unwell = Unwell {
                 fault: MpsFault::Fault,
                 is_idle,
+                is_lasting,
             };
             let running = MpsSeen {
                 server,
                 partition: None,
                 namespaces: None,
-                wedged: Some(wedged),
+                unwell: Some(unwell),
             };
             let seen = GpuSeen {
                 mps: Some(Ok([(Target::Gpu, running)].into())),
                 ..GpuSeen::default()
             };
             assert_eq!(diff(&state, &seen, &goal), expected);
-            // By the note alone it is ended only where rules say so.
-            state.correct(&seen);
-            assert_eq!(state.mps[&Target::Gpu].wedged, Some(MpsFault::Fault));
-            let noted = diff(&state, &GpuSeen::as_noted(&state), &goal);
-            assert_eq!(!noted.is_empty(), restarts_wedged_mps);
+            // A note keeps it wedged while it does not serve, also for a supervisor that is new, and alone is no
+            // reason for a change.
+            let mut state = state.clone();
+            state.note_wedged(&seen);
+            let noted = is_lasting.then_some(MpsFault::Fault);
+            assert_eq!(state.mps[&Target::Gpu].wedged, noted);
+            assert_eq!(diff(&state, &GpuSeen::as_noted(&state), &goal), []);
+            let mut later = seen.clone();
+            for running in later.mps.iter_mut().flatten().flatten() {
+                running.1.unwell.as_mut().unwrap().is_lasting = false;
+            }
+            assert_eq!(diff(&state, &later, &goal), expected);
+            state.note_wedged(&later);
+            assert_eq!(state.mps[&Target::Gpu].wedged, noted);
         }
     }
 
@@ -393,7 +409,7 @@ mod tests {
                     server,
                     partition: None,
                     namespaces: Some(namespaces.iter().map(|one| (one.name, *one)).collect()),
-                    wedged: None,
+                    unwell: None,
                 },
             )]
             .into())),

@@ -414,7 +414,6 @@ impl GpuState {
     /// an administrator has changed them since, and what was found does not matter any more. While
     /// a call is in flight nothing is dropped: it may be the one that sets ours.
     pub fn correct(&mut self, seen: &GpuSeen) {
-        self.note_wedged(seen);
         if seen.in_flight.is_some() {
             return;
         }
@@ -486,15 +485,18 @@ impl GpuState {
         }
     }
 
-    /// Notes which MPS servers are wedged, once it is known which run.
-    fn note_wedged(&mut self, seen: &GpuSeen) {
+    /// Notes which MPS servers are wedged, once it is known which run. For rounds, which report it: a call that
+    /// found it first would keep it from them.
+    pub fn note_wedged(&mut self, seen: &GpuSeen) {
         let Some(Ok(running)) = &seen.mps else {
             return;
         };
         for (target, noted) in &mut self.mps {
             // A server that has ended is not wedged.
-            let found = running.get(target).and_then(|found| found.wedged);
-            noted.wedged = found.map(|wedged| wedged.fault);
+            let found = running
+                .get(target)
+                .and_then(|found| found.wedged(Some(&*noted)));
+            noted.wedged = found.map(|unwell| unwell.fault);
         }
     }
 

@@ -59,5 +59,5 @@ pub use numbers::{decode_ordinals, encode_ordinals};
 pub use rebuild::{MadeFor, rebuild};
 pub use record::{Leaving, MpsSlot, Phase, Record, RecordedDevice};
 pub use refusal::{EntryAt, Refusal, Retry, Why};
-pub use seen::{Filling, GpuSeen, Living, MpsSeen, Wedged};
+pub use seen::{Filling, GpuSeen, Living, MpsSeen, Unwell};
 pub use stored::{Head, Stored};

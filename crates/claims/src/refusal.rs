@@ -506,8 +506,11 @@ impl Why {
             Self::MpsFull { .. } => {
                 "shares.slots of its GpuPolicy is smaller than when the claims were allocated: delete the pod and the claim, or one of the others".into()
             }
-            Self::MpsWedged { .. } => {
-                "divvy starts it anew when its clients have ended, or at once where the GpuPolicy has health.restartWedgedMps: delete the pods of the other claims, or this one (docs/runbooks/mps-wedged.md)".into()
+            Self::MpsWedged { fault: MpsFault::Fault } => {
+                "it is restarted once its last program has ended: delete the pods of the other claims, or this one (docs/runbooks/mps-wedged.md)".into()
+            }
+            Self::MpsWedged { fault: MpsFault::NoAnswer } => {
+                "it ends with the last claim that has it: delete the pods of the other claims, or this one (docs/runbooks/mps-wedged.md)".into()
             }
             Self::MpsTargets { .. } => "request MPS of several GPUs or partitions by a claim each, in a container each; a config with mps can name one of the requests".into(),
             Self::PartitionGone => {

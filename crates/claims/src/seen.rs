@@ -9,7 +9,7 @@ use divvy_model::{
 };
 
 use crate::change::{Made, Observed};
-use crate::gpu_state::{GpuState, Instance, Life};
+use crate::gpu_state::{GpuState, Instance, Life, MpsNote};
 
 /// A GPU instance that lives, and the compute instances in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,16 +58,28 @@ pub struct MpsSeen {
     pub partition: Option<MigUuid>,
     /// Its namespaces. `None`: not asked for, so that they count as wanted.
     pub namespaces: Option<BTreeMap<MpsNamespaceName, MpsNamespace>>,
-    /// Set if it has not served for so long that it will not by itself.
-    pub wedged: Option<Wedged>,
+    /// Set if it serves no new program.
+    pub unwell: Option<Unwell>,
 }
 
-/// An MPS server that has not served for long.
+/// The state of an MPS server that serves no new program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wedged {
+pub struct Unwell {
     pub fault: MpsFault,
     /// True if it certainly has no client.
     pub is_idle: bool,
+    /// True if it has been so for long, as far as the supervisor knows, which may be new. A shorter fault may
+    /// end by itself.
+    pub is_lasting: bool,
+}
+
+impl MpsSeen {
+    /// Returns the fault of a server that will not serve by itself any more: it has not for long, or was found
+    /// so before, and has not served since.
+    pub fn wedged(&self, noted: Option<&MpsNote>) -> Option<Unwell> {
+        let was = noted.is_some_and(|noted| noted.wedged.is_some());
+        self.unwell.filter(|unwell| unwell.is_lasting || was)
+    }
 }
 
 /// Readings of a GPU. A part that is `None` or absent was not asked for.
@@ -119,11 +131,9 @@ impl GpuSeen {
                         server: noted.server,
                         partition: target.place().and_then(|place| state.partition_at(place)),
                         namespaces: None,
-                        // By the note alone it is not known if it still has clients.
-                        wedged: noted.wedged.map(|fault| Wedged {
-                            fault,
-                            is_idle: false,
-                        }),
+                        // The supervisor is asked for it in each round: by its note alone a server is
+                        // not started anew.
+                        unwell: None,
                     };
                     noted.up.then_some((*target, seen))
                 });
@@ -133,6 +143,11 @@ impl GpuSeen {
             places: BTreeMap::new(),
             in_flight: None,
         }
+    }
+
+    /// Returns true if an MPS server of a target certainly runs.
+    pub fn runs(&self, target: Target) -> bool {
+        matches!(&self.mps, Some(Ok(running)) if running.contains_key(&target))
     }
 
     /// Returns the state of a noted instance. A place that was not asked for is as noted; one that

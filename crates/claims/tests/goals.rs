@@ -23,7 +23,7 @@ use divvy_claims::{AllocatedDevice, GpuGoal, Granted};
 use divvy_claims::{
     Allocation, Change, Claim, Ends, GpuSeen, GpuState, Holds, Instance, Leaving, Life, Living,
     Moment, MpsSeen, MpsSlot, Observed, Own, Phase, Record, RecordedDevice, Setting, Stored,
-    TimeSlice, Want, Wedged, diff, goal,
+    TimeSlice, Unwell, Want, diff, goal,
 };
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfileId, GpuInstance, GpuInstanceId,
@@ -76,6 +76,7 @@ fn the_stories_make_every_kind_of_change() {
         "mig",
         "put",
         "remove",
+        "restart",
         "slice",
         "start",
         "start in a partition",

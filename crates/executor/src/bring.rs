@@ -14,8 +14,8 @@ use divvy_claims::{
     Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
 use divvy_model::{
-    ClaimUid, ComputeMode, GpuTarget, GpuUuid, MpsNamespace, MpsNamespaceName, MpsServer, Place,
-    Target, TimeSlice,
+    ClaimUid, ComputeMode, GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer,
+    Place, Target, TimeSlice,
 };
 
 use crate::context::Context;
@@ -135,6 +135,10 @@ impl Gpus<'_> {
         // administrator or a reboot has changed the setting, and what was found before us is no
         // longer true.
         open.state.correct(&seen);
+        // A round reports it: a call that noted it first would keep it from the claims.
+        if matches!(own, Own::None) {
+            open.state.note_wedged(&seen);
+        }
         let changes = diff(&open.state, &seen, &goal);
         Ok(Plan {
             gpu: gpu.clone(),
@@ -353,11 +357,19 @@ impl Gpus<'_> {
         // Hold nothing of its own: what no record holds is given back.
         let plan = self.plan_in(round, gpu, Own::None, false)?;
         let started = plan.changes.iter().filter_map(|change| match change {
-            Change::StartMps(target, _) => Some(*target),
+            Change::StartMps(target, _) | Change::RestartMps(target, _) => Some(*target),
             _ => None,
         });
         let restarted: BTreeSet<Target> = started.collect();
         let are_wedged = wedged(plan.open.state.clone());
+        // A server that has ended, or is started below, does not serve again.
+        let mut serve = were_wedged.clone().unwrap_or_default();
+        serve.retain(|target, _| plan.seen.runs(*target) && !restarted.contains(target));
+        serve.retain(|target, _| !are_wedged.contains_key(target));
+        for target in serve.into_keys() {
+            let gpu = gpu.clone();
+            report.events.push(Event::MpsServerServes { gpu, target });
+        }
         self.report_wedged(gpu, &were_wedged.unwrap_or_default(), &are_wedged, report)?;
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
             Ok(state) => {
@@ -437,6 +449,7 @@ impl Work<'_, '_> {
             Change::SetTimeSlice(to) => self.set_time_slice(*to),
             Change::Create(place) => self.create(*place, made_for),
             Change::StartMps(target, server) => self.start_mps(*target, *server),
+            Change::RestartMps(target, server) => self.restart_mps(*target, *server),
             Change::PutNamespace(namespace) => Ok(self.put_namespace(*namespace)?),
             Change::RemoveNamespace(name) => Ok(self.remove_namespace(*name)?),
         }
@@ -551,14 +564,7 @@ impl Work<'_, '_> {
 
     /// Starts an MPS server: noted before, so that whatever the call leaves is stopped again.
     fn start_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
-        // A partition has another UUID each time that it is made: the one that lives now.
-        let partition = target.place().map(|place| {
-            let made = self.open.state.partition_at(place);
-            made.ok_or_else(|| {
-                ChangeError::NotDone(Cause::new("its partition is not there").passing())
-            })
-        });
-        let partition = partition.transpose()?;
+        let partition = self.partition_of(target)?;
         // Note it before the call.
         let before = self.open.state.mps.clone();
         self.open.state.note_server(target, server, false);
@@ -577,6 +583,32 @@ impl Work<'_, '_> {
         }
         self.save_later();
         Ok(started?)
+    }
+
+    /// Starts an MPS server anew. Until another one is certainly there, its note says that none may be: the next
+    /// round then starts one.
+    fn restart_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
+        let partition = self.partition_of(target)?;
+        self.open.state.note_server(target, server, false);
+        self.save()?;
+        let (servers, of) = (self.gpus.hardware.mps, self.of_gpu(target));
+        let restarted = servers.restart(&of, partition.as_ref(), server, self.server_until());
+        if restarted.is_ok() {
+            self.open.state.note_server(target, server, true);
+            self.save_later();
+        }
+        Ok(restarted?)
+    }
+
+    /// Returns the partition of a target, by its UUID, which is another one each time that it is made.
+    fn partition_of(&self, target: Target) -> Result<Option<MigUuid>, ChangeError> {
+        let partition = target.place().map(|place| {
+            let made = self.open.state.partition_at(place);
+            made.ok_or_else(|| {
+                ChangeError::NotDone(Cause::new("its partition is not there").passing())
+            })
+        });
+        partition.transpose()
     }
 
     /// Makes a namespace. It needs no note: the supervisor lists it, and a round ends what no claim

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_claims::{ClaimRef, GpuSeen, GpuState, Holds, MpsNote, Own, Record, diff, goal};
-use divvy_model::{GpuTarget, GpuUuid, MpsFault, Target};
+use divvy_claims::{ClaimRef, GpuSeen, GpuState, Holds, MpsNote, Own, Record, Stored, diff, goal};
+use divvy_model::{GpuUuid, MpsFault, Target};
 
 use crate::bring::ASK_WITHIN;
 use crate::gpus::Gpus;
-use crate::hardware::{RunningServer, seen_on};
+use crate::hardware::seen_on;
 use crate::state::Gpus as GpuFiles;
 use crate::{Event, Report, StoreError};
 
@@ -34,7 +34,7 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
         let servers = state.into_iter().flat_map(|state| {
             let of = |(target, noted): (&Target, &MpsNote)| {
                 let partition = target.place().and_then(|place| state.partition_at(place));
-                (*target, (noted.server, partition, noted.wedged))
+                (*target, (noted.server, partition))
             };
             state.mps.iter().map(of).collect::<Vec<_>>()
         });
@@ -42,11 +42,7 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
     };
     let runs = |gpu: &GpuUuid| {
         let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
-        let of = |(of, one): (&GpuTarget, &RunningServer)| {
-            let wedged = one.wedged.map(|wedged| wedged.fault);
-            (of.target, (one.server, one.partition.clone(), wedged))
-        };
-        let servers = here.map(of);
+        let servers = here.map(|(of, one)| (of.target, (one.server, one.partition.clone())));
         servers.collect::<BTreeMap<_, _>>()
     };
     let known = states.keys().chain(running.keys().map(|of| &of.gpu));
@@ -54,9 +50,15 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
         .filter(|gpu| noted(gpu) != runs(gpu))
         .cloned()
         .collect();
-    // A wedged one is started anew once its clients have ended, which no note says.
-    let wedged = running.iter().filter(|(_, one)| one.wedged.is_some());
-    to_look_at.extend(wedged.map(|(of, _)| of.gpu.clone()));
+    // One that does not serve, which may be wedged by now, and one that was and may serve again.
+    let unwell = running.iter().filter(|(_, one)| one.unwell.is_some());
+    to_look_at.extend(unwell.map(|(of, _)| of.gpu.clone()));
+    let is_noted = |stored: &Stored<GpuState>| {
+        let state = stored.fine().map(|state| state.clone().in_boot(boot));
+        state.is_some_and(|state| !wedged(state).is_empty())
+    };
+    let noted = states.iter().filter(|(_, stored)| is_noted(stored));
+    to_look_at.extend(noted.map(|(gpu, _)| gpu.clone()));
     // Of most nodes no server has namespaces, and then no record is read.
     for (of, _) in running.iter().filter(|(_, r)| r.server.has_namespaces()) {
         let gpu = &of.gpu;
@@ -104,10 +106,6 @@ impl Gpus<'_> {
                 claims: self.served(gpu, &BTreeSet::from([*target]))?,
             };
             report.events.push(event);
-        }
-        for target in before.keys().filter(|target| !now.contains_key(target)) {
-            let (gpu, target) = (gpu.clone(), *target);
-            report.events.push(Event::MpsServerServes { gpu, target });
         }
         Ok(())
     }

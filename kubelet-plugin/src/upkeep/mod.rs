@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use divvy_executor::{Event, Report};
-use divvy_model::ClaimUid;
+use divvy_model::{ClaimUid, MpsFault};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -87,7 +87,7 @@ impl Reporter {
                     "mps-server-restarted",
                     claims,
                     format!(
-                        "the MPS server of {gpu} had ended, or served no program any more, and was started again: programs that computed there have lost their memory and contexts, \
+                        "the MPS server of {gpu} had ended, or served no new program any more, and was started again: programs that still ran there have lost their memory and contexts, \
                          and have to start again (delete pods that do not do so by themselves)"
                     ),
                 ),
@@ -96,15 +96,20 @@ impl Reporter {
                     target,
                     fault,
                     claims,
-                } => (
-                    "mps-server-wedged",
-                    claims,
-                    format!(
-                        "the MPS server of {} {fault}: programs that use it have failed or hang, and no other can connect until all of them have ended \
-                         (delete the pods of this claim, or restart their containers)",
-                        target.of(gpu)
-                    ),
-                ),
+                } => ("mps-server-wedged", claims, {
+                    let (state, remedy) = match fault {
+                        MpsFault::Fault => (
+                            "every program that uses it got a fatal error, and no other can connect until all of them have ended",
+                            "delete the pods of this claim if their programs do not end by themselves",
+                        ),
+                        MpsFault::NoAnswer => (
+                            "programs that use it may hang, and no other can connect",
+                            "delete the pods of the claims that have it",
+                        ),
+                    };
+                    let on = target.of(gpu);
+                    format!("the MPS server of {on} {fault}: {state} ({remedy})")
+                }),
                 _ => continue,
             };
             for claim in claims.clone() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::node::GpuNodeStatus;
-use divvy_claims::Wedged;
+use divvy_claims::Unwell;
 use divvy_executor::ListedServers;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_fake_cluster::{GpuNode, GpuPolicy};
@@ -200,7 +200,11 @@ async fn a_wedged_server_is_tainted_and_reported_until_it_is_another() {
     let target = servers.all().into_keys().next().unwrap();
     let wedged = |is_idle| {
         let fault = MpsFault::Fault;
-        Some(Wedged { fault, is_idle })
+        Some(Unwell {
+            fault,
+            is_idle,
+            is_lasting: true,
+        })
     };
     servers.wedge(&target, wedged(false));
     let taint = "gpu.divvy.dev/mps=fault:NoSchedule".to_owned();
@@ -242,7 +246,7 @@ async fn a_wedged_server_is_tainted_and_reported_until_it_is_another() {
     })
     .await;
     let again = servers.all().into_values().next().unwrap();
-    assert_eq!(again.wedged, None, "another server");
+    assert_eq!(again.unwell, None, "another server");
     node.prepare(&late).await.unwrap();
     plugin.stop().await;
 }

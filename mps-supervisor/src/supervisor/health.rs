@@ -11,6 +11,9 @@ use crate::note::{Daemon, Note};
 /// Time limit for a question: it is asked at every look, of all daemons.
 const ASK_WITHIN: Duration = Duration::from_secs(1);
 
+/// The words of the program where it finds no daemon.
+const NO_DAEMON: &str = "Cannot find MPS control daemon";
+
 /// A server that does not serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unwell {
@@ -49,7 +52,7 @@ impl Supervisor {
         }
         // Ask. A server that serves is not asked for its clients.
         let answer = self.with_control(files, protocol, |control| match protocol {
-            MpsProtocol::V2 => Ok((Vec::new(), control.faulty_server(ASK_WITHIN)?.map(Some))),
+            MpsProtocol::V2 => Ok((Vec::new(), control.faulty_server(ASK_WITHIN)?)),
             MpsProtocol::V3 => {
                 let rows = control.namespaces(ASK_WITHIN)?;
                 let is_faulty = rows.iter().any(|row| row.is_faulty);
@@ -111,11 +114,12 @@ impl Supervisor {
     }
 }
 
-/// Returns whether an error is that of a daemon that does not answer. A program that cannot be run says
-/// nothing about the daemon.
+/// Returns whether an error is that of a daemon that does not answer. A program that cannot be run, or that does
+/// not know the command, as one of another driver, says nothing about the daemon.
 fn is_silent(error: &SupervisorError) -> bool {
-    matches!(
-        error,
-        SupervisorError::Control(ControlError::TimedOut { .. } | ControlError::NoDaemon { .. })
-    )
+    match error {
+        SupervisorError::Control(ControlError::TimedOut { .. }) => true,
+        SupervisorError::Control(ControlError::NoDaemon { text, .. }) => text.contains(NO_DAEMON),
+        _ => false,
+    }
 }

@@ -29,7 +29,7 @@ fn a_server_in_a_fault_is_seen_with_its_clients_until_it_serves_again() {
     for (server, is_v3) in [(server(4), false), (MpsServer::NAMESPACES, true)] {
         let node = Node::new();
         let supervisor = node.supervisor();
-        supervisor.start(&gpu(1), None, server).unwrap();
+        supervisor.start(&gpu(1), None, server, false).unwrap();
         let client = if is_v3 {
             supervisor
                 .put_namespace(&gpu(1), namespace(1, 30, 1024))
@@ -63,11 +63,11 @@ fn a_server_in_a_fault_is_seen_with_its_clients_until_it_serves_again() {
 fn a_server_that_was_started_anew_serves() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     node.fault(&format!("fault {}", server_of(&supervisor)));
     assert!(look(&supervisor).is_some());
     supervisor.stop(&gpu(1)).unwrap();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     // No look at all lies in between.
     let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
     assert_eq!(asked, None);
@@ -80,7 +80,7 @@ fn a_server_that_was_started_anew_serves() {
 fn a_question_about_one_gpu_asks_no_server_with_slots() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let asked = || {
         let log = node.log(&gpu(1), "control.log");
         log.matches("Cmd:get_server_status").count()
@@ -111,7 +111,7 @@ fn a_daemon_that_hangs_does_not_answer_and_keeps_its_namespaces() {
 fn a_program_that_is_missing_is_no_fault_of_the_daemon() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let program = node.bin().join("nvidia-cuda-mps-control");
     let aside = program.with_extension("aside");
     // A copy: the daemon is known by the name of its file, which a removal keeps.
@@ -126,23 +126,34 @@ fn a_program_that_is_missing_is_no_fault_of_the_daemon() {
 /// A daemon can refuse a command with exit status 0: its words are no list without clients.
 #[test]
 fn clients_that_cannot_be_listed_are_not_known() {
-    let node = Node::new();
-    let supervisor = with_namespaces(&node);
-    supervisor
-        .put_namespace(&gpu(1), namespace(1, 30, 1024))
-        .unwrap();
-    let _client = attach(&node, 1);
-    node.fault(&format!("fault {}\nrefuse-clients", server_of(&supervisor)));
-    assert_eq!(found(&supervisor), Some((MpsFault::Fault, None)));
-    supervisor.stop(&gpu(1)).unwrap();
+    for server in [server(4), MpsServer::NAMESPACES] {
+        let node = Node::new();
+        let supervisor = node.supervisor();
+        supervisor.start(&gpu(1), None, server, false).unwrap();
+        node.fault(&format!("fault {}\nrefuse-clients", server_of(&supervisor)));
+        assert_eq!(found(&supervisor), Some((MpsFault::Fault, None)));
+        supervisor.stop(&gpu(1)).unwrap();
+    }
 }
 
-/// What was seen of a server with slots is old: it may serve again by now, and have clients.
+/// A driver that was exchanged under a daemon has another program, which may not know its protocol.
+#[test]
+fn a_program_that_refuses_its_arguments_is_no_fault_of_the_daemon() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    node.fault("no-v3");
+    assert_eq!(look(&supervisor), None);
+    node.fault("");
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
+}
+
+/// A server with slots that did not serve at the last look may serve again by now, and have clients.
 #[test]
 fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     node.fault(&format!("fault {}", server_of(&supervisor)));
     assert_eq!(found(&supervisor), Some((MpsFault::Fault, Some(0))));
     // It serves again by itself, as its last client has ended, and another program comes.
@@ -156,17 +167,19 @@ fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
 
 /// Containers have its folder of sockets mounted, and their next programs look for it there.
 #[test]
-fn a_server_that_is_started_anew_is_found_in_the_folder_that_containers_have() {
+fn a_server_that_is_started_anew_has_the_sockets_that_are_mounted() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
     let mounted = fs_err::File::open(&pipe).unwrap();
     let by_container = format!("/proc/self/fd/{}/control", mounted.as_raw_fd());
     UnixStream::connect(&by_container).unwrap();
     // As the plugin has a wedged server started anew.
-    supervisor.stop(&gpu(1)).unwrap();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    let before = node.processes();
+    supervisor.start(&gpu(1), None, server(4), true).unwrap();
+    let now = node.processes();
+    assert!(now.len() == 2 && now.iter().all(|pid| !before.contains(pid)));
     let connected = UnixStream::connect(&by_container);
     supervisor.stop(&gpu(1)).unwrap();
     connected.unwrap();
@@ -178,7 +191,7 @@ fn a_server_is_not_unwell_for_what_was_seen_of_the_one_before() {
     let node = Node::new();
     let supervisor = node.supervisor();
     for _ in 0..40 {
-        supervisor.start(&gpu(1), None, server(4)).unwrap();
+        supervisor.start(&gpu(1), None, server(4), false).unwrap();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -192,7 +205,7 @@ fn a_server_is_not_unwell_for_what_was_seen_of_the_one_before() {
             supervisor.stop(&gpu(1)).unwrap();
             is_over.store(true, Ordering::Relaxed);
         });
-        supervisor.start(&gpu(1), None, server(4)).unwrap();
+        supervisor.start(&gpu(1), None, server(4), false).unwrap();
         let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
         supervisor.stop(&gpu(1)).unwrap();
         assert_eq!(asked, None);

@@ -140,7 +140,7 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     let node = Node::new();
     let supervisor = node.supervisor();
     assert!(supervisor.state(None).unwrap().is_empty());
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let log = node.log(&gpu(1), "server.log");
     assert!(
         log.contains("Active Threads Percentage set to 25.0"),
@@ -152,9 +152,9 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     assert_eq!(running.server, server(4));
     assert_eq!(running.pids.len(), 2, "the daemon and its server");
     // The same again is nothing; another GPU has a daemon of its own.
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     assert_eq!(supervisor.state(None).unwrap()[&gpu(1)], running);
-    supervisor.start(&gpu(2), None, server(2)).unwrap();
+    supervisor.start(&gpu(2), None, server(2), false).unwrap();
     assert_eq!(node.processes().len(), 4);
     supervisor.stop(&gpu(1)).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
@@ -172,8 +172,12 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     let supervisor = node.supervisor();
     let [one, other] = [partition(0), partition(1)];
     let [first, second, again] = ["MIG-1", "MIG-2", "MIG-3"].map(|uuid| uuid.parse().unwrap());
-    supervisor.start(&one, Some(&first), server(4)).unwrap();
-    supervisor.start(&other, Some(&second), server(2)).unwrap();
+    supervisor
+        .start(&one, Some(&first), server(4), false)
+        .unwrap();
+    supervisor
+        .start(&other, Some(&second), server(2), false)
+        .unwrap();
     let sees = |target: &GpuTarget| {
         let running = &supervisor.state(None).unwrap()[target];
         let daemon = running.pids.last().unwrap();
@@ -187,16 +191,20 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     assert_eq!(sees(&one), of(&first));
     assert_eq!(sees(&other), of(&second));
     let before = supervisor.state(None).unwrap();
-    supervisor.start(&one, Some(&first), server(4)).unwrap();
+    supervisor
+        .start(&one, Some(&first), server(4), false)
+        .unwrap();
     assert_eq!(supervisor.state(None).unwrap(), before, "nothing to do");
-    supervisor.start(&one, Some(&again), server(4)).unwrap();
+    supervisor
+        .start(&one, Some(&again), server(4), false)
+        .unwrap();
     assert_eq!(sees(&one), of(&again));
     assert_eq!(sees(&other), of(&second));
     assert_eq!(node.processes().len(), 4);
     // Asked about one GPU, it answers for that one and its partitions.
     let of = |number| supervisor.state(Some(&gpu(number).gpu)).unwrap().len();
     assert_eq!((of(1), of(2)), (2, 0));
-    supervisor.start(&gpu(2), None, server(4)).unwrap();
+    supervisor.start(&gpu(2), None, server(4), false).unwrap();
     assert_eq!((of(1), of(2)), (2, 1));
     supervisor.stop(&gpu(2)).unwrap();
     // Another process finds them again.
@@ -212,9 +220,9 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
 fn other_limits_are_those_of_another_daemon() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let before = supervisor.state(None).unwrap();
-    supervisor.start(&gpu(1), None, server(2)).unwrap();
+    supervisor.start(&gpu(1), None, server(2), false).unwrap();
     let after = supervisor.state(None).unwrap();
     assert_eq!(after[&gpu(1)].server, server(2));
     assert_ne!(after, before);
@@ -229,7 +237,7 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
     let node = Node::new();
     let half = MpsServer::of_claim(Some(50), Some(10 << 30));
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, half).unwrap();
+    supervisor.start(&gpu(1), None, half, false).unwrap();
     let log = node.log(&gpu(1), "server.log");
     assert!(log.contains("Percentage set to 50.0"), "{log}");
     assert!(log.contains(&format!("{:#x}", 10_u64 << 30)), "{log}");
@@ -237,7 +245,7 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
     let supervisor = node.supervisor();
     assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, half);
     let all = MpsServer::of_claim(None, None);
-    supervisor.start(&gpu(1), None, all).unwrap();
+    supervisor.start(&gpu(1), None, all, false).unwrap();
     assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, all);
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
@@ -247,7 +255,7 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
 fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
     let mounted = inode(&pipe);
     let daemon: u32 = fs_err::read_to_string(pipe.join("nvidia-cuda-mps-control.pid"))
@@ -262,7 +270,7 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
         "its server alone is none"
     );
     assert_eq!(node.processes().len(), 1, "which lives on");
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     assert_eq!(node.processes().len(), 2);
     assert_eq!(inode(&pipe), mounted, "containers have the folder mounted");
     // Killed again, and ended instead.
@@ -286,12 +294,14 @@ fn a_start_that_fails_says_why_and_leaves_no_process() {
         let node = Node::new();
         let supervisor = node.supervisor();
         node.fault(fault);
-        let error = supervisor.start(&gpu(1), None, server(4)).unwrap_err();
+        let error = supervisor
+            .start(&gpu(1), None, server(4), false)
+            .unwrap_err();
         let text = divvy_model::chain(&error);
         assert!(text.contains(expected), "{fault}: {text}");
         node.has_no_process();
         node.fault("");
-        supervisor.start(&gpu(1), None, server(4)).unwrap();
+        supervisor.start(&gpu(1), None, server(4), false).unwrap();
         supervisor.stop(&gpu(1)).unwrap();
     }
 }
@@ -300,7 +310,7 @@ fn a_start_that_fails_says_why_and_leaves_no_process() {
 fn a_daemon_that_does_not_quit_is_killed() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     node.fault("slow-quit");
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
@@ -312,7 +322,7 @@ fn a_missing_program_and_a_long_path_are_refused_in_words() {
     fs_err::remove_file(node.bin().join("nvidia-cuda-mps-server")).unwrap();
     let error = node
         .supervisor()
-        .start(&gpu(1), None, server(4))
+        .start(&gpu(1), None, server(4), false)
         .unwrap_err();
     assert!(
         error
@@ -325,7 +335,7 @@ fn a_missing_program_and_a_long_path_are_refused_in_words() {
         dir: node.folder().join("a".repeat(60)),
         ..node.settings()
     });
-    let error = long.start(&gpu(1), None, server(4)).unwrap_err();
+    let error = long.start(&gpu(1), None, server(4), false).unwrap_err();
     assert!(
         error.to_string().contains("choose a shorter driver name"),
         "{error}"
@@ -338,7 +348,7 @@ fn a_driver_with_a_root_of_its_own_is_run_with_its_own_libraries() {
     let driver = "/run/nvidia/driver";
     let node = Node::with_driver_at(driver);
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let root = node.dir.path().join("root/run/nvidia/driver");
     for pid in node.processes() {
         let environ = fs_err::read_to_string(format!("/proc/{pid}/environ")).unwrap();
@@ -359,12 +369,14 @@ fn a_driver_with_a_root_of_its_own_is_run_with_its_own_libraries() {
 fn a_daemon_ends_although_the_driver_is_gone() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    supervisor.start(&gpu(1), None, server(4)).unwrap();
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
     fs_err::remove_dir_all(node.dir.path().join("root")).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
     assert!(supervisor.state(None).unwrap().is_empty());
-    let error = supervisor.start(&gpu(1), None, server(4)).unwrap_err();
+    let error = supervisor
+        .start(&gpu(1), None, server(4), false)
+        .unwrap_err();
     assert_eq!(error.to_string(), "the NVIDIA driver cannot be found");
 }
 
@@ -385,7 +397,7 @@ fn name(claim: u32) -> MpsNamespaceName {
 fn with_namespaces(node: &Node) -> Supervisor {
     let supervisor = node.supervisor();
     supervisor
-        .start(&gpu(1), None, MpsServer::NAMESPACES)
+        .start(&gpu(1), None, MpsServer::NAMESPACES, false)
         .unwrap();
     supervisor
 }
@@ -418,7 +430,7 @@ fn namespaces_of_claims_come_and_go_in_one_server() {
     assert_eq!(namespaces(&supervisor), [a, b]);
     assert!(sockets(&node, 1).join("control").exists());
     supervisor
-        .start(&gpu(1), None, MpsServer::NAMESPACES)
+        .start(&gpu(1), None, MpsServer::NAMESPACES, false)
         .unwrap();
     assert_eq!(namespaces(&supervisor), [a, b], "the same again is nothing");
     supervisor.remove_namespace(&gpu(1), name(1)).unwrap();
@@ -516,7 +528,7 @@ fn a_daemon_or_server_that_dies_takes_its_namespaces_along() {
         node.wait_for("it ends", || process::read(victim).is_none());
         assert!(supervisor.state(None).unwrap().is_empty(), "{whole}");
         supervisor
-            .start(&gpu(1), None, MpsServer::NAMESPACES)
+            .start(&gpu(1), None, MpsServer::NAMESPACES, false)
             .unwrap();
         assert_eq!(node.processes().len(), 2, "{whole}");
         assert_eq!(namespaces(&supervisor), [], "{whole}");
@@ -536,7 +548,7 @@ fn a_server_with_slots_and_one_with_namespaces_follow_each_other() {
     let node = Node::new();
     let supervisor = node.supervisor();
     for server in [server(4), MpsServer::NAMESPACES, server(2)] {
-        supervisor.start(&gpu(1), None, server).unwrap();
+        supervisor.start(&gpu(1), None, server, false).unwrap();
         assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, server);
         assert_eq!(node.processes().len(), 2);
     }
@@ -563,7 +575,7 @@ fn a_server_of_v3_that_does_not_serve_is_no_server() {
         if let Some(known) = gpus {
             fs_err::write(node.bin().join("gpus"), known).unwrap();
         }
-        let error = supervisor.start(&gpu(1), None, MpsServer::NAMESPACES);
+        let error = supervisor.start(&gpu(1), None, MpsServer::NAMESPACES, false);
         let text = divvy_model::chain(&error.unwrap_err());
         assert!(text.contains(expected), "{fault}: {text}");
         node.has_no_process();
@@ -639,6 +651,7 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         target: target.clone(),
         limits: Some(limits()),
         partition_uuid: String::new(),
+        anew: false,
     };
     asks.start(start.clone()).await.unwrap();
     // That of a claim with the GPU alone has no slots.
@@ -652,6 +665,7 @@ async fn a_supervisor_that_was_killed_finds_its_daemons_again() {
         target: gpu(2).to_string(),
         limits: Some(own),
         partition_uuid: String::new(),
+        anew: false,
     };
     asks.start(start_own).await.unwrap();
     let before = asks
@@ -694,6 +708,7 @@ async fn a_server_of_a_partition_is_asked_for_by_its_place_and_uuid() {
     let _program = Program::start(&node);
     let mut asks = client(&node).await;
     let start = |target: &GpuTarget, uuid: &str| StartRequest {
+        anew: false,
         target: target.to_string(),
         limits: Some(limits()),
         partition_uuid: uuid.to_owned(),
@@ -735,6 +750,7 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
         target: gpu(1).to_string(),
         limits: Some(limits),
         partition_uuid: String::new(),
+        anew: false,
     };
     asks.start(start(unlimited)).await.unwrap();
     let put = |name: &str, cores| PutNamespaceRequest {
@@ -806,6 +822,7 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
             target: target.clone(),
             limits: Some(limits()),
             partition_uuid: String::new(),
+            anew: false,
         };
         let works = tokio::spawn(async move {
             drop(asks.start(start).await);
@@ -842,6 +859,7 @@ async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
     let start = StartRequest {
         target: target.clone(),
         partition_uuid: String::new(),
+        anew: false,
         limits: Some(unlimited),
     };
     let of = |cores| Namespace {

@@ -31,6 +31,7 @@ impl Story {
             call,
             Call::StopMps(_)
                 | Call::StartMps(..)
+                | Call::RestartMps(..)
                 | Call::PutNamespace(_)
                 | Call::RemoveNamespace(_)
         );
@@ -148,6 +149,9 @@ impl Story {
         let wanted = goal(&holds, state.grant, self.may_set_mig(on));
         let seen = self.seen(&state, &wanted, holds.vouched_for || holds.make.is_empty());
         state.correct(&seen);
+        if holds.is_round {
+            state.note_wedged(&seen);
+        }
         let changes = diff(&state, &seen, &wanted);
         self.check_order(&changes, &holds, (&wanted, state.grant));
         first(self, &changes)?;
@@ -211,9 +215,10 @@ impl Story {
                 server: *server,
                 partition: partition.as_ref().map(|uuid| uuid.parse().unwrap()),
                 namespaces: (*target == Target::Gpu).then(|| self.hardware.namespaces.clone()),
-                wedged: self.hardware.wedged.get(target).map(|is_idle| Wedged {
+                unwell: self.hardware.wedged.get(target).map(|is_idle| Unwell {
                     fault: MpsFault::Fault,
                     is_idle: *is_idle,
+                    is_lasting: true,
                 }),
             };
             (*target, seen)
@@ -236,7 +241,7 @@ impl Story {
             Change::SetComputeMode(_) => 4,
             Change::SetTimeSlice(_) => 5,
             Change::Create(_) => 6,
-            Change::StartMps(..) => 7,
+            Change::StartMps(..) | Change::RestartMps(..) => 7,
             Change::PutNamespace(_) => 8,
         };
         assert!(changes.is_sorted_by_key(rank), "{changes:?}");
@@ -257,7 +262,10 @@ impl Story {
         };
         let is_about = |target: Target| holds.about.iter().any(|one| one.overlaps(target));
         for change in changes {
-            if let Change::StopMps(target) | Change::StartMps(target, _) = change {
+            if let Change::StopMps(target)
+            | Change::StartMps(target, _)
+            | Change::RestartMps(target, _) = change
+            {
                 assert!(
                     is_about(*target) || is_removed(*target),
                     "{change:?} beside {:?}",
@@ -274,22 +282,12 @@ impl Story {
                     let used = keep.any(|hold| hold.mps.is_some());
                     let again = matches!(wanted.mps.get(target), Some(Want::To(_)));
                     assert!(again || !used, "the MPS server of others is stopped");
-                    // Under clients a wedged one is started anew by a round alone, and where rules say so.
-                    let is_wedged = self.hardware.wedged.get(target) == Some(&false);
-                    let runs = self.hardware.mps.get(target).map(|(server, _)| *server);
-                    let same = runs.map(Want::To) == wanted.mps.get(target).copied();
+                }
+                Change::RestartMps(target, _) => {
+                    // Under clients by a round alone, and where rules say so.
+                    let is_idle = self.hardware.wedged[target];
                     let may = holds.is_round && granted.restarts_wedged_mps;
-                    let living = |place| self.hardware.living(place)?.as_partition();
-                    let now = target.place().and_then(living);
-                    let now = now.map(|made| made.uuid.to_string());
-                    let sees = self
-                        .hardware
-                        .mps
-                        .get(target)
-                        .and_then(|(_, sees)| sees.clone());
-                    let is_gone = sees != now;
-                    let restarts = is_wedged && same && !is_removed(*target) && !is_gone;
-                    assert!(!restarts || may, "started anew under its clients");
+                    assert!(is_idle || may, "started anew under its clients");
                 }
                 Change::Create(place) => assert!(made.contains(place), "{change:?}"),
                 Change::SetMigMode(_) => assert!(
@@ -349,8 +347,10 @@ impl Story {
                 }
                 self.save(state)
             }
-            Change::StartMps(target, server) => {
+            Change::StartMps(target, server) | Change::RestartMps(target, server) => {
+                let is_anew = matches!(change, Change::RestartMps(..));
                 self.kinds.insert(match target {
+                    _ if is_anew => "restart",
                     Target::Gpu => "start",
                     Target::Partition(_) => "start in a partition",
                 });
@@ -361,8 +361,15 @@ impl Story {
                 });
                 state.note_server(*target, *server, false);
                 self.save(state)?;
-                match self.call(&Call::StartMps(*target, partition, *server)) {
+                let call = if is_anew {
+                    Call::RestartMps(*target, partition, *server)
+                } else {
+                    Call::StartMps(*target, partition, *server)
+                };
+                match self.call(&call) {
                     Ok(()) => state.note_server(*target, *server, true),
+                    // Of a restart it is not known then whether the one of before runs.
+                    Err(Failed::NotDone) if is_anew => return Err(Failed::NotDone),
                     Err(Failed::NotDone) => {
                         state.mps = before;
                         self.save(state)?;

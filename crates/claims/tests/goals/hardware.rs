@@ -53,6 +53,7 @@ pub(super) enum Call {
     Slice(TimeSlice),
     StopMps(Target),
     StartMps(Target, Option<String>, MpsServer),
+    RestartMps(Target, Option<String>, MpsServer),
     PutNamespace(MpsNamespace),
     RemoveNamespace(MpsNamespaceName),
     CreateGpuInstance(Place),
@@ -105,6 +106,10 @@ impl Hardware {
             Call::Compute(to) => self.compute = *to,
             Call::Slice(to) => self.slice = *to,
             Call::StopMps(target) => self.server_ends(*target),
+            Call::RestartMps(target, partition, server) => {
+                self.server_ends(*target);
+                return self.run(&Call::StartMps(*target, partition.clone(), *server));
+            }
             Call::StartMps(target, partition, server) => {
                 let others = self.mps.keys().filter(|other| *other != target);
                 let beside = others.filter(|other| other.overlaps(*target)).count();

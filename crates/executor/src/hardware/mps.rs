@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use divvy_claims::{Cause, ChangeError, MpsSeen, Wedged};
+use divvy_claims::{Cause, ChangeError, MpsSeen, Unwell};
 use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer, Target, lock,
 };
@@ -22,8 +22,8 @@ pub struct RunningServer {
     pub pids: BTreeSet<u32>,
     /// Its namespaces that are ours.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
-    /// Set if it has not served for so long that it will not by itself.
-    pub wedged: Option<Wedged>,
+    /// Set if it serves no new program.
+    pub unwell: Option<Unwell>,
 }
 
 impl RunningServer {
@@ -33,7 +33,7 @@ impl RunningServer {
             server: self.server,
             partition: self.partition.clone(),
             namespaces: Some(self.namespaces.clone()),
-            wedged: self.wedged,
+            unwell: self.unwell,
         }
     }
 }
@@ -52,6 +52,15 @@ pub trait MpsServers: Send + Sync {
     /// Starts a server, ready for clients; nothing if it runs already. `partition` is what it sees where
     /// the target is one.
     fn start(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        until: Duration,
+    ) -> Result<(), ChangeError>;
+    /// Ends the server of a target and starts another in its place. Its sockets are in the folders that
+    /// containers have mounted.
+    fn restart(
         &self,
         target: &GpuTarget,
         partition: Option<&MigUuid>,
@@ -106,6 +115,16 @@ impl MpsServers for NoMps {
         Err(switched_off())
     }
 
+    fn restart(
+        &self,
+        _: &GpuTarget,
+        _: Option<&MigUuid>,
+        _: MpsServer,
+        _: Duration,
+    ) -> Result<(), ChangeError> {
+        Err(switched_off())
+    }
+
     fn stop(&self, _: &GpuTarget, _: Duration) -> Result<(), ChangeError> {
         Err(switched_off())
     }
@@ -145,9 +164,9 @@ impl ListedServers {
     }
 
     /// Has one serve no program any more, or serve again.
-    pub fn wedge(&self, target: &GpuTarget, wedged: Option<Wedged>) {
+    pub fn wedge(&self, target: &GpuTarget, unwell: Option<Unwell>) {
         if let Some(running) = lock(&self.0).get_mut(target) {
-            running.wedged = wedged;
+            running.unwell = unwell;
         }
     }
 
@@ -179,10 +198,21 @@ impl MpsServers for ListedServers {
             partition: partition.cloned(),
             pids: BTreeSet::new(),
             namespaces: BTreeMap::new(),
-            wedged: None,
+            unwell: None,
         };
         lock(&self.0).entry(target.clone()).or_insert(running);
         Ok(())
+    }
+
+    fn restart(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        until: Duration,
+    ) -> Result<(), ChangeError> {
+        self.stop(target, until)?;
+        self.start(target, partition, server, until)
     }
 
     fn stop(&self, target: &GpuTarget, _: Duration) -> Result<(), ChangeError> {

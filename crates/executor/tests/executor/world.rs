@@ -10,7 +10,7 @@ use std::time::Duration;
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
     AllocatedDevice, Allocation, Attributes, ChangeError, Claim, ClaimRef, Phase, PodRef, Record,
-    RecordedDevice, Stored, Wedged,
+    RecordedDevice, Stored, Unwell,
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry,

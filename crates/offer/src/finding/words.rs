@@ -2,7 +2,7 @@
 
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, Ordinals};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, MpsFault, Ordinals};
 
 use crate::{Finding, RuleRef, Use, taint};
 
@@ -220,8 +220,17 @@ impl Finding {
             Self::Lingering { blind: None, .. } => {
                 "find out why the process runs (`cat /proc/PID/cgroup` shows its pod) and end it; the device is free within seconds"
             }
-            Self::MpsWedged { .. } => {
-                "delete the pods of these claims: divvy restarts the server once its last program has ended, or at once where the GpuPolicy has health.restartWedgedMps (docs/runbooks/mps-wedged.md)"
+            Self::MpsWedged {
+                fault: MpsFault::Fault,
+                ..
+            } => {
+                "restart the containers of these claims, or delete their pods: the server serves again, or divvy restarts it, once the last program has ended; health.restartWedgedMps in the GpuPolicy has it restarted under them (docs/runbooks/mps-wedged.md)"
+            }
+            Self::MpsWedged {
+                fault: MpsFault::NoAnswer,
+                ..
+            } => {
+                "delete the pods of these claims: the server ends with the last of them; health.restartWedgedMps in the GpuPolicy has it restarted under them (docs/runbooks/mps-wedged.md)"
             }
             Self::Neighbour {
                 used: Use::Processes { .. },

@@ -1,7 +1,7 @@
 //! Servers that do not serve any more: left to their clients, started anew once these have ended or at once by
 //! the rules, and reported with the claims that use them.
 
-use divvy_claims::Wedged;
+use divvy_claims::Unwell;
 use divvy_executor::{Event, Executor, Refresh};
 use divvy_model::{GpuTarget, GpuUuid, Grant, MpsFault, MpsServer, Target};
 
@@ -11,10 +11,13 @@ use crate::world::World;
 
 /// The server of a GPU is wedged, with clients or without.
 fn wedge(world: &World, gpu: &GpuUuid, is_idle: bool) {
-    let fault = MpsFault::Fault;
-    let wedged = Wedged { fault, is_idle };
+    let unwell = Unwell {
+        fault: MpsFault::Fault,
+        is_idle,
+        is_lasting: true,
+    };
     let target = GpuTarget::whole(gpu.clone());
-    world.lock().wedged.insert(target, wedged);
+    world.lock().wedged.insert(target, unwell);
 }
 
 fn is_wedged(world: &World) -> bool {

@@ -113,7 +113,7 @@ pub(crate) struct Machine {
     /// Namespaces of those servers.
     pub namespaces: BTreeMap<GpuUuid, BTreeMap<MpsNamespaceName, MpsNamespace>>,
     /// Servers among them that are wedged.
-    pub wedged: BTreeMap<GpuTarget, Wedged>,
+    pub wedged: BTreeMap<GpuTarget, Unwell>,
     /// True while the supervisor does not answer.
     pub no_supervisor: bool,
     /// What the next start or stop of one does instead.

@@ -345,7 +345,7 @@ impl MpsServers for World {
                 partition: None,
                 pids: pids.clone(),
                 namespaces: m.namespaces.get(gpu).cloned().unwrap_or_default(),
-                wedged: m.wedged.get(&GpuTarget::whole(gpu.clone())).copied(),
+                unwell: m.wedged.get(&GpuTarget::whole(gpu.clone())).copied(),
             };
             (GpuTarget::whole(gpu.clone()), running)
         });
@@ -355,7 +355,7 @@ impl MpsServers for World {
                 partition: Some(partition.clone()),
                 pids: pids.clone(),
                 namespaces: BTreeMap::new(),
-                wedged: m.wedged.get(target).copied(),
+                unwell: m.wedged.get(target).copied(),
             };
             (target.clone(), running)
         });
@@ -393,6 +393,18 @@ impl MpsServers for World {
                 m.mps.insert(gpu.clone(), server);
             }
         })
+    }
+
+    fn restart(
+        &self,
+        target: &GpuTarget,
+        partition: Option<&MigUuid>,
+        server: MpsServer,
+        until: Duration,
+    ) -> Result<(), ChangeError> {
+        assert!(self.lock().wedged.contains_key(target), "it serves");
+        MpsServers::stop(self, target, until)?;
+        MpsServers::start(self, target, partition, server, until)
     }
 
     fn stop(&self, target: &GpuTarget, _: Duration) -> Result<(), ChangeError> {
