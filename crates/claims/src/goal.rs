@@ -185,3 +185,87 @@ fn instances(holds: &Holds) -> BTreeMap<Place, Need> {
         .chain(make.map(|place| (place, Need::Make)))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::mig::{GpuInstanceProfileId, Placement};
+    use divvy_model::{ClaimUid, GpuUuid};
+
+    use super::*;
+
+    fn place() -> Place {
+        Place {
+            profile: GpuInstanceProfileId(9),
+            placement: Placement { start: 4, size: 4 },
+        }
+    }
+
+    /// The first change that fails ends a call that makes something, and no other.
+    #[test]
+    fn a_goal_makes_something_if_any_part_of_it_is_to_be() {
+        let server = MpsServer::NAMESPACES;
+        let goal = GpuGoal::default;
+        for goal in [
+            GpuGoal {
+                instances: [(place(), Need::Make)].into(),
+                ..goal()
+            },
+            GpuGoal {
+                mig: Want::To(false),
+                ..goal()
+            },
+            GpuGoal {
+                compute: Want::To(ComputeMode::Default),
+                ..goal()
+            },
+            GpuGoal {
+                slice: Want::To(TimeSlice::Long),
+                ..goal()
+            },
+            GpuGoal {
+                mps: [(Target::Gpu, Want::To(server))].into(),
+                ..goal()
+            },
+        ] {
+            assert!(goal.makes(), "{goal:?}");
+            assert_eq!(goal.starts_mps(), !goal.mps.is_empty());
+        }
+        for goal in [
+            goal(),
+            GpuGoal {
+                instances: [(place(), Need::Keep)].into(),
+                mig: Want::Found,
+                compute: Want::Found,
+                slice: Want::Found,
+                mps: [(Target::Gpu, Want::Found)].into(),
+                ..goal()
+            },
+        ] {
+            assert!(!goal.makes() && !goal.starts_mps(), "{goal:?}");
+        }
+    }
+
+    #[test]
+    fn mig_mode_is_changed_with_permission_only() {
+        let claim: ClaimUid = "a".parse().unwrap();
+        let uuid = "GPU-12345678-1234-1234-1234-123456780001";
+        let hold = Hold {
+            claim,
+            gpu: uuid.parse::<GpuUuid>().unwrap(),
+            target: Target::Partition(place()),
+            sharing: Sharing::Exclusive,
+            theirs: false,
+            device: "gpu-0-mig-3g40gb-9-4".parse().unwrap(),
+            time_slice: None,
+            mps: None,
+        };
+        let holds = Holds {
+            make: vec![hold],
+            ..Holds::default()
+        };
+        for (may_set, expected) in [(true, Want::To(true)), (false, Want::Leave)] {
+            let goal = goal(&holds, Granted::default(), may_set);
+            assert_eq!(goal.mig, expected, "{may_set}");
+        }
+    }
+}

@@ -217,8 +217,111 @@ pub(crate) fn own_place(hold: &Hold) -> Option<Place> {
 
 #[cfg(test)]
 mod tests {
+    use divvy_model::Sharing;
+
     use super::*;
+    use crate::AllocatedDevice;
+    use crate::gpu_state::{Instance, Life};
     use crate::stored::Head;
+
+    fn gpu() -> GpuUuid {
+        "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap()
+    }
+
+    fn place(start: u32) -> Place {
+        format!("9@{start}+4").parse().unwrap()
+    }
+
+    /// A partition that a claim has.
+    fn device(start: u32) -> RecordedDevice {
+        RecordedDevice {
+            allocated: AllocatedDevice {
+                request: "main".to_owned(),
+                pool: "n1/divvy".to_owned(),
+                device: format!("gpu-1-mig-3g40gb-9-{start}").parse().unwrap(),
+                share_id: None,
+                admin_access: false,
+                consumed_capacity: BTreeMap::new(),
+            },
+            gpu: gpu(),
+            target: Target::Partition(place(start)),
+            sharing: Sharing::Exclusive,
+            theirs: false,
+            time_slice: None,
+            share_memory: None,
+            memory_cap: None,
+            clears_caps: false,
+            mps: None,
+            extra_nodes: Vec::new(),
+            given: None,
+        }
+    }
+
+    /// An instance that no record holds stays for its own claim: no other call takes it away or makes it anew.
+    #[test]
+    fn an_instance_without_a_record_is_a_stray_but_for_its_own_claim() {
+        let [a, b]: [ClaimUid; 2] = ["a", "b"].map(|name| name.parse().unwrap());
+        let boot: BootId = "boot-1".parse().unwrap();
+        let made = |claim: &ClaimUid| Instance {
+            made_for: claim.clone(),
+            life: Life::Begun,
+            doubt: None,
+        };
+        let state = GpuState {
+            boot: Some(boot.clone()),
+            instances: [(place(0), made(&a)), (place(4), made(&b))].into(),
+            ..GpuState::default()
+        };
+        let none = BTreeMap::new();
+        let record = Record {
+            uid: a.clone(),
+            namespace: "ns".to_owned(),
+            name: "a".to_owned(),
+            boot: boot.clone(),
+            allocated_at: None,
+            devices: vec![device(0)],
+            pods: Vec::new(),
+            received: None,
+            metadata: None,
+            phase: Phase::Prepared,
+        };
+        let of_a = BTreeMap::from([(a.clone(), Arc::new(Stored::Fine(record)))]);
+        let (first, second) = ([device(0)], [device(4)]);
+        let kept = BTreeSet::from([(gpu(), place(0))]);
+        let elsewhere = BTreeSet::from([(gpu(), place(4))]);
+        let leaves = |devices, keeps| Own::Leaves {
+            claim: &a,
+            devices,
+            keeps,
+        };
+        let nothing = BTreeSet::new();
+        for (own, records, expected) in [
+            (Own::None, &none, &[0, 4][..]),
+            (Own::None, &of_a, &[4]),
+            (Own::Makes(&a, &first), &none, &[4]),
+            (Own::Makes(&b, &second), &none, &[0]),
+            (leaves(&first[..], &nothing), &none, &[4]),
+            // Also an instance that was made for it under an earlier allocation, and one that it names.
+            (leaves(&[], &nothing), &none, &[4]),
+            (leaves(&second[..], &nothing), &none, &[]),
+            (leaves(&first[..], &kept), &none, &[0, 4]),
+            (leaves(&second[..], &elsewhere), &none, &[4]),
+        ] {
+            let holds = Holds::of(&gpu(), own, records, (&state, &boot));
+            let expected: BTreeSet<_> = expected.iter().map(|start| place(*start)).collect();
+            assert_eq!(holds.strays, expected, "{own:?}");
+        }
+        // Of another boot nothing lives.
+        let later = "boot-2".parse().unwrap();
+        let holds = Holds::of(&gpu(), Own::None, &none, (&state, &later));
+        assert_eq!(holds.strays, BTreeSet::new());
+        // Named on another GPU, it is another one.
+        let mut other = device(4);
+        other.gpu = "GPU-12345678-1234-1234-1234-123456780002".parse().unwrap();
+        let other = [other];
+        let holds = Holds::of(&gpu(), leaves(&other, &nothing), &none, (&state, &boot));
+        assert_eq!(holds.strays, BTreeSet::from([place(4)]));
+    }
 
     /// The file of a newer version names its GPUs, and no other GPU needs to wait for it.
     #[test]

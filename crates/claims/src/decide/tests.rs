@@ -6,6 +6,7 @@ use divvy_model::{GpuErrorCode, GpuOp};
 mod compute_mode;
 mod limits;
 mod mps;
+mod mps_shares;
 mod partitions;
 mod shares;
 mod world;
