@@ -5,12 +5,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
 use divvy_host::{DriverAt, HostRoot, become_other};
 use divvy_mps_supervisor::{Settings, Supervisor, serve};
 use divvy_telemetry::{Chain, LogFormat, init_logs, stop_on_signals};
+use rustix::fs::FlockOperation;
+
+/// Time in which a supervisor that was killed is gone.
+const ENDING: Duration = Duration::from_secs(5);
+/// Pause between two looks.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Keeps the MPS daemons of a node for divvy's node plugin.
 #[derive(Debug, Parser)]
@@ -59,6 +66,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// Takes the lock of the folder. Waits for a supervisor that has been killed just now, whose last child may still
+/// have it: an error here costs a pod the pause before its next start.
+fn take(lock: &fs_err::File) -> rustix::io::Result<()> {
+    let until = Instant::now() + ENDING;
+    loop {
+        match rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(LOOK);
+            }
+            done => return done,
+        }
+    }
+}
+
 fn run(args: Args) -> anyhow::Result<()> {
     init_logs(args.log_format, &args.log_level)?;
     let dir = args.mps_dir;
@@ -70,8 +91,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     fs_err::set_permissions(&shared, open).with_context(unusable)?;
     // Two supervisors of one folder would start two daemons for a GPU.
     let lock = fs_err::File::create(dir.join("lock")).with_context(unusable)?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-        .with_context(|| format!("another supervisor has the folder {}", dir.display()))?;
+    take(&lock).with_context(|| format!("another supervisor has the folder {}", dir.display()))?;
     let supervisor = Supervisor::new(Settings {
         host: HostRoot::under(args.host_root),
         driver: DriverAt {

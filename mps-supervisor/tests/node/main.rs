@@ -8,6 +8,8 @@
     reason = "tests; a failure is a panic"
 )]
 
+mod kills;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -54,6 +56,21 @@ impl Drop for Node {
 impl Node {
     /// A node with a plugin, and GPUs that are to be whole or in four MPS shares.
     fn new(programs: &[&str]) -> Self {
+        let node = Self::without_plugin(programs, 4);
+        let deps = Deps {
+            client: node.api.client(),
+            kube: None,
+            gpus: Arc::new(node.sim.clone()),
+            mps: None,
+            metrics: MetricsRegistry::new(),
+            readiness: Readiness::new(),
+        };
+        tokio::spawn(run(node.config(), deps, node.stop.clone()));
+        node
+    }
+
+    /// A node whose GPUs are to be whole or in so many MPS shares.
+    fn without_plugin(programs: &[&str], slots: u32) -> Self {
         // Short: the sockets of a daemon are below it.
         let dir = tempfile::Builder::new()
             .prefix("n")
@@ -76,31 +93,21 @@ impl Node {
         fs_err::create_dir_all(dir.path().join("cdi")).unwrap();
         let api = FakeApi::new();
         api.put(&mk_node("n1")).unwrap();
-        let rule = json!({ "modes": ["Whole", "Mps"], "shares": { "slots": 4 } });
+        let rule = json!({ "modes": ["Whole", "Mps"], "shares": { "slots": slots } });
         let policy = GpuPolicy::new("mps", json!({ "rules": [rule] }));
         api.put(&policy).unwrap();
         let config = KubeletConfig::new(dir.path().join("k"), "n1", api.clone());
         let kubelet = FakeKubelet::start(config).unwrap();
         let stop = CancellationToken::new();
-        let deps = Deps {
-            client: api.client(),
-            kube: None,
-            gpus: Arc::new(sim.clone()),
-            mps: None,
-            metrics: MetricsRegistry::new(),
-            readiness: Readiness::new(),
-        };
-        let node = Self {
+        Self {
             api,
             kubelet,
             sim,
             host,
-            stop: stop.clone(),
+            stop,
             supervisor: None,
             dir,
-        };
-        tokio::spawn(run(node.config(), deps, stop));
-        node
+        }
     }
 
     fn config(&self) -> Config {
@@ -139,17 +146,27 @@ impl Node {
         self.dir.path().join("m")
     }
 
-    async fn start_supervisor(&mut self) {
-        let child = Command::new(env!("CARGO_BIN_EXE_divvy-mps-supervisor"))
+    fn spawn_supervisor(&self) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_divvy-mps-supervisor"))
             .arg("--mps-dir")
             .arg(self.folder())
             .arg("--host-root")
             .arg(self.dir.path().join("h"))
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(self.log().into_parts().0)
             .spawn()
-            .unwrap();
-        self.supervisor = Some(child);
+            .unwrap()
+    }
+
+    /// The end of the supervisors' log.
+    fn log(&self) -> fs_err::File {
+        let mut options = fs_err::OpenOptions::new();
+        let path = self.dir.path().join("supervisor.log");
+        options.create(true).append(true).open(path).unwrap()
+    }
+
+    async fn start_supervisor(&mut self) {
+        self.supervisor = Some(self.spawn_supervisor());
         let socket = self.folder().join("supervisor.sock");
         wait("the supervisor", || {
             std::os::unix::net::UnixStream::connect(&socket)
@@ -176,7 +193,13 @@ impl Node {
 
     fn share(&self, name: &str) -> ClaimRef {
         let mut result = mk_result("gpu", DRIVER, "n1/divvy", "gpu-0-mps");
-        result.share_id = Some(format!("0b5a4a3e-9b1f-4a8e-b3f1-00000000000{}", name.len()));
+        let id = name
+            .bytes()
+            .fold(0_u64, |sum, byte| sum * 131 + u64::from(byte));
+        result.share_id = Some(format!(
+            "0b5a4a3e-9b1f-4a8e-b3f1-{:012x}",
+            id & 0xffff_ffff_ffff
+        ));
         let one = ("slots".to_owned(), Quantity("1".to_owned()));
         result.consumed_capacity = Some(BTreeMap::from([one]));
         let claim = allocated(mk_claim("default", name, DRIVER, 1), vec![result]);
