@@ -132,9 +132,9 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
                     Some(running) => running.is_some_and(|one| !is(one, server)),
                     None => noted.is_some_and(|noted| noted.server != server || !lives),
                 };
-                let is_noted = noted.is_some_and(|noted| noted.up && noted.server == server);
-                let is_so = is_noted && runs.flatten().is_some_and(|one| is(one, server));
                 let same = runs.flatten().filter(|one| is(one, server));
+                let is_noted = noted.is_some_and(|noted| noted.up && noted.server == server);
+                let is_so = is_noted && same.is_some();
                 let is_anew = same.is_some_and(|one| is_started_anew(one, noted, goal));
                 stop.extend(is_other.then_some(Change::StopMps(target)));
                 start.extend(if is_anew {
@@ -305,6 +305,39 @@ mod tests {
             state.note_server(Target::Gpu, noted, true);
             assert_eq!(diff(&state, &seen, &goal), expected);
         }
+    }
+
+    /// Starting what runs already does nothing but that its note is written.
+    #[test]
+    fn a_server_that_runs_as_wanted_and_is_noted_otherwise_is_noted_anew() {
+        let server = MpsServer::NAMESPACES;
+        let goal = GpuGoal {
+            mps: [(Target::Gpu, Want::To(server))].into(),
+            ..GpuGoal::default()
+        };
+        let running = MpsSeen {
+            server,
+            partition: None,
+            namespaces: None,
+            unwell: None,
+        };
+        let seen = GpuSeen {
+            mps: Some(Ok([(Target::Gpu, running)].into())),
+            ..GpuSeen::default()
+        };
+        let anew = || vec![Change::StartMps(Target::Gpu, server)];
+        let other = MpsServer::of_claim(None, None);
+        for (noted, up, expected) in [
+            (server, true, vec![]),
+            (server, false, anew()),
+            (other, true, anew()),
+            (other, false, anew()),
+        ] {
+            let mut state = GpuState::default();
+            state.note_server(Target::Gpu, noted, up);
+            assert_eq!(diff(&state, &seen, &goal), expected, "{noted:?} {up}");
+        }
+        assert_eq!(diff(&GpuState::default(), &seen, &goal), anew());
     }
 
     /// A server of another partition is for a round: were it stopped here and did not end, the claim of this
