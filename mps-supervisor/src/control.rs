@@ -157,7 +157,13 @@ impl Control<'_> {
         Ok(None)
     }
 
-    fn run(&self, args: &[&str], input: &str, within: Duration) -> Result<String, ControlError> {
+    /// Runs the program with these arguments and this on its standard input, and returns what it has written.
+    pub fn run(
+        &self,
+        args: &[&str],
+        input: &str,
+        within: Duration,
+    ) -> Result<String, ControlError> {
         let named = if input.is_empty() {
             args.join(" ")
         } else {

@@ -12,6 +12,7 @@ mod claim;
 mod compare;
 mod cuda;
 mod image;
+mod mps;
 mod report;
 mod root;
 mod smi;

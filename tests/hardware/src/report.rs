@@ -42,6 +42,8 @@ pub(crate) enum Check {
     Processes,
     /// The claim is let go, and nothing is left.
     LetGo,
+    /// NVIDIA's program for MPS starts and ends servers as the supervisor asks it to.
+    Mps,
     /// MIG mode is switched on, and off again.
     MigMode,
     /// A partition of each profile is made and destroyed.

@@ -15,12 +15,12 @@ use crate::apply::{self, Container, Ran};
 use crate::claim::{self, Prepared, Want};
 use crate::report::{CHANGES, Check, Outcome, Report};
 use crate::smi::see;
-use crate::{Args, caps, changes, compare, cuda, smi};
+use crate::{Args, caps, changes, compare, cuda, mps, smi};
 
 /// Time limit of the driver to list a process.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
-/// Checks that need a claim of a whole GPU.
-const OF_A_CLAIM: [Check; 8] = [
+/// Checks that need a whole GPU which is idle.
+const OF_A_CLAIM: [Check; 9] = [
     Check::Claim,
     Check::Hook,
     Check::Libcuda,
@@ -29,6 +29,7 @@ const OF_A_CLAIM: [Check; 8] = [
     Check::Isolation,
     Check::Processes,
     Check::LetGo,
+    Check::Mps,
 ];
 
 /// A root is like the image's if its loader does not find the driver's libraries.
@@ -98,6 +99,7 @@ pub(crate) fn all(args: &Args, report: &mut Report) -> Result<()> {
         report.not_tried(&CHANGES, why);
     } else if let Some(uuid) = machine.idle() {
         machine.whole(report, &uuid);
+        report.note(Check::Mps, Outcome::from(machine.mps(&uuid)));
         if args.allow_changes && report.is_well() {
             machine.change(report, &uuid);
         }
@@ -240,6 +242,22 @@ impl Machine<'_> {
             Err(error) => report.note(Check::Cuda, Outcome::Failed(format!("{error:#}"))),
         }
         report.note(Check::LetGo, Outcome::from(gone));
+    }
+
+    /// NVIDIA's program for MPS, and what it answers.
+    fn mps(&self, uuid: &GpuUuid) -> Result<Outcome> {
+        let node = mps::Node {
+            host: &self.host,
+            driver: self.driver()?,
+            driver_root: self.args.driver_root.as_deref(),
+            driver_version: &self.inventory.system.driver_version,
+            prefix: &self.args.prefix,
+        };
+        let (outcome, transcripts) = mps::outcome(&node, uuid)?;
+        for (name, text) in transcripts {
+            self.capture_text(&name, &text)?;
+        }
+        Ok(outcome)
     }
 
     /// The same with a partition, for which the node plugin switches MIG mode on.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_model::{GpuProcess, Inventory, MigMode};
+use divvy_model::{CudaVersion, GpuProcess, Inventory, MigMode};
 use nvidia_ml::MockState;
 
 fn hardware(args: &[&str], env: &[(&str, &str)]) -> Output {
@@ -54,6 +54,21 @@ fn hook() -> &'static Path {
         program.with_file_name("divvy-cdi-hook")
     });
     &HOOK
+}
+
+/// The stand-in for NVIDIA's program for MPS, built as the hook is.
+fn mps_stand_in() -> &'static Path {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "divvy-mps-supervisor"]);
+        assert!(cargo.status().unwrap().success());
+        hook()
+            .parent()
+            .unwrap()
+            .with_file_name("debug")
+            .join("divvy-mps-stand-in")
+    });
+    &PROGRAM
 }
 
 /// Returns true if processes may have a mount namespace of their own, as the program needs it.
@@ -161,6 +176,14 @@ impl Machine {
             bytes,
         )
         .unwrap();
+        self
+    }
+
+    /// Programs for MPS.
+    fn with_mps(self) -> Self {
+        for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+            fs_err::copy(mps_stand_in(), self.host().join("usr/bin").join(name)).unwrap();
+        }
         self
     }
 
@@ -318,7 +341,7 @@ fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
             "{check}: {said}"
         );
     }
-    assert_eq!(checks.len(), 20, "{said}");
+    assert_eq!(checks.len(), 21, "{said}");
     let read = |name: &str| fs_err::read_to_string(captured.join(name)).unwrap();
     let inventory: serde_json::Value = serde_json::from_str(&read("inventory.json")).unwrap();
     assert_eq!(inventory["gpus"].as_object().unwrap().len(), 2);
@@ -358,17 +381,47 @@ fn a_libcuda_without_functions_fails_one_check_and_the_claim_is_let_go() {
     );
 }
 
+/// A driver from R615 on has both protocols.
+#[test]
+fn the_program_for_mps_is_asked_by_each_protocol_that_it_has() {
+    let machine = Machine::new("h100x1").with_smi().with_mps();
+    let cuda = CudaVersion {
+        major: 13,
+        minor: 2,
+    };
+    machine
+        .state
+        .edit(|engine| engine.set_driver_version("615.71.09", cuda))
+        .unwrap();
+    let captured = machine.folder.path().join("captured");
+    let flags = ["--as-host", "--capture", captured.to_str().unwrap()];
+    let (_, checks, said) = machine.run(&flags, "");
+    assert!(checks.contains(&"mps ok".to_owned()), "{said}");
+    let read = |name: &str| fs_err::read_to_string(captured.join(name)).unwrap();
+    assert!(read("mps-v2.txt").contains("$ get_server_list\n"));
+    let asked = read("mps-v3.txt");
+    for answer in [
+        "$ -p 3 namespace delete c_0000000000000001 --server=s\n\n",
+        "c_0000000000000001,s,Ready,1G,30.00,0,",
+        "$ -p 3 no such command\nUnknown command\n",
+    ] {
+        assert!(asked.contains(answer), "{asked}");
+    }
+}
+
 /// Everything, as the image.
 #[test]
 fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
     if !may_have_namespaces() {
         return;
     }
-    let machine = Machine::new("h100x2").with_smi().with_cuda();
+    let machine = Machine::new("h100x2").with_smi().with_cuda().with_mps();
+    let captured = machine.folder.path().join("captured");
+    let flags = ["--allow-changes", "--capture", captured.to_str().unwrap()];
     let ended = AtomicBool::new(false);
     let (status, checks, said) = std::thread::scope(|scope| {
         let driver = scope.spawn(|| machine.list_the_program(&ended));
-        let ran = machine.run(&["--allow-changes"], "/host");
+        let ran = machine.run(&flags, "/host");
         ended.store(true, Ordering::Relaxed);
         driver.join().unwrap();
         ran
@@ -380,7 +433,7 @@ fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
         .collect();
     // The driver is too old for it.
     assert_eq!(other, ["memory-caps not-tried"], "{said}");
-    assert_eq!((status, checks.len()), (Some(4), 20), "{said}");
+    assert_eq!((status, checks.len()), (Some(4), 21), "{said}");
     let engine = machine.state.read().unwrap();
     let gpu = &engine.gpus()[0];
     assert_eq!(
@@ -391,6 +444,15 @@ fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
         }
     );
     assert!(gpu.instances.is_empty() && gpu.processes.is_empty());
+    let asked = fs_err::read_to_string(captured.join("mps-v2.txt")).unwrap();
+    for answer in [
+        "$ get_default_active_thread_percentage\n50.0\n",
+        "$ get_default_device_pinned_mem_limit 0\n1G\n",
+        "$ no_such_command\nUnknown command\n",
+    ] {
+        assert!(asked.contains(answer), "{asked}");
+    }
+    assert!(asked.contains("\nACTIVE\n"), "{asked}");
     assert_eq!(
         fs_err::read_to_string(machine.host().join("run/slice")).unwrap(),
         "Medium\n"
