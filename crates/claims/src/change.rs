@@ -292,4 +292,102 @@ mod tests {
         }
         assert!(put.needs(&start));
     }
+
+    /// The slices of an instance that is still there are taken, and MIG mode is not turned off under it.
+    #[test]
+    fn what_an_instance_is_in_the_way_of_waits_for_its_end() {
+        let [one, over, beside] =
+            ["9@0+4", "19@3+1", "19@4+1"].map(|place| place.parse::<Place>().unwrap());
+        let failed = Change::Remove(one, Life::Begun);
+        for (change, expected) in [
+            (Change::Create(over), true),
+            (Change::Create(beside), false),
+            (Change::SetMigMode(false), true),
+            (Change::SetMigMode(true), false),
+            (Change::SetTimeSlice(TimeSlice::Long), false),
+        ] {
+            assert_eq!(change.needs(&failed), expected, "{change:?}");
+        }
+        assert!(Change::Create(one).needs(&Change::SetMigMode(true)));
+    }
+
+    #[test]
+    fn a_change_is_said_as_the_end_of_failed_to() {
+        let gpu: GpuUuid = "GPU-12345678-1234-1234-1234-123456780001".parse().unwrap();
+        let place: Place = "19@0+1".parse().unwrap();
+        let name = MpsNamespaceName::of(&"a".parse().unwrap(), &"gpu-0-mps".parse().unwrap());
+        let namespace = MpsNamespace {
+            name,
+            cores: 30,
+            memory_mib: None,
+        };
+        let slots = MpsServer::equal(4, None).unwrap();
+        let own = MpsServer::of_claim(None, None);
+        let start = |server| Change::StartMps(Target::Gpu, server);
+        for (change, begin, part) in [
+            (
+                Change::Forget(place),
+                "drop the note of the partition of",
+                "profile 19 at 0+1",
+            ),
+            (
+                Change::Remove(place, Life::Begun),
+                "remove the partition of",
+                "on GPU-",
+            ),
+            (Change::Create(place), "create a partition of", "on GPU-"),
+            (
+                Change::StopMps(Target::Gpu),
+                "stop the MPS server of",
+                "GPU-",
+            ),
+            (start(slots), "start an MPS server with", "4 equal slots on"),
+            (
+                start(MpsServer::NAMESPACES),
+                "start an MPS server with",
+                "namespaces on",
+            ),
+            (start(own), "start the MPS server of a claim", "on GPU-"),
+            (
+                Change::RestartMps(Target::Gpu, own),
+                "restart the wedged MPS server of",
+                "GPU-",
+            ),
+            (
+                Change::PutNamespace(namespace),
+                "make the namespace c_",
+                "30 percent",
+            ),
+            (
+                Change::RemoveNamespace(name),
+                "end the namespace c_",
+                "GPU-",
+            ),
+            (Change::SetMigMode(true), "turn MIG mode of", "on"),
+            (Change::SetMigMode(false), "turn MIG mode of", "off"),
+            (
+                Change::SetComputeMode(ComputeMode::Default),
+                "set compute mode of",
+                "to",
+            ),
+            (
+                Change::SetTimeSlice(TimeSlice::Long),
+                "set the time slice of",
+                "Long",
+            ),
+        ] {
+            let text = change.of(&gpu);
+            assert!(text.starts_with(begin) && text.contains(part), "{text}");
+            let is_removal = ["remove", "stop", "end"];
+            let says = is_removal.iter().any(|verb| text.starts_with(verb));
+            assert_eq!(change.is_removal(), says, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_cause_says_if_it_can_pass_by_itself() {
+        assert!(!Cause::new("it is so").is_passing());
+        assert!(Cause::new("it is so").passing().is_passing());
+        assert!(!Cause::unsupported("it cannot be").is_passing());
+    }
 }
