@@ -95,7 +95,7 @@ pub(crate) fn measure_in_partitions(
     rounds: usize,
 ) -> Result<Vec<Row>> {
     let mig = json!({"profiles": [PROFILE], "sharing": ["TimeSlicing", "Mps"]});
-    let rule = json!({"modes": ["Mig"], "mig": mig});
+    let rule = json!({"modes": ["Whole", "Mig"], "mig": mig});
     let mut node = Node::new(programs, parent, Servers::V2, (&rule, COUNT * PARTITIONS))?;
     let [mut by_time, mut by_mps] = [(); 2].map(|()| Pair::default());
     for round in 0..WARM_UP + rounds {
