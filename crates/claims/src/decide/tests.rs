@@ -8,6 +8,7 @@ mod limits;
 mod mps;
 mod mps_shares;
 mod partitions;
+mod rest;
 mod shares;
 mod world;
 

@@ -1,0 +1,84 @@
+//! Extra nodes, numbers that are not known yet, slots of a known size, and whole GPUs on nodes whose driver
+//! keeps caps of groups that are gone.
+
+use divvy_model::{MemoryCaps, MpsAbility, MpsProtocol, MpsServer};
+use serde_json::json;
+
+use super::shares::share;
+use super::*;
+use crate::{ConfigEntry, ConfigSource};
+
+/// A claim of a whole GPU that asks for these nodes of the host.
+fn asking(nodes: &[&str]) -> Claim {
+    let parameters = json!({
+        "apiVersion": "divvy.dev/v1beta1", "kind": "GpuConfig", "extraNodes": nodes,
+    });
+    let entry = ConfigEntry {
+        source: ConfigSource::Claim,
+        requests: Vec::new(),
+        driver: "gpu.divvy.dev".to_owned(),
+        parameters,
+    };
+    Claim {
+        configs: vec![entry],
+        ..claim("a", vec![result("main", "gpu-0")])
+    }
+}
+
+#[test]
+fn extra_nodes_are_given_only_if_the_node_offers_all_of_them() {
+    let mut world = World::new();
+    world.extra_nodes = ["/dev/gdrdrv", "/dev/fuse"].map(str::to_owned).into();
+    let devices = plan(world.decide(&asking(&["/dev/fuse"]))).devices;
+    assert_eq!(devices[0].extra_nodes, ["/dev/fuse"]);
+    let (category, text) = world.refusal(&asking(&["/dev/fuse", "/dev/kvm"]));
+    assert_eq!(category, "extra-node");
+    assert!(text.contains("/dev/kvm"), "{text}");
+}
+
+/// Before the driver has answered, and while the file of numbers is lost, a number may only be late.
+#[test]
+fn a_number_is_unknown_for_good_once_the_gpus_have_numbers() {
+    let device = claim("a", vec![result("main", "gpu-9")]);
+    let mut world = World::new();
+    assert_eq!(world.refusal(&device).0, "unknown-device");
+    world.ordinals = Ordinals::default();
+    assert_eq!(world.refusal(&device).0, "no-driver");
+    let world = World::new();
+    let mut seen = world.seen();
+    seen.inventory = None;
+    let Decision::Refuse(refusal) = decide(&device, &seen) else {
+        panic!("it is served")
+    };
+    assert_eq!(refusal.category(), "no-driver");
+}
+
+#[test]
+fn the_memory_of_a_slot_is_noted_in_bytes() {
+    let mut world = World::new();
+    world.inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
+    let mut state = GpuState::default().in_boot(&world.boot);
+    state.grant.mps = MpsServer::equal(4, Some(80 << 10));
+    world.gpus.insert(gpu(0), Arc::new(Stored::Fine(state)));
+    let devices = plan(world.decide(&claim("a", vec![share("main", "gpu-0-mps", "s1")]))).devices;
+    assert_eq!(devices[0].share_memory, Some(20 << 30));
+}
+
+#[test]
+fn caps_are_cleared_for_a_whole_gpu_where_the_driver_keeps_them() {
+    let clears = |device, lingers| {
+        let mut world = World::new();
+        world.inventory.system.memory_caps = MemoryCaps::Available;
+        world.inventory.system.caps_linger = lingers;
+        world.grant_all();
+        let mut result = share("main", device, "s1");
+        let memory = ("memory".to_owned(), "10Gi".to_owned());
+        result.consumed_capacity = [memory].into();
+        let devices = plan(world.decide(&claim("a", vec![result]))).devices;
+        devices[0].clears_caps
+    };
+    assert!(clears("gpu-0", true));
+    assert!(!clears("gpu-0", false));
+    assert!(!clears("gpu-0-ts", true));
+    assert!(!clears("gpu-2-mig-1g10gb-19-0", true));
+}
