@@ -21,7 +21,7 @@ use divvy_model::{
 use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
 use crate::hardware::{Hardware, TimeSliceError};
-use crate::servers::{servers_to_look_at, wedged};
+use crate::servers::{report_wedged, servers_to_look_at, wedged};
 use crate::{Event, Report, StoreError, chain};
 
 /// Time limit for setting a time slice where no call's deadline is shorter.
@@ -370,7 +370,13 @@ impl Gpus<'_> {
             let gpu = gpu.clone();
             report.events.push(Event::MpsServerServes { gpu, target });
         }
-        self.report_wedged(gpu, &were_wedged.unwrap_or_default(), &are_wedged, report)?;
+        report_wedged(
+            self,
+            gpu,
+            &were_wedged.unwrap_or_default(),
+            &are_wedged,
+            report,
+        )?;
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
             Ok(state) => {
                 if !restarted.is_empty() {

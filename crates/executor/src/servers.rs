@@ -86,30 +86,30 @@ pub(crate) fn wedged(state: GpuState) -> BTreeMap<Target, MpsFault> {
         .collect()
 }
 
-impl Gpus<'_> {
-    /// Reports the MPS servers of a GPU that are wedged now and were not before.
-    pub(crate) fn report_wedged(
-        self,
-        gpu: &GpuUuid,
-        before: &BTreeMap<Target, MpsFault>,
-        now: &BTreeMap<Target, MpsFault>,
-        report: &mut Report,
-    ) -> Result<(), StoreError> {
-        for (target, fault) in now
-            .iter()
-            .filter(|(target, _)| !before.contains_key(target))
-        {
-            let event = Event::MpsServerWedged {
-                gpu: gpu.clone(),
-                target: *target,
-                fault: *fault,
-                claims: self.served(gpu, &BTreeSet::from([*target]))?,
-            };
-            report.events.push(event);
-        }
-        Ok(())
+/// Reports the MPS servers of a GPU that are wedged now and were not before.
+pub(crate) fn report_wedged(
+    gpus: Gpus<'_>,
+    gpu: &GpuUuid,
+    before: &BTreeMap<Target, MpsFault>,
+    now: &BTreeMap<Target, MpsFault>,
+    report: &mut Report,
+) -> Result<(), StoreError> {
+    for (target, fault) in now
+        .iter()
+        .filter(|(target, _)| !before.contains_key(target))
+    {
+        let event = Event::MpsServerWedged {
+            gpu: gpu.clone(),
+            target: *target,
+            fault: *fault,
+            claims: gpus.served(gpu, &BTreeSet::from([*target]))?,
+        };
+        report.events.push(event);
     }
+    Ok(())
+}
 
+impl Gpus<'_> {
     /// Returns the claims that use the MPS servers of these targets of a GPU in this boot.
     pub(crate) fn served(
         self,
