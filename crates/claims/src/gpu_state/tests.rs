@@ -298,3 +298,43 @@ fn a_grant_is_kept_and_one_that_says_nothing_of_the_mode_leaves_it() {
     });
     assert!(state.is_default());
 }
+
+/// A value between the first and the last one is not given back.
+#[test]
+fn a_third_value_is_noted_beside_the_one_that_was_found() {
+    let mut state = GpuState::default();
+    let set = |now, to| Setting::Compute { now, to };
+    let (found, first) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
+    state.note_setting(set(found, first), Moment::Before);
+    state.note_setting(set(first, ComputeMode::Prohibited), Moment::Before);
+    let expected = Changed {
+        found,
+        ours: ComputeMode::Prohibited,
+        sure: true,
+    };
+    assert_eq!(state.compute, Some(expected));
+}
+
+#[test]
+fn an_answer_of_the_hardware_ends_a_doubt_and_another_half_is_not_ours() {
+    let half = |gi| Observed::Half(GpuInstanceId(gi));
+    let life = |gi| Life::Half {
+        gi: GpuInstanceId(gi),
+    };
+    let begun = instance("a", Life::Begun, Some("a call hangs"));
+    let settled = begun.clone().settled(place(0), half(3));
+    assert_eq!(settled, Some(instance("a", life(3), None)));
+    let whole = begun.settled(place(0), Observed::Whole(made(3)));
+    assert_eq!(whole, Some(instance("a", Life::Whole(made(3)), None)));
+    let noted = instance("a", life(3), Some("a call hangs"));
+    let same = noted.clone().settled(place(0), half(3));
+    assert_eq!(same, Some(instance("a", life(3), None)));
+    assert_eq!(noted.settled(place(0), half(4)), None);
+}
+
+#[test]
+fn memory_that_shares_do_not_get_is_kept() {
+    let mut state = with_everything();
+    state.grant.share_reserved_mib = 512;
+    assert_eq!(GpuState::decode(&state.encode()).fine(), Some(&state));
+}

@@ -82,3 +82,26 @@ fn caps_are_cleared_for_a_whole_gpu_where_the_driver_keeps_them() {
     assert!(!clears("gpu-0-ts", true));
     assert!(!clears("gpu-2-mig-1g10gb-19-0", true));
 }
+
+/// After the file of a GPU was lost, something may be where a record without its instance says.
+#[test]
+fn the_place_of_a_record_is_held_and_unsure_in_its_boot_on_its_gpu() {
+    let mut world = World::new();
+    world.grant_all();
+    let c = claim("a", vec![result("main", "gpu-2-mig-1g10gb-19-3")]);
+    let record = world.record(&c, Phase::Preparing);
+    let unsure = |of, boot: &BootId| {
+        let mut state = GpuState::default().in_boot(boot);
+        state.add_unsure(&gpu(of), boot, [&record]);
+        let places = state.instances.into_iter();
+        let places = places.map(|(place, one)| (place, one.life, one.doubt.is_some()));
+        places.collect::<Vec<_>>()
+    };
+    let boot = world.boot.clone();
+    assert_eq!(unsure(2, &boot), [(small(3), Life::Unsure, true)]);
+    assert_eq!(unsure(1, &boot), []);
+    assert_eq!(unsure(2, &"boot-0".parse().unwrap()), []);
+    world.keep(record.clone());
+    let held = |of, start| is_held(&gpu(of), small(start), &world.records);
+    assert!(held(2, 3) && !held(1, 3) && !held(2, 2));
+}
