@@ -338,3 +338,18 @@ fn memory_that_shares_do_not_get_is_kept() {
     state.grant.share_reserved_mib = 512;
     assert_eq!(GpuState::decode(&state.encode()).fine(), Some(&state));
 }
+
+#[test]
+fn a_change_that_was_not_made_leaves_the_notes_of_settings_as_they_were() {
+    let before = with_everything();
+    let mut state = before.clone();
+    state.mig = None;
+    state.compute = None;
+    state.doubt_slice();
+    state.doubt_server(Target::Gpu);
+    assert!(!state.mps[&Target::Gpu].up);
+    state.restore_settings(&before);
+    let settings = |state: &GpuState| (state.mig, state.compute, state.slice);
+    assert_eq!(settings(&state), settings(&before));
+    assert!(!state.mps[&Target::Gpu].up, "a server is no setting");
+}
