@@ -353,3 +353,9 @@ fn a_change_that_was_not_made_leaves_the_notes_of_settings_as_they_were() {
     assert_eq!(settings(&state), settings(&before));
     assert!(!state.mps[&Target::Gpu].up, "a server is no setting");
 }
+
+#[test]
+fn a_state_that_says_nothing_needs_no_file_in_any_boot() {
+    assert!(GpuState::default().in_boot(&boot(1)).is_default());
+    assert!(!with_everything().is_default());
+}
