@@ -105,3 +105,57 @@ fn the_place_of_a_record_is_held_and_unsure_in_its_boot_on_its_gpu() {
     let held = |of, start| is_held(&gpu(of), small(start), &world.records);
     assert!(held(2, 3) && !held(1, 3) && !held(2, 2));
 }
+
+/// The record of the claim that an instance was made for was lost.
+#[test]
+fn an_instance_without_its_record_is_in_the_way_of_other_claims_where_it_is() {
+    let wanted = claim("b", vec![result("main", "gpu-2-mig-1g10gb-19-3")]);
+    let found = |made_for: &str, start, change: &dyn Fn(&mut World)| {
+        let mut world = World::new();
+        world.grant_all();
+        let mut state = world.gpus[&gpu(2)].fine().unwrap().clone();
+        let instance = Instance {
+            made_for: made_for.parse().unwrap(),
+            life: Life::Whole(made(7, "MIG-1")),
+            doubt: None,
+        };
+        state.boot = Some(world.boot.clone());
+        state.instances.insert(small(start), instance);
+        world.gpus.insert(gpu(2), Arc::new(Stored::Fine(state)));
+        change(&mut world);
+        matches!(world.decide(&wanted), Decision::Wait(_))
+    };
+    let nothing = |_: &mut World| {};
+    assert!(found("a", 3, &nothing));
+    assert!(!found("a", 4, &nothing), "beside it");
+    // Another claim is known to hold the place, or its own claim has a record, which says where it is.
+    let other = |name, device| {
+        move |world: &mut World| {
+            let record = world.record(&claim(name, vec![result("main", device)]), Phase::Prepared);
+            world.keep(record);
+        }
+    };
+    assert!(!found("a", 3, &other("a", "gpu-2-mig-1g10gb-19-5")));
+}
+
+/// Nothing joins a claim that is being undone, where it is.
+#[test]
+fn a_claim_that_is_undone_is_in_the_way_on_its_part_of_its_gpu_only() {
+    let waits = |holder: Claim, wanted: Claim| {
+        let mut world = World::new();
+        world.grant_all();
+        let leaving = Phase::Leaving(Leaving {
+            reason: "process 1".to_owned(),
+            undoing: true,
+        });
+        let record = world.record(&holder, leaving);
+        world.keep(record);
+        matches!(world.decide(&wanted), Decision::Wait(_))
+    };
+    let shared = |name, device| claim(name, vec![share("main", device, name)]);
+    assert!(waits(shared("a", "gpu-0-ts"), shared("b", "gpu-0-ts")));
+    assert!(!waits(shared("a", "gpu-0-ts"), shared("b", "gpu-1-ts")));
+    let watcher = |name| claim(name, vec![admin(result("see", "gpu-0"))]);
+    assert!(!waits(watcher("a"), shared("b", "gpu-0-ts")));
+    assert!(!waits(shared("a", "gpu-0-ts"), watcher("b")));
+}
