@@ -108,7 +108,7 @@ fn the_place_of_a_record_is_held_and_unsure_in_its_boot_on_its_gpu() {
 
 /// The record of the claim that an instance was made for was lost.
 #[test]
-fn an_instance_without_its_record_is_in_the_way_of_other_claims_where_it_is() {
+fn an_instance_without_its_record_is_in_the_way_where_it_is() {
     let wanted = claim("b", vec![result("main", "gpu-2-mig-1g10gb-19-3")]);
     let found = |made_for: &str, start, change: &dyn Fn(&mut World)| {
         let mut world = World::new();
