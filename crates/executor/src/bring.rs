@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment,
+    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment, MpsNote,
     Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
 use divvy_model::{
@@ -351,7 +351,7 @@ impl Gpus<'_> {
         };
         let noted = stored.fine().map_or(0, settings);
         let boot = &self.context.config.boot;
-        let were_wedged = stored
+        let before = stored
             .fine()
             .map(|state| wedged(state.clone().in_boot(boot)));
         // Hold nothing of its own: what no record holds is given back.
@@ -361,20 +361,14 @@ impl Gpus<'_> {
             _ => None,
         });
         let restarted: BTreeSet<Target> = started.collect();
-        let are_wedged = wedged(plan.open.state.clone());
+        let now = wedged(plan.open.state.clone());
         // A server that has ended, or is started below, does not serve again.
-        let mut serve = were_wedged.clone().unwrap_or_default();
-        serve.retain(|target, _| plan.seen.runs(*target) && !restarted.contains(target));
-        serve.retain(|target, _| !are_wedged.contains_key(target));
-        for target in serve.into_keys() {
-            let gpu = gpu.clone();
-            report.events.push(Event::MpsServerServes { gpu, target });
-        }
+        let serves = |target| plan.seen.runs(target) && !restarted.contains(&target);
         report_wedged(
             self,
             gpu,
-            &were_wedged.unwrap_or_default(),
-            &are_wedged,
+            (&before.unwrap_or_default(), &now),
+            serves,
             report,
         )?;
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
@@ -591,11 +585,22 @@ impl Work<'_, '_> {
         Ok(started?)
     }
 
-    /// Starts an MPS server anew. Until another one is certainly there, its note says that none may be: the next
-    /// round then starts one.
+    /// Starts an MPS server anew. Until another one is certainly there, its note says that none may be, so that
+    /// the next round starts one, and that it is wedged, so that a daemon which cannot be ended is reported
+    /// once.
     fn restart_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
         let partition = self.partition_of(target)?;
-        self.open.state.note_server(target, server, false);
+        let wedged = self
+            .open
+            .state
+            .mps
+            .get(&target)
+            .and_then(|noted| noted.wedged);
+        let up = false;
+        self.open
+            .state
+            .mps
+            .insert(target, MpsNote { server, up, wedged });
         self.save()?;
         let (servers, of) = (self.gpus.hardware.mps, self.of_gpu(target));
         let restarted = servers.restart(&of, partition.as_ref(), server, self.server_until());

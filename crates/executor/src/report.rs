@@ -57,7 +57,7 @@ pub enum Event {
         /// Claims that have it.
         claims: Vec<ClaimRef>,
     },
-    /// An MPS server that was wedged serves again, or another one in its place.
+    /// An MPS server that was wedged serves again by itself.
     MpsServerServes { gpu: GpuUuid, target: Target },
     /// A claim holds on to its devices although it should not need them; looked at again next time.
     Kept { claim: ClaimUid, why: String },

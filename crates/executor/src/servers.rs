@@ -86,25 +86,28 @@ pub(crate) fn wedged(state: GpuState) -> BTreeMap<Target, MpsFault> {
         .collect()
 }
 
-/// Reports the MPS servers of a GPU that are wedged now and were not before.
+/// Reports the MPS servers of a GPU that are wedged now and were not before, and those that serve again.
 pub(crate) fn report_wedged(
     gpus: Gpus<'_>,
     gpu: &GpuUuid,
-    before: &BTreeMap<Target, MpsFault>,
-    now: &BTreeMap<Target, MpsFault>,
+    (before, now): (&BTreeMap<Target, MpsFault>, &BTreeMap<Target, MpsFault>),
+    serves: impl Fn(Target) -> bool,
     report: &mut Report,
 ) -> Result<(), StoreError> {
-    for (target, fault) in now
-        .iter()
-        .filter(|(target, _)| !before.contains_key(target))
-    {
-        let event = Event::MpsServerWedged {
-            gpu: gpu.clone(),
-            target: *target,
-            fault: *fault,
-            claims: gpus.served(gpu, &BTreeSet::from([*target]))?,
-        };
-        report.events.push(event);
+    for (target, fault) in now {
+        if !before.contains_key(target) {
+            report.events.push(Event::MpsServerWedged {
+                gpu: gpu.clone(),
+                target: *target,
+                fault: *fault,
+                claims: gpus.served(gpu, &BTreeSet::from([*target]))?,
+            });
+        }
+    }
+    let over = before.keys().filter(|target| !now.contains_key(target));
+    for target in over.copied().filter(|target| serves(*target)) {
+        let gpu = gpu.clone();
+        report.events.push(Event::MpsServerServes { gpu, target });
     }
     Ok(())
 }

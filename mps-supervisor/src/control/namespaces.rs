@@ -92,15 +92,14 @@ impl Control<'_> {
     /// Returns the number of clients of the server. A refusal comes with exit status 0 too, and is no list.
     pub fn count_clients(&self, within: Duration) -> Result<u32, ControlError> {
         let text = self.v3(&["client", "list", LIST], within)?;
-        let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-        if lines.any(|line| fields(line).get(1) != Some(&MpsNamespaceName::SERVER)) {
+        let lines = || text.lines().filter(|line| !line.trim().is_empty());
+        if lines().any(|line| fields(line).get(1) != Some(&MpsNamespaceName::SERVER)) {
             return Err(ControlError::Refused {
                 command: "client list".to_owned(),
                 text,
             });
         }
-        let clients = text.lines().filter(|line| !line.trim().is_empty());
-        Ok(u32::try_from(clients.count()).unwrap_or(u32::MAX))
+        Ok(u32::try_from(lines().count()).unwrap_or(u32::MAX))
     }
 
     /// Makes a namespace with its limits.

@@ -7,7 +7,7 @@ use divvy_model::{GpuTarget, GpuUuid, Grant, MpsFault, MpsServer, Target};
 
 use super::{namespaces, part, restarted, setup, setup_with_namespaces, share};
 use crate::story::uid;
-use crate::world::World;
+use crate::world::{HardwareFault, World};
 
 /// The server of a GPU is wedged, with clients or without.
 fn wedge(world: &World, gpu: &GpuUuid, is_idle: bool) {
@@ -118,6 +118,25 @@ fn rules_may_have_a_wedged_server_started_anew_at_once() {
     assert!(!is_wedged(&world));
     // The namespaces are there again in the same round.
     assert_eq!(namespaces(&world, &gpu), before);
+}
+
+/// A daemon that hangs in the driver cannot be ended. Its claims get one Event, and its taint stays.
+#[test]
+fn a_restart_that_fails_is_tried_again_and_reported_once() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    wedge(&world, &gpu, true);
+    for expected in [vec![reported(&gpu, &["a"])], vec![]] {
+        world.lock().mps_fault = Some(HardwareFault::Refuses);
+        let mut events = round(&world, &executor);
+        let failed = |event: &Event| matches!(event, Event::Failed { error, .. } if error.contains("restart the wedged MPS server"));
+        assert!(events.iter().any(failed), "{events:?}");
+        events.retain(|event| !failed(event));
+        assert_eq!(events, expected);
+        assert_eq!(noted(&executor, &gpu), Some(MpsFault::Fault));
+    }
+    assert_eq!(round(&world, &executor), [restarted(&gpu, &["a"])]);
+    assert_eq!(noted(&executor, &gpu), None);
 }
 
 /// A claim that is the first to find it so has it started anew too, and takes nothing from anyone.
