@@ -116,7 +116,7 @@ pub(crate) fn executor(
     (gpus, mps): (&Arc<dyn GpuDriver>, Option<Arc<dyn MpsServers>>),
     edits: Arc<HostEdits>,
     claims: Arc<KubeClaims>,
-    latest: Latest,
+    inventory: Arc<Latest>,
 ) -> anyhow::Result<Executor> {
     let boot = divvy_host::boot_id(host)
         .context("failed to read the node's boot ID (check --host-root)")?;
@@ -140,7 +140,6 @@ pub(crate) fn executor(
     let mps = mps.or_else(|| config.mps_dir.as_ref().map(supervised));
     let mps = mps.unwrap_or_else(|| Arc::new(NoMps));
     let pods_of = host.clone();
-    let inventory = Arc::new(latest);
     let parts = Parts {
         store: Arc::new(FileStore::open(dir).with_context(|| unusable("the store of records"))?),
         // Beside the records and not in the shared folder: they are between instances of this

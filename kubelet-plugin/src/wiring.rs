@@ -15,6 +15,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
+use crate::claims::demands::Demands;
 use crate::claims::fetch::{ClaimFetcher, Connect};
 use crate::claims::service::{ClaimService, ClaimWork};
 use crate::config::Config;
@@ -195,18 +196,18 @@ impl Shared {
             numbers_lost: metrics.numbers_lost.clone(),
         });
         // The executor reads the GPUs that the inventory has seen last.
-        let latest = Latest::new(
+        let latest = Arc::new(Latest::new(
             channels.seen.clone(),
             gpus.clone(),
             channels.refresh.clone(),
-        );
+        ));
         let executor = Arc::new(executor(
             &config,
             &host,
             (&gpus, mps),
             edits.clone(),
             claims.clone(),
-            latest,
+            latest.clone(),
         )?);
         let notifier = Arc::new(Notifier::new(
             client.clone(),
@@ -219,6 +220,7 @@ impl Shared {
             pool: claims.pool.clone(),
             nvidia_serves: channels.nvidia_serves.clone(),
             executor: executor.clone(),
+            demands: Demands::new(&config.driver_name, fetcher.clone(), latest),
             fetcher,
             notifier: notifier.clone(),
             metrics: metrics.clone(),

@@ -140,8 +140,8 @@ pub struct Claim {
     pub allocation: Allocation,
     /// Config entries of all drivers, in the API's order (class entries first).
     pub configs: Vec<ConfigEntry>,
-    /// Requests whose selectors demand that the memory of their device is capped: by the attribute
-    /// `memoryEnforcement`, or by `memoryLimitMaxPercent`.
+    /// Requests whose selectors, or those of their DeviceClass, demand a cap of the memory of their
+    /// device, on a node that caps none (see [`can_hold`](crate::can_hold)).
     pub demands_cap: BTreeSet<String>,
     /// Pods in `status.reservedFor`.
     pub pods: Vec<PodRef>,

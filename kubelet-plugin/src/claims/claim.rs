@@ -1,18 +1,17 @@
 //! From the kubelet's question and the API's object to a [`Claim`]: UID checked, only our driver's
 //! results kept.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use std::collections::BTreeSet;
-
-use divvy_api::names::{Naming, attributes};
+use divvy_api::names::Naming;
 use divvy_claims::{
     AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
     is_label,
 };
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
-    DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration, DeviceRequest,
+    DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration,
     DeviceRequestAllocationResult, DeviceSelector, ResourceClaim, ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -107,7 +106,6 @@ pub(crate) fn from_api(
     let devices = allocation.devices.unwrap_or_default();
     let spec = object.spec.and_then(|spec| spec.devices);
     let spec = spec.unwrap_or_default();
-    let demands_cap = demanding(spec.requests.as_deref().unwrap_or_default());
     let written = spec.config.unwrap_or_default();
     let results = devices
         .results
@@ -135,7 +133,7 @@ pub(crate) fn from_api(
             results,
         },
         configs: configs(devices, &written),
-        demands_cap,
+        demands_cap: BTreeSet::new(),
         pods: status
             .reserved_for
             .unwrap_or_default()
@@ -145,31 +143,43 @@ pub(crate) fn from_api(
     })
 }
 
-/// Returns the requests whose selectors demand that the memory of their device is capped. They are
-/// not evaluated here: the scheduler has chosen a device that said so, and what it says now is known.
-fn demanding(requests: &[DeviceRequest]) -> BTreeSet<String> {
-    let demands = |selectors: &Option<Vec<DeviceSelector>>| {
-        let all = selectors.iter().flatten().filter_map(|s| s.cel.as_ref());
-        let mut texts = all.map(|cel| cel.expression.split_whitespace().collect::<String>());
-        texts.any(|text| {
-            let says = |word: &str| text.contains(word);
-            let level = says(attributes::MEMORY_ENFORCEMENT);
-            let excludes = [r#"!="none""#, "!='none'"];
-            says(attributes::MEMORY_LIMIT_MAX_PERCENT)
-                || level && (says("cgroup") || excludes.into_iter().any(says))
-        })
-    };
-    let mut found = BTreeSet::new();
-    for request in requests {
-        let exactly = request.exactly.iter();
-        if exactly.clone().any(|of| demands(&of.selectors)) {
-            found.insert(request.name.clone());
-        }
+/// Choice of a device by a request, or by an alternative of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// Request as the result of an allocation names it.
+    pub(crate) request: String,
+    /// DeviceClass of the request.
+    pub(crate) class: String,
+    /// CEL expressions of the request itself.
+    pub(crate) selectors: Vec<String>,
+}
+
+/// Returns how each request of a claim chooses its devices.
+pub(crate) fn choices(object: &ResourceClaim) -> Vec<Choice> {
+    let spec = object.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+    let requests = spec.and_then(|spec| spec.requests.as_ref());
+    let mut found = Vec::new();
+    for request in requests.into_iter().flatten() {
+        found.extend(request.exactly.iter().map(|of| Choice {
+            request: request.name.clone(),
+            class: of.device_class_name.clone(),
+            selectors: expressions(of.selectors.as_deref()),
+        }));
         let alternatives = request.first_available.iter().flatten();
-        let alternatives = alternatives.filter(|of| demands(&of.selectors));
-        found.extend(alternatives.map(|of| format!("{}/{}", request.name, of.name)));
+        found.extend(alternatives.map(|of| Choice {
+            request: format!("{}/{}", request.name, of.name),
+            class: of.device_class_name.clone(),
+            selectors: expressions(of.selectors.as_deref()),
+        }));
     }
     found
+}
+
+/// Returns the CEL expressions of selectors.
+pub(crate) fn expressions(selectors: Option<&[DeviceSelector]>) -> Vec<String> {
+    let all = selectors.unwrap_or_default().iter();
+    all.filter_map(|selector| Some(selector.cel.as_ref()?.expression.clone()))
+        .collect()
 }
 
 /// Formats a time for records: the form is part of the stored format, so it is not left to a

@@ -6,15 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_fake_cluster::{ClaimRef, GpuPolicy};
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_class, mk_result};
+use divvy_fake_cluster::{ClaimRef, Fault as ApiFault, GpuPolicy};
 use divvy_gpu_sim::{Fault, LimitBackend};
 use divvy_kubelet_plugin::Config;
 use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{
-    CELDeviceSelector, DeviceAllocationConfiguration, DeviceSelector, OpaqueDeviceConfiguration,
-    ResourceClaim, ResourceSlice,
+    CELDeviceSelector, DeviceAllocationConfiguration, DeviceClass, DeviceSelector,
+    OpaqueDeviceConfiguration, ResourceClaim, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
@@ -505,37 +505,110 @@ async fn a_claim_that_selects_a_cap_is_refused_where_there_is_none() {
     let plugin = capped.node.start_with(capped.config_with("false"));
     plugin.wait_ready().await;
     for (name, expression, refused) in [
+        ("a", r#"LEVEL == "cgroup""#, true),
+        ("b", "LEVEL != 'none'", true),
+        ("c", r#"LEVEL in ["cgroup", "hardware"]"#, true),
+        ("d", "MOST >= 100", true),
+        ("e", r#"LEVEL == "none""#, false),
+        // Shares that are not capped, by choice or on the nodes that have no others.
+        ("f", r#"LEVEL != "cgroup""#, false),
         (
-            "a",
-            r#"device.attributes["gpu.divvy.dev"].memoryEnforcement == "cgroup""#,
-            true,
-        ),
-        (
-            "b",
-            r#"device.attributes["gpu.divvy.dev"].memoryEnforcement != 'none'"#,
-            true,
-        ),
-        (
-            "c",
-            r#"device.attributes["gpu.divvy.dev"].memoryLimitMaxPercent >= 100"#,
-            true,
-        ),
-        (
-            "d",
-            r#"device.attributes["gpu.divvy.dev"].memoryEnforcement == "none""#,
+            "g",
+            r#"LEVEL == "cgroup" || device.attributes["gpu.divvy.dev"].sharing == "x""#,
             false,
         ),
     ] {
-        let claim = capped.share_selecting(name, 2, Some(expression));
+        let expression = written_out(expression);
+        let claim = capped.share_selecting(name, 2, Some(&expression));
         let answer = capped.node.prepare(&claim).await;
-        match answer {
-            Ok(_) => assert!(!refused, "{expression}"),
-            Err(why) => {
-                assert!(refused, "{expression}: {why}");
-                assert!(why.contains("caps are switched off"), "{why}");
-            }
+        refused_as(refused, &answer.map(drop), &expression);
+    }
+    plugin.stop().await;
+}
+
+/// Writes attributes of divvy as an expression reads them.
+fn written_out(expression: &str) -> String {
+    let attribute = |name: &str| format!(r#"device.attributes["{DRIVER}"].{name}"#);
+    expression
+        .replace("LEVEL", &attribute("memoryEnforcement"))
+        .replace("MOST", &attribute("memoryLimitMaxPercent"))
+}
+
+fn refused_as(refused: bool, answer: &Result<(), String>, expression: &str) {
+    match answer {
+        Ok(()) => assert!(!refused, "{expression}"),
+        Err(why) => {
+            assert!(refused, "{expression}: {why}");
+            assert!(why.contains("caps are switched off"), "{why}");
         }
     }
+}
+
+/// Claims name most of their selectors by a class.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_class_that_selects_a_cap_is_read_where_there_is_none() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let api = &capped.node.api;
+    let reads = || api.count("get", "deviceclasses");
+    let class = |expression: &str| {
+        let mut class = mk_class(DRIVER, DRIVER);
+        let cel = CELDeviceSelector {
+            expression: written_out(expression),
+        };
+        let selector = DeviceSelector { cel: Some(cel) };
+        let selectors = class.spec.as_mut().unwrap().selectors.as_mut().unwrap();
+        selectors.push(selector);
+        api.put(&class).unwrap();
+    };
+    // A node that caps does not ask.
+    class(r#"LEVEL == "cgroup""#);
+    let plugin = capped.start().await;
+    let first = capped.share("a", 2);
+    capped.node.prepare(&first).await.unwrap();
+    capped.node.unprepare(&first).await.unwrap();
+    assert_eq!(reads(), 0);
+    plugin.stop().await;
+
+    let plugin = capped.node.start_with(capped.config_with("false"));
+    plugin.wait_ready().await;
+    api.fail_next(1, "get", "deviceclasses", ApiFault::Status(403));
+    let claim = capped.share("b", 2);
+    let why = capped.node.prepare(&claim).await.unwrap_err();
+    let needs = r#"reading DeviceClass "gpu.divvy.dev" of claim default/b (UID uid-b) is forbidden: the plugin's ServiceAccount needs "get" on deviceclasses.resource.k8s.io"#;
+    assert!(why.contains(&needs.replace("uid-b", &claim.uid)), "{why}");
+    // A failure that may pass is tried again in the call.
+    api.fail_next(2, "get", "deviceclasses", ApiFault::Status(503));
+    let before = reads();
+    let answer = capped.node.prepare(&claim).await;
+    refused_as(true, &answer.map(drop), "by class");
+    assert_eq!(reads() - before, 3);
+    // Claims come in bursts of a class.
+    let answer = capped.node.prepare(&capped.share("c", 2)).await;
+    refused_as(true, &answer.map(drop), "by class again");
+    assert_eq!(reads() - before, 3);
+    plugin.stop().await;
+
+    // A class that demands nothing, one that is gone, and a whole GPU of a class that demands.
+    for (name, put) in [("d", true), ("e", false)] {
+        if put {
+            class(r#"LEVEL == "none""#);
+        } else {
+            api.delete::<DeviceClass>("", DRIVER).unwrap();
+        }
+        let plugin = capped.node.start_with(capped.config_with("false"));
+        plugin.wait_ready().await;
+        let claim = capped.share(name, 2);
+        capped.node.prepare(&claim).await.unwrap();
+        capped.node.unprepare(&claim).await.unwrap();
+        plugin.stop().await;
+    }
+    class(r#"LEVEL == "cgroup""#);
+    let plugin = capped.node.start_with(capped.config_with("false"));
+    plugin.wait_ready().await;
+    let before = reads();
+    let claim = capped.node.claim("f", &["gpu-0"]);
+    capped.node.prepare(&claim).await.unwrap();
+    assert_eq!(reads(), before);
     plugin.stop().await;
 }
 
