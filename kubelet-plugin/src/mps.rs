@@ -9,7 +9,7 @@ use std::time::Duration;
 use divvy_api::names::env;
 use divvy_cdi::{ContainerEdits, Mount};
 use divvy_claims::{Cause, ChangeError, MpsSlot, Unwell};
-use divvy_executor::{Clock, MpsServers, RunningServer};
+use divvy_executor::{Clock, MpsServers, RunningServer, ServerStart};
 use divvy_host::DriverRoot;
 use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsFault, MpsNamespace, MpsNamespaceName, MpsPriority,
@@ -119,28 +119,6 @@ impl SupervisedMps {
         }
     }
 
-    /// Starts a server, or another in its place.
-    fn start_or_restart(
-        &self,
-        target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
-        (anew, until): (bool, Duration),
-    ) -> Result<(), ChangeError> {
-        let asked = StartRequest {
-            anew,
-            target: target.to_string(),
-            partition_uuid: partition.map(MigUuid::to_string).unwrap_or_default(),
-            limits: Some(Limits {
-                slots: server.slots.unwrap_or(0),
-                cores: server.cores,
-                memory_mib: server.memory_mib.unwrap_or(0),
-                protocol: server.protocol.number(),
-            }),
-        };
-        self.change(until, async move |mut client| client.start(asked).await)
-    }
-
     /// Makes a change, on a thread of the executor.
     fn change<T>(
         &self,
@@ -243,23 +221,27 @@ impl MpsServers for SupervisedMps {
     fn start(
         &self,
         target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
+        start: ServerStart<'_>,
         until: Duration,
     ) -> Result<(), ChangeError> {
-        tracing::info!(%target, ?server, "starting the MPS server");
-        self.start_or_restart(target, partition, server, (false, until))
-    }
-
-    fn restart(
-        &self,
-        target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
-        until: Duration,
-    ) -> Result<(), ChangeError> {
-        tracing::info!(%target, ?server, "restarting the MPS server");
-        self.start_or_restart(target, partition, server, (true, until))
+        let ServerStart {
+            server,
+            partition,
+            anew,
+        } = start;
+        tracing::info!(%target, ?server, anew, "starting the MPS server");
+        let asked = StartRequest {
+            anew,
+            target: target.to_string(),
+            partition_uuid: partition.map(MigUuid::to_string).unwrap_or_default(),
+            limits: Some(Limits {
+                slots: server.slots.unwrap_or(0),
+                cores: server.cores,
+                memory_mib: server.memory_mib.unwrap_or(0),
+                protocol: server.protocol.number(),
+            }),
+        };
+        self.change(until, async move |mut client| client.start(asked).await)
     }
 
     fn stop(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError> {

@@ -6,17 +6,16 @@
 //! of a setting is noted before the setting leaves it; notes are dropped after what they are about
 //! is gone. The invariants are listed in `divvy_claims`' `gpu_state`.
 
+mod mps;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment, MpsNote,
+    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment,
     Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
-use divvy_model::{
-    ClaimUid, ComputeMode, GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer,
-    Place, Target, TimeSlice,
-};
+use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, Target, TimeSlice};
 
 use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
@@ -26,9 +25,6 @@ use crate::{Event, Report, StoreError, chain};
 
 /// Time limit for setting a time slice where no call's deadline is shorter.
 const SET_WITHIN: Duration = Duration::from_secs(10);
-/// Time limit for a change of an MPS server: for its end 5 s in which it may end by itself, and what
-/// killing it takes.
-const SERVER_WITHIN: Duration = Duration::from_secs(15);
 /// Time limit for a question to the supervisor.
 pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(3);
 
@@ -547,102 +543,6 @@ impl Work<'_, '_> {
                 Err(error.into())
             }
         }
-    }
-
-    /// Ends the MPS server of a target, whichever runs. The note goes only when it has certainly ended.
-    fn stop_mps(&mut self, target: Target) -> Result<(), ChangeError> {
-        let of = self.of_gpu(target);
-        let stopped = self.gpus.hardware.mps.stop(&of, self.server_until());
-        match &stopped {
-            Ok(()) => drop(self.open.state.mps.remove(&target)),
-            Err(ChangeError::NotDone(_)) => return stopped,
-            Err(ChangeError::Unknown(_)) => self.open.state.doubt_server(target),
-        }
-        self.save_later();
-        stopped
-    }
-
-    /// Starts an MPS server: noted before, so that whatever the call leaves is stopped again.
-    fn start_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
-        let partition = self.partition_of(target)?;
-        // Note it before the call.
-        let before = self.open.state.mps.clone();
-        self.open.state.note_server(target, server, false);
-        if let Err(error) = self.save() {
-            self.open.state.mps = before;
-            return Err(error.into());
-        }
-        // Start it, and note the outcome.
-        let (servers, of) = (self.gpus.hardware.mps, self.of_gpu(target));
-        let started = servers.start(&of, partition.as_ref(), server, self.server_until());
-        match &started {
-            Ok(()) => self.open.state.note_server(target, server, true),
-            Err(ChangeError::NotDone(_)) => self.open.state.mps = before,
-            // Asked again, or stopped, by the next call.
-            Err(ChangeError::Unknown(_)) => {}
-        }
-        self.save_later();
-        Ok(started?)
-    }
-
-    /// Starts an MPS server anew. Until another one is certainly there, its note says that none may be, so that
-    /// the next round starts one, and that it is wedged, so that a daemon which cannot be ended is reported
-    /// once.
-    fn restart_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
-        let partition = self.partition_of(target)?;
-        let wedged = self
-            .open
-            .state
-            .mps
-            .get(&target)
-            .and_then(|noted| noted.wedged);
-        let up = false;
-        self.open
-            .state
-            .mps
-            .insert(target, MpsNote { server, up, wedged });
-        self.save()?;
-        let (servers, of) = (self.gpus.hardware.mps, self.of_gpu(target));
-        let restarted = servers.restart(&of, partition.as_ref(), server, self.server_until());
-        if restarted.is_ok() {
-            self.open.state.note_server(target, server, true);
-            self.save_later();
-        }
-        Ok(restarted?)
-    }
-
-    /// Returns the partition of a target, by its UUID, which is another one each time that it is made.
-    fn partition_of(&self, target: Target) -> Result<Option<MigUuid>, ChangeError> {
-        let partition = target.place().map(|place| {
-            let made = self.open.state.partition_at(place);
-            made.ok_or_else(|| {
-                ChangeError::NotDone(Cause::new("its partition is not there").passing())
-            })
-        });
-        partition.transpose()
-    }
-
-    /// Makes a namespace. It needs no note: the supervisor lists it, and a round ends what no claim
-    /// needs.
-    fn put_namespace(&self, namespace: MpsNamespace) -> Result<(), ChangeError> {
-        let servers = self.gpus.hardware.mps;
-        let gpu = self.of_gpu(Target::Gpu);
-        servers.put_namespace(&gpu, namespace, self.server_until())
-    }
-
-    fn remove_namespace(&self, name: MpsNamespaceName) -> Result<(), ChangeError> {
-        let servers = self.gpus.hardware.mps;
-        let gpu = self.of_gpu(Target::Gpu);
-        servers.remove_namespace(&gpu, name, self.server_until())
-    }
-
-    fn of_gpu(&self, target: Target) -> GpuTarget {
-        let gpu = self.gpu.clone();
-        GpuTarget { gpu, target }
-    }
-
-    fn server_until(&self) -> Duration {
-        self.gpus.context.now() + SERVER_WITHIN
     }
 
     fn set_mig_mode(&mut self, to: bool) -> Result<(), Failed> {

@@ -22,7 +22,7 @@ use crate::InventorySource;
 use crate::context::Context;
 
 pub(crate) use self::mps::seen_on;
-pub use self::mps::{ListedServers, MpsServers, NoMps, RunningServer};
+pub use self::mps::{ListedServers, MpsServers, NoMps, RunningServer, ServerStart};
 pub use self::settings::{TimeSliceError, TimeSlices};
 
 /// So many answers in a row that nothing can live on a GPU are believed.

@@ -69,7 +69,8 @@ pub use executor::{CappedShare, Executor, ExecutorConfig, HeldDevice, Parts, Tim
 pub use files::Refresh;
 pub use gpus::Instances;
 pub use hardware::{
-    Hardware, ListedServers, MpsServers, NoMps, RunningServer, TimeSliceError, TimeSlices,
+    Hardware, ListedServers, MpsServers, NoMps, RunningServer, ServerStart, TimeSliceError,
+    TimeSlices,
 };
 pub use locked::Locked;
 pub use locks::{FileLocks, LockGuard, LockName, Locks};

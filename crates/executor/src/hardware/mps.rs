@@ -38,6 +38,18 @@ impl RunningServer {
     }
 }
 
+/// Server that is to run.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerStart<'a> {
+    /// Its limits.
+    pub server: MpsServer,
+    /// The partition that it sees, where its target is one.
+    pub partition: Option<&'a MigUuid>,
+    /// True if a server that runs is ended first, and the new one has its sockets in the folders
+    /// that containers have mounted. Otherwise nothing is done where it runs already.
+    pub anew: bool,
+}
+
 /// Starts and stops MPS servers; filled by the kubelet plugin with the supervisor. One
 /// request after the other is carried out for a target: what was asked for and is not answered is over
 /// before the next.
@@ -49,22 +61,11 @@ pub trait MpsServers: Send + Sync {
         of: Option<&GpuUuid>,
         until: Duration,
     ) -> Result<BTreeMap<GpuTarget, RunningServer>, String>;
-    /// Starts a server, ready for clients; nothing if it runs already. `partition` is what it sees where
-    /// the target is one.
+    /// Starts the server of a target, ready for clients.
     fn start(
         &self,
         target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
-        until: Duration,
-    ) -> Result<(), ChangeError>;
-    /// Ends the server of a target and starts another in its place. Its sockets are in the folders that
-    /// containers have mounted.
-    fn restart(
-        &self,
-        target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
+        start: ServerStart<'_>,
         until: Duration,
     ) -> Result<(), ChangeError>;
     /// Ends the daemon of a target with its servers; nothing if none runs.
@@ -105,23 +106,7 @@ impl MpsServers for NoMps {
         Ok(BTreeMap::new())
     }
 
-    fn start(
-        &self,
-        _: &GpuTarget,
-        _: Option<&MigUuid>,
-        _: MpsServer,
-        _: Duration,
-    ) -> Result<(), ChangeError> {
-        Err(switched_off())
-    }
-
-    fn restart(
-        &self,
-        _: &GpuTarget,
-        _: Option<&MigUuid>,
-        _: MpsServer,
-        _: Duration,
-    ) -> Result<(), ChangeError> {
+    fn start(&self, _: &GpuTarget, _: ServerStart<'_>, _: Duration) -> Result<(), ChangeError> {
         Err(switched_off())
     }
 
@@ -189,30 +174,23 @@ impl MpsServers for ListedServers {
     fn start(
         &self,
         target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
+        start: ServerStart<'_>,
         _: Duration,
     ) -> Result<(), ChangeError> {
         let running = RunningServer {
-            server,
-            partition: partition.cloned(),
+            server: start.server,
+            partition: start.partition.cloned(),
             pids: BTreeSet::new(),
             namespaces: BTreeMap::new(),
             unwell: None,
         };
-        lock(&self.0).entry(target.clone()).or_insert(running);
+        let mut all = lock(&self.0);
+        if start.anew {
+            all.insert(target.clone(), running);
+        } else {
+            all.entry(target.clone()).or_insert(running);
+        }
         Ok(())
-    }
-
-    fn restart(
-        &self,
-        target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
-        until: Duration,
-    ) -> Result<(), ChangeError> {
-        self.stop(target, until)?;
-        self.start(target, partition, server, until)
     }
 
     fn stop(&self, target: &GpuTarget, _: Duration) -> Result<(), ChangeError> {

@@ -16,8 +16,8 @@ use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry,
     Executor, ExecutorConfig, Folder, InventorySource, LockError, LockGuard, LockName, Locks,
     Lookup, MetadataDir, MpsServers, Parts, PrepareError, ProcessOnGpu, ProcessSource,
-    RunningDevice, RunningServer, Stamp, Store, TimeSliceError, TimeSlices, UnprepareError,
-    Unprepared,
+    RunningDevice, RunningServer, ServerStart, Stamp, Store, TimeSliceError, TimeSlices,
+    UnprepareError, Unprepared,
 };
 use divvy_gpu_sim::SimNode;
 

@@ -367,10 +367,18 @@ impl MpsServers for World {
     fn start(
         &self,
         target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
-        _: Duration,
+        start: ServerStart<'_>,
+        until: Duration,
     ) -> Result<(), ChangeError> {
+        let ServerStart {
+            server,
+            partition,
+            anew,
+        } = start;
+        if anew {
+            assert!(self.lock().wedged.contains_key(target), "it serves");
+            MpsServers::stop(self, target, until)?;
+        }
         let (mut m, gpu) = (self.lock(), &target.gpu);
         m.needs(&LockName::Gpu(gpu.clone()), "an MPS server is started");
         assert_eq!(target.target.place().is_some(), partition.is_some());
@@ -393,18 +401,6 @@ impl MpsServers for World {
                 m.mps.insert(gpu.clone(), server);
             }
         })
-    }
-
-    fn restart(
-        &self,
-        target: &GpuTarget,
-        partition: Option<&MigUuid>,
-        server: MpsServer,
-        until: Duration,
-    ) -> Result<(), ChangeError> {
-        assert!(self.lock().wedged.contains_key(target), "it serves");
-        MpsServers::stop(self, target, until)?;
-        MpsServers::start(self, target, partition, server, until)
     }
 
     fn stop(&self, target: &GpuTarget, _: Duration) -> Result<(), ChangeError> {
