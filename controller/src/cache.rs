@@ -4,16 +4,52 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 /// The slices of this driver and node.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    slices: BTreeMap<String, ResourceSlice>,
+    slices: BTreeMap<String, Kept>,
     /// Version of the last list: older events are already in it.
     listed: u64,
     /// Slices that we deleted and whose last event has not arrived yet, by UID.
     deleted: BTreeSet<String>,
+}
+
+/// A slice between two comparisons.
+#[derive(Debug, PartialEq)]
+struct Kept {
+    metadata: ObjectMeta,
+    /// The specification as JSON. The maps of its devices take eight times as much memory, and are needed
+    /// only when the pool changes.
+    spec: Box<[u8]>,
+}
+
+impl Kept {
+    #[expect(
+        clippy::expect_used,
+        reason = "JSON holds every value of the type: its maps have strings as keys"
+    )]
+    fn new(slice: ResourceSlice) -> Self {
+        let spec = serde_json::to_vec(&slice.spec).expect("a spec is valid JSON");
+        Self {
+            metadata: slice.metadata,
+            spec: spec.into_boxed_slice(),
+        }
+    }
+
+    #[expect(
+        clippy::expect_used,
+        reason = "the text was written by the same type, in this process"
+    )]
+    fn slice(&self) -> ResourceSlice {
+        let spec = serde_json::from_slice(&self.spec).expect("a spec that was written can be read");
+        ResourceSlice {
+            metadata: self.metadata.clone(),
+            spec,
+        }
+    }
 }
 
 /// Meaning of an event.
@@ -29,9 +65,8 @@ pub(crate) enum News {
 
 /// Versions are compared as numbers, as Kubernetes allows since 1.35; one that is none is never
 /// old.
-fn version(slice: &ResourceSlice) -> u64 {
-    slice
-        .metadata
+fn version(metadata: &ObjectMeta) -> u64 {
+    metadata
         .resource_version
         .as_deref()
         .and_then(|v| v.parse().ok())
@@ -40,7 +75,7 @@ fn version(slice: &ResourceSlice) -> u64 {
 
 impl Cache {
     pub(crate) fn all(&self) -> Vec<ResourceSlice> {
-        self.slices.values().cloned().collect()
+        self.slices.values().map(Kept::slice).collect()
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -51,7 +86,7 @@ impl Cache {
     pub(crate) fn replace(&mut self, slices: Vec<ResourceSlice>, version: Option<&str>) -> News {
         let listed: BTreeMap<_, _> = slices
             .into_iter()
-            .map(|slice| (slice.name_any(), slice))
+            .map(|slice| (slice.name_any(), Kept::new(slice)))
             .collect();
         let news = if self.slices.keys().any(|name| !listed.contains_key(name)) {
             News::Deleted
@@ -77,16 +112,16 @@ impl Cache {
         let known = self
             .slices
             .get(&name)
-            .is_some_and(|had| version(had) >= version(&slice));
+            .is_some_and(|had| version(&had.metadata) >= version(&slice.metadata));
         let ours = slice
             .metadata
             .uid
             .as_ref()
             .is_some_and(|uid| self.deleted.contains(uid));
-        if known || ours || version(&slice) <= self.listed {
+        if known || ours || version(&slice.metadata) <= self.listed {
             return News::Old;
         }
-        self.slices.insert(name, slice);
+        self.slices.insert(name, Kept::new(slice));
         News::Changed
     }
 
@@ -96,7 +131,7 @@ impl Cache {
             .uid
             .as_ref()
             .is_some_and(|uid| self.deleted.remove(uid))
-            || version(slice) <= self.listed
+            || version(&slice.metadata) <= self.listed
         {
             return News::Old;
         }
@@ -104,7 +139,8 @@ impl Cache {
         match self.slices.get(&name) {
             // Deleted and created again in the meantime: another object, or a newer version.
             Some(had)
-                if had.metadata.uid == slice.metadata.uid && version(had) <= version(slice) =>
+                if had.metadata.uid == slice.metadata.uid
+                    && version(&had.metadata) <= version(&slice.metadata) =>
             {
                 self.slices.remove(&name);
                 News::Deleted
@@ -115,7 +151,7 @@ impl Cache {
 
     /// The answer to an own create or update.
     pub(crate) fn wrote(&mut self, slice: ResourceSlice) {
-        self.slices.insert(slice.name_any(), slice);
+        self.slices.insert(slice.name_any(), Kept::new(slice));
     }
 
     /// An own delete succeeded.
@@ -132,8 +168,6 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
     use super::*;
 
     fn slice(name: &str, uid: &str, version: u32) -> ResourceSlice {

@@ -80,7 +80,7 @@ impl Publisher {
 pub fn spawn(
     client: kube::Client,
     config: PublisherConfig,
-    desired: watch::Receiver<Option<Pool>>,
+    desired: watch::Receiver<Option<Arc<Pool>>>,
     stop: CancellationToken,
 ) -> Publisher {
     let (status, receiver) = watch::channel(PublishStatus::default());
@@ -113,7 +113,7 @@ struct Worker {
     nodes: Api<Node>,
     selector: String,
     config: PublisherConfig,
-    desired: watch::Receiver<Option<Pool>>,
+    desired: watch::Receiver<Option<Arc<Pool>>>,
     status: watch::Sender<PublishStatus>,
     cache: Cache,
     accepted: Accepted,
@@ -278,7 +278,7 @@ impl Worker {
         }
     }
 
-    fn note_success(&mut self, pool: Pool, generation: i64) {
+    fn note_success(&mut self, pool: Arc<Pool>, generation: i64) {
         // Forget the stored forms of slices that are gone.
         self.accepted.keep(|name| self.cache.has(name));
         let (dropped, altered) = (self.accepted.dropped(), self.accepted.altered());
@@ -295,7 +295,7 @@ impl Worker {
             status.in_sync = true;
             status.slices = pool.slices.len().max(1);
             status.devices = pool.devices().count();
-            status.published = Some(Arc::new(pool));
+            status.published = Some(pool);
             status.published_at = Some(jiff::Timestamp::now());
             status.generation = generation;
             status.last_error = None;

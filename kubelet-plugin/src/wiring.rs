@@ -81,7 +81,7 @@ pub(crate) struct Senders {
     pub(crate) registered: watch::Sender<Registered>,
     in_charge: watch::Sender<bool>,
     pub(crate) nvidia_serves: watch::Sender<bool>,
-    pool: watch::Sender<Option<Pool>>,
+    pool: watch::Sender<Option<Arc<Pool>>>,
     status: watch::Sender<PublishStatus>,
     used: watch::Sender<Arc<Used>>,
     outlets: Outlets,
@@ -101,7 +101,7 @@ pub(crate) struct Channels {
     /// True while NVIDIA's plugin serves the node, in whose place divvy stands.
     pub(crate) nvidia_serves: watch::Receiver<bool>,
     /// The pool for the publisher.
-    pool: watch::Receiver<Option<Pool>>,
+    pool: watch::Receiver<Option<Arc<Pool>>>,
     /// The result of publishing it.
     status: watch::Receiver<PublishStatus>,
     /// The outputs of the brain.
@@ -469,7 +469,7 @@ impl Shared {
     fn add_sinks(
         &self,
         tasks: &mut Tasks,
-        pool: watch::Sender<Option<Pool>>,
+        pool: watch::Sender<Option<Arc<Pool>>>,
         status: watch::Sender<PublishStatus>,
         ready: divvy_telemetry::ReadyHandle,
     ) {

@@ -1,6 +1,7 @@
 //! Cases against an API server, with the whole publisher.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_offer::{Feature, Pool};
@@ -99,8 +100,9 @@ impl World {
                 .map_err(failed("create a fixture"))?;
             before.insert(stored.name_any(), stored);
         }
-        let (desired, receiver) =
-            watch::channel(case.before.clone().or_else(|| Some(case.desired.clone())));
+        let (desired, receiver) = watch::channel(Some(Arc::new(
+            case.before.as_ref().unwrap_or(&case.desired).clone(),
+        )));
         let config = PublisherConfig {
             driver: self.driver.clone(),
             node_name: self.node.clone(),
@@ -111,7 +113,7 @@ impl World {
         let result = async {
             if let Some(first) = &case.before {
                 published(&mut status, first, 0).await?;
-                desired.send_replace(Some(case.desired.clone()));
+                desired.send_replace(Some(Arc::new(case.desired.clone())));
             }
             self.judge(case, &mut status, &desired, &before).await
         }
@@ -125,7 +127,7 @@ impl World {
         &self,
         case: &Case,
         status: &mut watch::Receiver<PublishStatus>,
-        desired: &watch::Sender<Option<Pool>>,
+        desired: &watch::Sender<Option<Arc<Pool>>>,
         before: &BTreeMap<String, ResourceSlice>,
     ) -> Result<(), String> {
         if let Expect::Error(_) = case.expect {
@@ -152,7 +154,7 @@ impl World {
             ));
         }
         // Once more: the same pool must not be written again.
-        desired.send_replace(Some(case.desired.clone()));
+        desired.send_replace(Some(Arc::new(case.desired.clone())));
         let second = published(status, &case.desired, first.rounds).await?;
         if second.writes != first.writes || self.list().await? != after {
             return Err(format!(

@@ -1,5 +1,6 @@
 //! Calls that fail, hang, conflict, or lose what they were given, and watches that end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_controller::{PublisherConfig, dropped_features};
@@ -63,7 +64,7 @@ async fn a_write_whose_answer_was_lost_is_not_done_twice() {
         ("delete", pool(&[&["gpu-0"]])),
     ] {
         api.fail_next(1, verb, SLICES, Fault::DropAfter);
-        world.desired.send_replace(Some(next.clone()));
+        world.desired.send_replace(Some(Arc::new(next.clone())));
         let status = world.stored(&next).await;
         assert!(status.writes.failed > 0, "{verb}");
     }
@@ -76,7 +77,7 @@ async fn a_conflict_is_resolved_with_a_fresh_list() {
     let mut world = start(&api, Some(first.clone()));
     world.stored(&first).await;
     let held = api.hold("update", SLICES);
-    world.desired.send_replace(Some(second.clone()));
+    world.desired.send_replace(Some(Arc::new(second.clone())));
     api.wait_until(|view| view.count("update", SLICES) == 1, PATIENCE)
         .await
         .unwrap();
@@ -97,7 +98,7 @@ async fn a_slice_that_is_gone_before_its_delete_is_fine() {
     let mut world = start(&api, Some(first.clone()));
     world.stored(&first).await;
     let held = api.hold("delete", SLICES);
-    world.desired.send_replace(Some(second.clone()));
+    world.desired.send_replace(Some(Arc::new(second.clone())));
     api.wait_until(|view| view.count("delete", SLICES) == 1, PATIENCE)
         .await
         .unwrap();
@@ -200,7 +201,7 @@ async fn an_api_server_that_was_away_finds_the_slices_as_they_should_be() {
     let mut world = start(&api, Some(first.clone()));
     world.stored(&first).await;
     api.stop();
-    world.desired.send_replace(Some(second.clone()));
+    world.desired.send_replace(Some(Arc::new(second.clone())));
     let failed = world
         .until(|status| status.last_error.is_some() && status.watch_error.is_some())
         .await;
@@ -262,14 +263,14 @@ async fn dropped_fields_are_reported_once_and_not_sent_again() {
     assert_eq!(status.dropped, [divvy_offer::Feature::Taints].into());
     assert_eq!(status.altered, [name(0)].into());
     tokio::time::sleep(Duration::from_hours(1)).await;
-    world.desired.send_replace(Some(wanted.clone()));
+    world.desired.send_replace(Some(Arc::new(wanted.clone())));
     world.until(|status| status.rounds == 2).await;
     assert_eq!(
         (api.count("create", SLICES), api.count("update", SLICES)),
         (1, 0)
     );
     let without = pool(&[&["gpu-0"]]);
-    world.desired.send_replace(Some(without.clone()));
+    world.desired.send_replace(Some(Arc::new(without.clone())));
     let status = world.published(&without).await;
     assert_eq!(status.dropped, [].into(), "what is not sent is not dropped");
 }
@@ -291,7 +292,7 @@ async fn lost_fields_are_forgotten_with_their_slice_even_if_only_listed() {
         .until(|status| !status.in_sync && status.foreign_deletes == 1)
         .await;
     let without = pool(&[&["gpu-0"]]);
-    world.desired.send_replace(Some(without.clone()));
+    world.desired.send_replace(Some(Arc::new(without.clone())));
     let status = world.stored(&without).await;
     assert_eq!((status.dropped, status.altered), ([].into(), [].into()));
 }
@@ -354,6 +355,6 @@ async fn a_pool_over_a_limit_is_not_sent_and_not_tried_again() {
         (1, 0)
     );
     let good = pool(&[&["gpu-0"], &["gpu-1"]]);
-    world.desired.send_replace(Some(good.clone()));
+    world.desired.send_replace(Some(Arc::new(good.clone())));
     world.stored(&good).await;
 }

@@ -1,5 +1,6 @@
 //! Others who delete, edit or own slices, and a Node that is missing or made anew.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_fake_cluster::FakeApi;
@@ -21,7 +22,7 @@ async fn a_slice_deleted_by_others_while_it_is_written_comes_back() {
     let mut world = start(&api, Some(first.clone()));
     world.stored(&first).await;
     let held = api.hold("update", SLICES);
-    world.desired.send_replace(Some(second.clone()));
+    world.desired.send_replace(Some(Arc::new(second.clone())));
     api.wait_until(|view| view.count("update", SLICES) == 1, PATIENCE)
         .await
         .unwrap();
@@ -80,7 +81,7 @@ async fn without_a_pool_what_is_there_stays_and_stopping_keeps_the_slices() {
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(world.slices(), [old, other.clone()]);
     let wanted = pool(&[&["gpu-7"]]);
-    world.desired.send_replace(Some(wanted.clone()));
+    world.desired.send_replace(Some(Arc::new(wanted.clone())));
     world.published(&wanted).await;
     assert_eq!(devices(&world.slices()), [["gpu-7"], ["gpu-0"]]);
     world.stop.cancel();

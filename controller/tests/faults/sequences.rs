@@ -1,5 +1,6 @@
 //! Any sequence of all of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_fake_cluster::Fault;
@@ -70,14 +71,14 @@ async fn any_sequence_of_pools_faults_and_neighbours_ends_with_the_last_pool() {
                         .map(|s| s.iter().map(String::as_str).collect())
                         .collect();
                     last = pool(&names.iter().map(Vec::as_slice).collect::<Vec<_>>());
-                    world.desired.send_replace(Some(last.clone()));
+                    world.desired.send_replace(Some(Arc::new(last.clone())));
                 }
             }
             if random.below(2) == 0 {
                 tokio::time::sleep(Duration::from_millis(random.below(3000))).await;
             }
         }
-        world.desired.send_replace(Some(last.clone()));
+        world.desired.send_replace(Some(Arc::new(last.clone())));
         let mut wanted: Vec<Vec<String>> = last
             .slices
             .iter()

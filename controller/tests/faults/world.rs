@@ -1,5 +1,6 @@
 //! A publisher of a node, and its fake API server.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_controller::{
@@ -33,14 +34,14 @@ pub(crate) fn pool(slices: &[&[&str]]) -> Pool {
 
 pub(crate) struct World {
     pub(crate) api: FakeApi,
-    pub(crate) desired: watch::Sender<Option<Pool>>,
+    pub(crate) desired: watch::Sender<Option<Arc<Pool>>>,
     pub(crate) status: watch::Receiver<PublishStatus>,
     pub(crate) publisher: Publisher,
     pub(crate) stop: CancellationToken,
 }
 
 pub(crate) fn start(api: &FakeApi, desired: Option<Pool>) -> World {
-    let (desired, receiver) = watch::channel(desired);
+    let (desired, receiver) = watch::channel(desired.map(Arc::new));
     let stop = CancellationToken::new();
     let config = PublisherConfig {
         driver: DRIVER.into(),

@@ -2,6 +2,7 @@
 //! the API server.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::names::Naming;
@@ -35,7 +36,7 @@ pub(crate) struct Publishing {
     pub(crate) client: Client,
     pub(crate) config: PublisherConfig,
     /// The pool to publish.
-    pub(crate) desired: watch::Receiver<Option<Pool>>,
+    pub(crate) desired: watch::Receiver<Option<Arc<Pool>>>,
     /// True while this instance is the one to publish.
     pub(crate) publishes: watch::Receiver<bool>,
     /// The state of the registration with the kubelet.

@@ -19,7 +19,7 @@ use crate::node::facts::{Facts, Report};
 pub(crate) struct SlicesSink {
     pub(crate) offer: watch::Receiver<Offer>,
     pub(crate) executor: Arc<Executor>,
-    pub(crate) pool: watch::Sender<Option<Pool>>,
+    pub(crate) pool: watch::Sender<Option<Arc<Pool>>>,
     /// The pause between a failed write and the next.
     pub(crate) retry: Duration,
     /// Notified when other grants are on disk.
@@ -128,18 +128,18 @@ async fn write(executor: Arc<Executor>, grants: Grants) -> Failed {
 }
 
 /// Publishes the offer, but for the content of GPUs whose grant is not stored.
-fn publish(to: &watch::Sender<Option<Pool>>, offer: &Offer, waiting: &Grants) {
+fn publish(to: &watch::Sender<Option<Arc<Pool>>>, offer: &Offer, waiting: &Grants) {
     let Some(pool) = &offer.pool else { return };
     let waiting: BTreeSet<GpuUuid> = waiting.keys().cloned().collect();
     to.send_if_modified(|published| {
         let next = if waiting.is_empty() {
-            (**pool).clone()
+            pool.clone()
         } else {
             let nothing = Pool {
                 name: pool.name.clone(),
                 slices: Vec::new(),
             };
-            pool.held_back(published.as_ref().unwrap_or(&nothing), &waiting)
+            Arc::new(pool.held_back(published.as_deref().unwrap_or(&nothing), &waiting))
         };
         let changed = published.as_ref() != Some(&next);
         if changed {
