@@ -36,7 +36,6 @@ pub(super) fn foreign_processes(
             }
             None => continue,
         };
-        // On a GPU that another claim holds, the check was made at its first hold.
         let held = |record: &Record| {
             record.uid != claim.uid
                 && record
@@ -44,20 +43,15 @@ pub(super) fn foreign_processes(
                     .any(|hold| hold.gpu == device.gpu && hold.sharing.holds())
         };
         let beside = records(seen).any(held);
-        if found.is_empty() || (beside && !device.theirs) {
-            continue;
-        }
         let known = pods(claim, &device.gpu, seen);
-        let (is_partition, there) = (
-            matches!(device.target, Target::Partition(_)),
-            lives_as(device, seen),
-        );
-        // Processes in other partitions do not conflict: an overlapping partition would have been
-        // refused already. A partition that this driver makes has none yet. Outside of partitions,
-        // a process on a GPU that is held was judged at its first hold.
+        let is_partition = matches!(device.target, Target::Partition(_));
+        let there = lives_as(device, seen);
         let is_here = |p: &ProcessOnGpu| match p.gpu_instance {
-            None => !beside,
-            in_one => !is_partition || in_one == there,
+            // Processes in other partitions do not conflict: an overlapping partition would have
+            // been refused already. A partition that this driver makes has none yet.
+            in_one @ Some(_) if is_partition => in_one == there,
+            // On a GPU that another claim holds, the check was made at its first hold.
+            _ => !beside,
         };
         let foreign: Vec<String> = found
             .iter()

@@ -4,6 +4,7 @@ use crate::{Change, Head, Instance, Leaving, Life, PreparedDevice, Retry, TimeSl
 use divvy_model::{GpuErrorCode, GpuOp};
 
 mod compute_mode;
+mod foreign_processes;
 mod limits;
 mod mps;
 mod mps_shares;
