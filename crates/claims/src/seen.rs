@@ -186,3 +186,167 @@ impl GpuSeen {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::GpuErrorCode;
+    use divvy_model::mig::{
+        ComputeInstanceId, ComputeInstanceProfileId, GpuInstanceId, GpuInstanceProfileId, Placement,
+    };
+
+    use super::*;
+    use crate::{Change, GpuGoal, Need, diff};
+
+    const PLACE: Place = Place {
+        profile: GpuInstanceProfileId(19),
+        placement: Placement { start: 2, size: 1 },
+    };
+
+    /// The instance that is noted, and its UUID.
+    const OURS: (u32, &str) = (7, "MIG-ours");
+
+    /// A GPU instance with compute instances of these UUIDs.
+    fn living(gi: u32, inside: &[&str]) -> Living {
+        let id = GpuInstanceId(gi);
+        let inside = (0..).zip(inside).map(|(ci, uuid)| ComputeInstance {
+            id: ComputeInstanceId(ci),
+            gpu_instance: id,
+            profile: ComputeInstanceProfileId(0),
+            uuid: uuid.parse().unwrap(),
+        });
+        let Place { profile, placement } = PLACE;
+        Living {
+            instance: GpuInstance {
+                id,
+                profile,
+                placement,
+            },
+            inside: inside.collect(),
+        }
+    }
+
+    fn whole() -> Life {
+        Life::Whole(Made {
+            gi: GpuInstanceId(OURS.0),
+            ci: ComputeInstanceId(0),
+            uuid: OURS.1.parse().unwrap(),
+        })
+    }
+
+    fn half() -> Life {
+        Life::Half {
+            gi: GpuInstanceId(OURS.0),
+        }
+    }
+
+    /// Returns the changes of a GPU with this note and this content of its place, if a claim needs the
+    /// instance or none does.
+    fn changes(
+        (life, doubt): (&Life, Option<&str>),
+        filling: Option<&Filling>,
+        need: Option<Need>,
+    ) -> Vec<Change> {
+        let noted = Instance {
+            made_for: "a".parse().unwrap(),
+            life: life.clone(),
+            doubt: doubt.map(str::to_owned),
+        };
+        let state = GpuState {
+            instances: [(PLACE, noted)].into(),
+            ..GpuState::default()
+        };
+        let seen = GpuSeen {
+            places: filling
+                .map(|filling| (PLACE, filling.clone()))
+                .into_iter()
+                .collect(),
+            ..GpuSeen::default()
+        };
+        let goal = GpuGoal {
+            instances: need.map(|need| (PLACE, need)).into_iter().collect(),
+            ..GpuGoal::default()
+        };
+        diff(&state, &seen, &goal)
+    }
+
+    /// Ids are given out again, and UUIDs are not.
+    #[test]
+    fn an_instance_of_another_owner_is_left_alone_and_its_note_forgotten() {
+        let (id, uuid) = OURS;
+        for (life, there) in [
+            (whole(), living(id, &["MIG-other"])),
+            (whole(), living(id + 1, &["MIG-other"])),
+            (whole(), living(id + 1, &[])),
+            (half(), living(id, &["MIG-other"])),
+            (half(), living(id + 1, &[])),
+            (half(), living(id + 1, &["MIG-other"])),
+        ] {
+            assert!(!there.is(&life), "{there:?} {life:?}");
+            let filling = Ok(Some(there));
+            let found = changes((&life, None), Some(&filling), None);
+            assert_eq!(found, [Change::Forget(PLACE)], "{filling:?} {life:?}");
+        }
+        // The other half of the rule: it is ours, so it goes with the claim.
+        for (life, there) in [
+            (whole(), living(id, &[uuid])),
+            (whole(), living(id, &[])),
+            (half(), living(id, &[])),
+        ] {
+            assert!(there.is(&life), "{there:?} {life:?}");
+            let filling = Ok(Some(there));
+            let found = changes((&life, None), Some(&filling), None);
+            let removed = [Change::Remove(PLACE, life)];
+            assert_eq!(found, removed, "{filling:?}");
+        }
+    }
+
+    /// An instance that may not live serves no claim; remains are removed first.
+    #[test]
+    fn an_instance_that_is_needed_is_made_anew_unless_it_lives_whole() {
+        let (id, uuid) = OURS;
+        let kept = |life: &Life, doubt, filling: Option<Filling>| {
+            let found = changes((life, doubt), filling.as_ref(), Some(Need::Make));
+            if found.is_empty() {
+                return true;
+            }
+            let anew = [Change::Remove(PLACE, life.clone()), Change::Create(PLACE)];
+            assert_eq!(found, anew, "{life:?} {doubt:?} {filling:?}");
+            false
+        };
+        let lives = || Some(Ok(Some(living(id, &[uuid]))));
+        assert!(kept(&whole(), None, lives()));
+        assert!(
+            kept(&whole(), None, None),
+            "as noted, if it was not asked for"
+        );
+        let error = GpuError::global(GpuOp::GpuInstances, GpuErrorCode::TIMEOUT);
+        assert!(!kept(&whole(), None, Some(Err(error))));
+        assert!(!kept(&whole(), None, Some(Ok(Some(living(id, &[]))))));
+        assert!(!kept(&half(), None, None));
+        assert!(!kept(&half(), None, Some(Ok(Some(living(id, &[]))))));
+        // An open question is not answered by what is there just now.
+        assert!(!kept(&whole(), Some("a call hangs"), lives()));
+        assert!(!kept(&Life::Unsure, None, lives()));
+    }
+
+    #[test]
+    fn a_server_runs_if_it_is_certain_and_of_this_very_target() {
+        let partition = Target::Partition(PLACE);
+        let seen = |mps| GpuSeen {
+            mps,
+            ..GpuSeen::default()
+        };
+        let server = MpsSeen {
+            server: MpsServer::of_claim(None, None),
+            partition: None,
+            namespaces: None,
+            unwell: None,
+        };
+        let running = seen(Some(Ok([(partition, server)].into())));
+        assert!(running.runs(partition));
+        assert!(!running.runs(Target::Gpu));
+        assert!(!seen(None).runs(partition));
+        let unknown = seen(Some(Err("the supervisor does not answer".to_owned())));
+        assert!(!unknown.runs(partition));
+    }
+}
