@@ -79,3 +79,27 @@ impl Prepared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Container runtimes read files that end so. Files of another driver, also with a longer name, are
+    /// not this driver's to remove.
+    #[test]
+    fn a_cdi_file_has_its_claim_in_its_name() {
+        let claim: ClaimUid = "0f0e0d0c-1111".parse().unwrap();
+        let file = cdi_file_name("gpu.divvy.dev", &claim);
+        assert_eq!(file, "gpu.divvy.dev-claim_0f0e0d0c-1111.json");
+        assert_eq!(claim_of_cdi_file("gpu.divvy.dev", &file), Some(claim));
+        for other in [
+            "gpu.divvy.dev-2-claim_0f0e0d0c-1111.json",
+            "gpu.divvy.dev-claim_0f0e0d0c-1111.json.tmp",
+            "gpu.divvy.dev-claim_.json",
+            "gpu.divvy.dev.json",
+            "nvidia.yaml",
+        ] {
+            assert_eq!(claim_of_cdi_file("gpu.divvy.dev", other), None, "{other}");
+        }
+    }
+}
