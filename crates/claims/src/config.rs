@@ -285,20 +285,33 @@ mod tests {
         assert_eq!(ours_last.unwrap(), Some(TimeSlice::Long));
         let of_partitions = of("gpu.nvidia.com", [long.clone(), slicing("MigDeviceConfig")]);
         assert_eq!(of_partitions.unwrap(), Some(TimeSlice::Long));
-        let named = entry(
-            ConfigSource::Claim,
-            &["main"],
-            "gpu.nvidia.com",
-            slicing("GpuConfig"),
-        );
-        let partition = DeviceKind::parse(&"gpu-0-mig-1g10gb-19-0".parse().unwrap()).unwrap();
-        let wrong = resolve(&claim(vec![named]), "gpu.nvidia.com", "main", &partition);
-        assert_eq!(
-            wrong.unwrap_err().to_string(),
-            "config entry 0 of the claim is a GpuConfig, but request \"main\" was allocated this device, which takes a MigDeviceConfig"
-        );
         let elsewhere = of("gpu.divvy.dev", [long, slicing("GpuConfig")]).unwrap_err();
         assert_eq!(elsewhere.kind().0, "bad-config");
+    }
+
+    #[test]
+    fn the_missing_kind_is_named_in_the_api_of_the_entry_that_is_there() {
+        let partition = DeviceKind::parse(&"gpu-0-mig-1g10gb-19-0".parse().unwrap()).unwrap();
+        for (api, found, device, wanted) in [
+            (
+                NVIDIA_API_VERSION,
+                "GpuConfig",
+                &partition,
+                "MigDeviceConfig",
+            ),
+            (NVIDIA_API_VERSION, "MigDeviceConfig", &GPU_0, "GpuConfig"),
+            ("divvy.dev/v1beta1", "GpuConfig", &partition, "MigConfig"),
+            ("divvy.dev/v1beta1", "MigConfig", &GPU_0, "GpuConfig"),
+        ] {
+            let parameters = json!({"apiVersion": api, "kind": found});
+            let driver = "gpu.nvidia.com";
+            let named = entry(ConfigSource::Claim, &["main"], driver, parameters);
+            let wrong = resolve(&claim(vec![named]), driver, "main", device);
+            let expected = format!(
+                "config entry 0 of the claim is a {found}, but request \"main\" was allocated this device, which takes a {wanted}"
+            );
+            assert_eq!(wrong.unwrap_err().to_string(), expected);
+        }
     }
 
     /// A partition takes a MIG config and an entry of another kind that names it is refused.
