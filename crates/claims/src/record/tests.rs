@@ -114,6 +114,11 @@ fn a_record_cut_off_anywhere_or_with_any_byte_changed_is_corrupt() {
         reason(&whole[..100]),
         "the file ends early, after 100 bytes"
     );
+    let not_ours = reason(b"driver: gpu.divvy.dev\n");
+    assert!(
+        not_ours.starts_with("the file is not valid JSON: "),
+        "{not_ours}"
+    );
     let text = String::from_utf8(whole).unwrap();
     assert_eq!(
         reason(text.replace("team-a", "team-b").as_bytes()),
