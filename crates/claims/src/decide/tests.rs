@@ -9,6 +9,7 @@ mod limits;
 mod mps;
 mod mps_shares;
 mod partitions;
+mod refusals;
 mod rest;
 mod shares;
 mod world;

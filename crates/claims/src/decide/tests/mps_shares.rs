@@ -140,7 +140,14 @@ fn limits_of_a_slot_are_those_of_its_server_or_none() {
         let (category, text) = slots(4).refusal(&with(limits));
         assert_eq!(category, "mps-unequal");
         assert!(text.contains(words), "{text}");
+        let has = "4 equal slots has 25 percent of the threads and 20480Mi";
+        assert!(text.contains(has), "{text}");
     }
+    // On a board that shares its memory with the processor.
+    let world = node(MpsProtocol::V2, MpsServer::equal(4, None));
+    let (_, text) = world.refusal(&with(json!({"cores": 24})));
+    let has = "4 equal slots has 25 percent of the threads (";
+    assert!(text.contains(has), "{text}");
 }
 
 #[test]

@@ -33,7 +33,10 @@ fn extra_nodes_are_given_only_if_the_node_offers_all_of_them() {
     assert_eq!(devices[0].extra_nodes, ["/dev/fuse"]);
     let (category, text) = world.refusal(&asking(&["/dev/fuse", "/dev/kvm"]));
     assert_eq!(category, "extra-node");
-    assert!(text.contains("/dev/kvm"), "{text}");
+    let offer = "/dev/kvm (extraNodes), but this node offers only /dev/gdrdrv, /dev/fuse to claims";
+    assert!(text.contains(offer), "{text}");
+    let (_, text) = World::new().refusal(&asking(&["/dev/kvm"]));
+    assert!(text.contains("this node offers none to claims"), "{text}");
 }
 
 /// Before the driver has answered, and while the file of numbers is lost, a number may only be late.
