@@ -181,3 +181,52 @@ fn a_limit_on_a_node_that_keeps_none_is_refused() {
     let (_, text) = world.refusal(&limited(TEN, "16Gi"));
     assert!(text.contains("no memory of its own"), "{text}");
 }
+
+/// A request that selects a device whose memory is capped is not served by another: the node fell below
+/// that after it was published. Whole devices have no cap, and none of another request counts.
+#[test]
+fn a_demanded_cap_that_cannot_be_kept_refuses_the_share() {
+    let demands = |device: &str, request: &str| {
+        let result = AllocatedDevice {
+            consumed_capacity: [(TEN.0.to_owned(), TEN.1.to_owned())].into(),
+            ..share("main", device, "s1")
+        };
+        Claim {
+            demands_cap: [request.to_owned()].into(),
+            ..claim("a", vec![result])
+        }
+    };
+    let mut world = capping("2x", 0);
+    let share = demands("gpu-0-ts", "main");
+    assert_eq!(
+        plan(world.decide(&share)).devices[0].memory_cap,
+        Some(10 * GIB)
+    );
+    world.inventory.system.memory_caps = MemoryCaps::NoHook;
+    let (category, text) = world.refusal(&share);
+    assert_eq!(category, "cap-lost");
+    assert!(text.contains(MemoryCaps::NoHook.lack().unwrap()), "{text}");
+    for uncapped in [
+        demands("gpu-0-ts", "other"),
+        demands("gpu-0", "main"),
+        demands("gpu-2-mig-1g10gb-19-0", "main"),
+    ] {
+        assert_eq!(plan(world.decide(&uncapped)).devices[0].memory_cap, None);
+    }
+}
+
+/// No program can start with nothing, and without a number there is nothing to hold it to.
+#[test]
+fn a_share_of_no_memory_is_refused_where_memory_is_capped() {
+    let all = 80 << 10;
+    for (reserved, granted) in [(0, ("memory", "0")), (all, HALF), (0, ("cores", "50"))] {
+        let mut share = limited(granted, "10Gi");
+        share.configs.clear();
+        let (category, text) = capping("2x", reserved).refusal(&share);
+        assert_eq!(category, "cap-lost");
+        assert!(
+            text.contains("the memory of its share is not known, or nothing"),
+            "{text}"
+        );
+    }
+}
