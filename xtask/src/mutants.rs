@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 /// Tests that take most of the time of a run, by parts of their names: orders and crashes without
 /// number, which notice little that the others do not.
-const SLOW: [&str; 7] = [
+const SLOW: [&str; 9] = [
     "a_crash_at_every_call",
     "any_order_of_events_with_crashes",
     "odd_answers_publish",
@@ -39,6 +39,8 @@ const SLOW: [&str; 7] = [
     "racing_threads_of_two",
     "whenever_the_process_dies",
     "a_record_that_stays_unreadable",
+    "wherever_a_crash_cuts",
+    "a_prepare_pays_for_no_answer",
 ];
 
 /// Runs cargo-mutants twice: without the slow tests, and for the mutants that survive that, with
