@@ -52,6 +52,8 @@ mod owned;
 #[cfg(test)]
 mod race;
 #[cfg(test)]
+mod rounds;
+#[cfg(test)]
 mod story;
 #[cfg(test)]
 mod world;

@@ -43,7 +43,12 @@ const PARTITIONS: [&str; 8] = [
 
 /// A claim of devices by their names; shares get ids of their own. `slice` goes into the config of
 /// whole GPUs.
-fn claim(name: &str, devices: &[String], slice: Option<TimeSlice>, allocated_at: &str) -> Claim {
+pub(crate) fn claim(
+    name: &str,
+    devices: &[String],
+    slice: Option<TimeSlice>,
+    allocated_at: &str,
+) -> Claim {
     let config = slice.map(|slice| json!({ "timeSlicing": { "interval": slice.name() } }));
     configured(name, devices, config, allocated_at)
 }

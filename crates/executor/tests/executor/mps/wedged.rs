@@ -80,6 +80,23 @@ fn a_server_that_recovers_by_itself_is_left_alone() {
     assert_eq!(noted(&executor, &gpu), None);
 }
 
+/// It ends by itself after the last claim has gone, and serves no one.
+#[test]
+fn a_wedged_server_that_has_ended_is_not_said_to_serve_again() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    wedge(&world, &gpu, false);
+    round(&world, &executor);
+    world.lock().mps_fault = Some(HardwareFault::Refuses);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(noted(&executor, &gpu), Some(MpsFault::Fault), "not ended");
+    world.lock().mps.clear();
+    world.lock().wedged.clear();
+    let released = Event::Released { claim: uid("a") };
+    assert_eq!(round(&world, &executor), [released]);
+    assert_eq!(executor.mps_servers().unwrap(), [].into());
+}
+
 /// A claim that comes gets no place at a server that it cannot connect to. It waits, since the server may be
 /// started anew meanwhile, and what others have stays as it is.
 #[test]

@@ -176,6 +176,11 @@ impl Machine {
         Ok(None)
     }
 
+    /// Every call has time: a limit that is past would be an error before anything was tried.
+    pub(super) fn has_time(&self, until: Duration, what: &str) {
+        assert!(until > self.now, "{what}, with no time left for it");
+    }
+
     /// Every change is made under the locks that keep others from it.
     pub(crate) fn needs(&self, lock: &LockName, what: &str) {
         assert!(

@@ -272,8 +272,9 @@ fn without_time_slices(gpu: &GpuUuid) -> TimeSliceError {
 }
 
 impl TimeSlices for World {
-    fn read(&self, gpu: &GpuUuid, _until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
+    fn read(&self, gpu: &GpuUuid, until: Duration) -> Result<Option<TimeSlice>, TimeSliceError> {
         let mut m = self.lock();
+        m.has_time(until, "a time slice is read");
         if m.slices.is_none() {
             // One that refuses to be read says that it has none only when it is set.
             return m
@@ -287,8 +288,9 @@ impl TimeSlices for World {
         read.map(|slice| Some(slice.unwrap_or(TimeSlice::Default)))
             .map_err(|dead| ChangeError::from(dead).into())
     }
-    fn set(&self, gpu: &GpuUuid, to: TimeSlice, _until: Duration) -> Result<(), TimeSliceError> {
+    fn set(&self, gpu: &GpuUuid, to: TimeSlice, until: Duration) -> Result<(), TimeSliceError> {
         let mut m = self.lock();
+        m.has_time(until, "a time slice is set");
         m.needs(&LockName::Gpu(gpu.clone()), "a time slice is set");
         if m.slices.is_none() {
             return Err(without_time_slices(gpu));
@@ -329,9 +331,10 @@ impl MpsServers for World {
     fn running(
         &self,
         of: Option<&GpuUuid>,
-        _until: Duration,
+        until: Duration,
     ) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
         let m = self.lock();
+        m.has_time(until, "the servers are asked for");
         if m.dead {
             return Err("dead".to_owned());
         }
@@ -380,6 +383,7 @@ impl MpsServers for World {
             MpsServers::stop(self, target, until)?;
         }
         let (mut m, gpu) = (self.lock(), &target.gpu);
+        m.has_time(until, "an MPS server is started");
         m.needs(&LockName::Gpu(gpu.clone()), "an MPS server is started");
         assert_eq!(target.target.place().is_some(), partition.is_some());
         let facts = m.sim.edit(|e| e.gpu(gpu).map(|gpu| gpu.facts.clone()));
@@ -403,8 +407,9 @@ impl MpsServers for World {
         })
     }
 
-    fn stop(&self, target: &GpuTarget, _: Duration) -> Result<(), ChangeError> {
+    fn stop(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError> {
         let mut m = self.lock();
+        m.has_time(until, "an MPS server is stopped");
         m.needs(
             &LockName::Gpu(target.gpu.clone()),
             "an MPS server is stopped",

@@ -1,0 +1,54 @@
+//! GPUs that a round or a claim finds as they should be, and what is not done to them again.
+
+use std::collections::BTreeMap;
+
+use divvy_executor::LockName;
+use divvy_model::{Grant, TimeSlice};
+
+use crate::mig_world::{HALF, claim_of, mig_world};
+use crate::modes::claim;
+use crate::story::uid;
+use crate::world::{HardwareFault, World};
+
+/// Every lock of a GPU is held by another call from now on.
+fn keep_busy(world: &World) {
+    let gpus = [0, 1].map(|number| LockName::Gpu(world.gpu(number)));
+    world.lock().busy.extend(gpus);
+}
+
+/// A round comes every few seconds, on nodes with many GPUs.
+#[test]
+fn a_round_takes_no_lock_of_a_gpu_that_is_as_its_notes_say() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let half = claim_of("a", &[HALF], "t1");
+    world.prepare(&executor, &half).unwrap();
+    let sliced = claim("b", &["gpu-1".to_owned()], Some(TimeSlice::Long), "t1");
+    world.prepare(&executor, &sliced).unwrap();
+    keep_busy(&world);
+    let report = executor.tidy();
+    assert!(!report.left_out, "{report:?}");
+}
+
+/// It is a call of another program, which takes a tenth of a second.
+#[test]
+fn a_later_share_has_no_time_slice_set_that_is_set_already() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let gpu = world.gpu(0);
+    let grant = Grant {
+        offers_partitions: Some(true),
+        share_time_slice: Some(TimeSlice::Long),
+        ..Grant::default()
+    };
+    executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+    let share = |name: &str| claim(name, &["gpu-0-ts".to_owned()], None, "t1");
+    let set = |slice| Some(BTreeMap::from([(gpu.clone(), slice)]));
+    world.prepare(&executor, &share("a")).unwrap();
+    assert_eq!(world.lock().slices, set(TimeSlice::Long));
+    world.lock().slice_fault = Some(HardwareFault::Refuses);
+    world.prepare(&executor, &share("b")).unwrap();
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert!(world.lock().slice_fault.is_some(), "it was called");
+    assert_eq!(world.lock().slices, set(TimeSlice::Long));
+}
