@@ -166,8 +166,8 @@ impl Gpus<'_> {
         self.carry_out(plan, made_for, until)
     }
 
-    /// Makes the changes of a plan, in order. Each is on disk before it begins, and its outcome
-    /// after it ends. A change that fails ends a call that makes something; one that removes or
+    /// Makes the changes of a plan, in order. Each is on disk before it begins, and its outcome with
+    /// the next one that is written, or at the end: a note that is older is found again. A change that fails ends a call that makes something; one that removes or
     /// gives back goes on past it, with all that do not need it.
     pub(crate) fn carry_out(
         self,
@@ -209,7 +209,7 @@ impl Gpus<'_> {
                 }
             }
         }
-        // Notes that the hardware contradicts are dropped without a change.
+        // Write what came of them, and which notes the hardware contradicts.
         self.save_later(&gpu, &mut open);
         if stuck.is_empty() {
             Ok(open.state)
@@ -455,20 +455,14 @@ impl Work<'_, '_> {
         self.gpus.save(self.gpu, self.open)
     }
 
-    fn save_later(&mut self) {
-        self.gpus.save_later(self.gpu, self.open);
-    }
-
     fn forget(&mut self, place: Place) {
         self.open.state.instances.remove(&place);
-        self.save_later();
     }
 
     fn doubt(&mut self, place: Place, reason: String) {
         if let Some(instance) = self.open.state.instances.get_mut(&place) {
             instance.doubt = Some(reason);
         }
-        self.save_later();
     }
 
     fn has_no_open_question(&self, place: Place) -> Result<(), ChangeError> {
@@ -516,33 +510,25 @@ impl Work<'_, '_> {
         // what to give back.
         let before = self.open.state.clone();
         self.open.state.note_setting(setting, Moment::Before);
-        if setting == Setting::SliceBack {
-            // The value to give back is on disk already, so that a full disk must not keep it from
-            // being given back.
-            self.save_later();
-        } else if let Err(error) = self.save() {
+        // The value to give a time slice back is on disk already, and a full disk must not keep it
+        // from being given back.
+        if setting != Setting::SliceBack
+            && let Err(error) = self.save()
+        {
             self.open.state = before;
             return Err(error.into());
         }
-        // Make the call, and note its outcome. If that is not written, the next look finds it.
-        match call(self.gpus.hardware) {
-            Ok(()) => {
-                self.open.state.note_setting(setting, Moment::Done);
-                self.save_later();
-                Ok(())
-            }
-            Err(error @ ChangeError::NotDone(_)) => {
-                // Nothing has happened, so the notes are as before.
-                self.open.state.restore_settings(&before);
-                self.save_later();
-                Err(error.into())
-            }
-            Err(error @ ChangeError::Unknown(_)) => {
+        // Make the call, and note its outcome.
+        let done = call(self.gpus.hardware);
+        match &done {
+            Ok(()) => self.open.state.note_setting(setting, Moment::Done),
+            // Nothing has happened, so the notes are as before.
+            Err(ChangeError::NotDone(_)) => self.open.state.restore_settings(&before),
+            Err(ChangeError::Unknown(_)) => {
                 self.open.state.note_setting(setting, Moment::Unknown);
-                self.save_later();
-                Err(error.into())
             }
         }
+        Ok(done?)
     }
 
     fn set_mig_mode(&mut self, to: bool) -> Result<(), Failed> {
@@ -619,7 +605,6 @@ impl Work<'_, '_> {
             // A card without time slices, or a driver that is gone, has nothing to give back.
             Err(Failed::Change(_)) if ignored => {
                 self.open.state.slice = None;
-                self.save_later();
                 Ok(())
             }
             done => done,
@@ -660,10 +645,8 @@ impl Work<'_, '_> {
         }
         // Make it. An error proves nothing, so the place is looked at again.
         let error = match hardware.create(gpu, place) {
-            // If this is not written, the note that it was begun finds it again.
             Ok(made) => {
                 note(self.open, Life::Whole(made), None);
-                self.save_later();
                 return Ok(());
             }
             Err(error) => error,
@@ -673,7 +656,6 @@ impl Work<'_, '_> {
             // A call past its deadline may have succeeded after all.
             Observed::Whole(made) => {
                 note(self.open, Life::Whole(made), None);
-                self.save_later();
                 return Ok(());
             }
             // The GPU instance is there without its compute instance: noted with its id, so that
@@ -683,18 +665,15 @@ impl Work<'_, '_> {
             Observed::InFlight => {
                 let reason = format!("the call to create a partition of {at} has not returned");
                 note(self.open, Life::Begun, Some(reason));
-                self.save_later();
                 return Err(ChangeError::Unknown(cause).into());
             }
             Observed::Uncertain(why) => {
                 let reason =
                     format!("it is uncertain whether a partition of {at} was created: {why}");
                 note(self.open, Life::Begun, Some(reason));
-                self.save_later();
                 return Err(ChangeError::Unknown(cause).into());
             }
         }
-        self.save_later();
         Err(ChangeError::NotDone(cause).into())
     }
 }

@@ -19,10 +19,9 @@ impl Work<'_, '_> {
         let stopped = self.gpus.hardware.mps.stop(&of, self.server_until());
         match &stopped {
             Ok(()) => drop(self.open.state.mps.remove(&target)),
-            Err(ChangeError::NotDone(_)) => return stopped,
+            Err(ChangeError::NotDone(_)) => {}
             Err(ChangeError::Unknown(_)) => self.open.state.doubt_server(target),
         }
-        self.save_later();
         stopped
     }
 
@@ -44,7 +43,6 @@ impl Work<'_, '_> {
             // Asked again, or stopped, by the next call.
             Err(ChangeError::Unknown(_)) => {}
         }
-        self.save_later();
         Ok(started?)
     }
 
@@ -63,7 +61,6 @@ impl Work<'_, '_> {
         // Start it, and note that it is there.
         self.start_server(target, partition.as_ref(), server, true)?;
         self.open.state.note_server(target, server, true);
-        self.save_later();
         Ok(())
     }
 

@@ -1,14 +1,15 @@
 //! GPUs that a round or a claim finds as they should be, and what is not done to them again.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
-use divvy_executor::LockName;
-use divvy_model::{Grant, TimeSlice};
+use divvy_claims::Claim;
+use divvy_executor::{Executor, LockName};
+use divvy_model::{GpuOp, GpuUuid, Grant, TimeSlice};
 
 use crate::mig_world::{HALF, claim_of, mig_world};
 use crate::modes::claim;
 use crate::story::uid;
-use crate::world::{HardwareFault, World};
+use crate::world::{HardwareFault, MigLate, World};
 
 /// Every lock of a GPU is held by another call from now on.
 fn keep_busy(world: &World) {
@@ -33,6 +34,39 @@ fn a_round_takes_no_lock_of_a_gpu_that_is_as_its_notes_say() {
 /// It is a call of another program, which takes a tenth of a second.
 #[test]
 fn a_later_share_has_no_time_slice_set_that_is_set_already() {
+    let (world, executor, gpu) = with_long_slices();
+    world.prepare(&executor, &share("a")).unwrap();
+    assert_eq!(slice(&world, &gpu), Some(TimeSlice::Long));
+    world.lock().slice_fault = Some(HardwareFault::Refuses);
+    world.prepare(&executor, &share("b")).unwrap();
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert!(world.lock().slice_fault.is_some(), "it was called");
+    assert_eq!(slice(&world, &gpu), Some(TimeSlice::Long));
+}
+
+/// A call that changes the GPU and has not returned may still have its effect.
+#[test]
+fn no_setting_is_changed_beside_a_call_that_has_not_returned() {
+    let (world, executor, gpu) = with_long_slices();
+    world.prepare(&executor, &share("a")).unwrap();
+    let late = MigLate {
+        at: Duration::MAX,
+        succeeds: false,
+        gpu: gpu.clone(),
+        op: GpuOp::SetMigMode,
+        what: Box::new(|_| {}),
+    };
+    world.lock().mig_late.push(late);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    executor.reconcile(&world.view());
+    assert_eq!(slice(&world, &gpu), Some(TimeSlice::Long));
+    world.lock().mig_late.clear();
+    executor.reconcile(&world.view());
+    assert_eq!(slice(&world, &gpu), None);
+}
+
+/// A machine whose policy gives shares a long time slice.
+fn with_long_slices() -> (World, Executor, GpuUuid) {
     let world = mig_world("h100x2", 1);
     let executor = world.start();
     let gpu = world.gpu(0);
@@ -42,13 +76,13 @@ fn a_later_share_has_no_time_slice_set_that_is_set_already() {
         ..Grant::default()
     };
     executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
-    let share = |name: &str| claim(name, &["gpu-0-ts".to_owned()], None, "t1");
-    let set = |slice| Some(BTreeMap::from([(gpu.clone(), slice)]));
-    world.prepare(&executor, &share("a")).unwrap();
-    assert_eq!(world.lock().slices, set(TimeSlice::Long));
-    world.lock().slice_fault = Some(HardwareFault::Refuses);
-    world.prepare(&executor, &share("b")).unwrap();
-    world.unprepare(&executor, &uid("a")).unwrap();
-    assert!(world.lock().slice_fault.is_some(), "it was called");
-    assert_eq!(world.lock().slices, set(TimeSlice::Long));
+    (world, executor, gpu)
+}
+
+fn share(name: &str) -> Claim {
+    claim(name, &["gpu-0-ts".to_owned()], None, "t1")
+}
+
+fn slice(world: &World, gpu: &GpuUuid) -> Option<TimeSlice> {
+    world.lock().slices.as_ref()?.get(gpu).copied()
 }
