@@ -50,11 +50,6 @@ impl Plan {
     pub(crate) fn removes(&self) -> bool {
         self.changes.iter().any(Change::is_removal)
     }
-
-    /// Returns the hardware of the GPU, as far as it was looked at.
-    pub(crate) fn seen(&self) -> &GpuSeen {
-        &self.seen
-    }
 }
 
 /// The circumstances in which a goal is worked out.

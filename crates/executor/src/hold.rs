@@ -72,8 +72,10 @@ fn give(
         plans.push(gpus.plan(&gpu, own, earlier.is_some())?);
     }
 
-    // A file that names what will be given no longer must not be served by a runtime meanwhile.
-    if changes_what_is_given(&plans, &record, *earlier) {
+    // A file that the claim still has names partitions of before, and no container is to be given
+    // those meanwhile. A claim whose partitions all live is answered from its record.
+    let is_partition = |device: &RecordedDevice| device.target.place().is_some();
+    if record.devices.iter().any(is_partition) {
         files.remove_cdi(&record.uid)?;
     }
     // The record that holds a place is on disk before an instance is made there.
@@ -116,32 +118,6 @@ fn give(
 fn counted(devices: &[RecordedDevice]) -> BTreeSet<GpuUuid> {
     let counted = devices.iter().filter(|device| device.sharing.holds());
     counted.map(|device| device.gpu.clone()).collect()
-}
-
-/// Returns whether the claim's CDI file, if there is one, will name partitions that its containers
-/// are no longer given.
-fn changes_what_is_given(plans: &[Plan], record: &Record, earlier: Option<&Record>) -> bool {
-    let given = |device: &RecordedDevice| {
-        // Ids of another boot mean nothing: the driver numbers instances anew, so an equal id is
-        // chance.
-        let earlier = earlier.filter(|earlier| earlier.boot == record.boot)?;
-        let same = earlier
-            .devices
-            .iter()
-            .find(|d| (&d.gpu, d.target) == (&device.gpu, device.target));
-        same?.given.clone()
-    };
-    record.devices.iter().any(|device| {
-        let Some(place) = device.target.place() else {
-            return false;
-        };
-        let plan = plans.iter().find(|plan| plan.gpu == device.gpu);
-        let living = plan.and_then(|plan| {
-            let seen = plan.seen().places.get(&place);
-            seen.and_then(|filling| filling.as_ref().ok()?.as_ref()?.as_partition())
-        });
-        living.is_none() || living != given(device)
-    })
 }
 
 /// Notes the partition that a device is, on its GPU as it was brought to its goal.
