@@ -276,3 +276,27 @@ fn a_call_that_denies_what_it_did_is_found_out() {
     );
     assert!(is_clean(&world));
 }
+
+/// Ids are given out again: what the late call removes may be another claim's by then.
+#[test]
+fn a_removal_that_times_out_fences_its_gpu_until_it_comes_back() {
+    for succeeds in [true, false] {
+        let (world, executor, a, gpu) = setup();
+        world.prepare(&executor, &a).unwrap();
+        world.lock().hardware_fault = Some(HardwareFault::Late {
+            after: Duration::from_mins(1),
+            succeeds,
+        });
+        let doubt =
+            "the call to remove the partition of profile 9 at 4+4 may still have its effect";
+        let done = world.unprepare(&executor, &a.uid).unwrap();
+        assert!(matches!(done, Unprepared::Lingering(_)), "{done:?}");
+        let fences = executor.fences().unwrap();
+        assert_eq!(fences[&gpu][0].reason, doubt);
+        world.pass(Duration::from_mins(1));
+        executor.finish_lingering();
+        executor.tidy();
+        assert_eq!(executor.fences().unwrap(), [].into());
+        assert!(is_clean(&world), "{:?}", shape(&world));
+    }
+}
