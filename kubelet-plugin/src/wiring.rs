@@ -196,11 +196,8 @@ impl Shared {
             numbers_lost: metrics.numbers_lost.clone(),
         });
         // The executor reads the GPUs that the inventory has seen last.
-        let latest = Arc::new(Latest::new(
-            channels.seen.clone(),
-            gpus.clone(),
-            channels.refresh.clone(),
-        ));
+        let (seen, refresh) = (channels.seen.clone(), channels.refresh.clone());
+        let latest = Arc::new(Latest::new(seen, gpus.clone(), refresh));
         let executor = Arc::new(executor(
             &config,
             &host,
