@@ -20,6 +20,7 @@ fn a_whole_gpu_claim_turns_mig_mode_off_again_and_unprepare_never_does() {
     assert!(mode(&world, &gpu));
     let state = || picture(&world, &gpu);
     assert!(state().turned_mig_on(), "the baseline is on disk");
+    assert_eq!(executor.mig_found().unwrap(), [(gpu.clone(), false)].into());
     world.unprepare(&executor, &a.uid).unwrap();
     assert!(mode(&world, &gpu), "off is lazy");
     world

@@ -9,7 +9,7 @@ use divvy_executor::{Event, Refresh, Unprepared};
 use divvy_model::{GpuDriver, GpuErrorCode};
 
 use crate::mig_world::{SMALL, claim_of, is_clean, living, mode, setup, shape, sim};
-use crate::world::accessors::{Far, Made, made, noted};
+use crate::world::accessors::{Far, Made, made, noted, tear_gpu};
 use crate::world::{HardwareFault, Moment, Place};
 
 /// Dies there while preparing; the next process restores, and the claim is prepared as if nothing
@@ -298,5 +298,26 @@ fn a_removal_that_times_out_fences_its_gpu_until_it_comes_back() {
         executor.tidy();
         assert_eq!(executor.fences().unwrap(), [].into());
         assert!(is_clean(&world), "{:?}", shape(&world));
+    }
+}
+
+/// A file that cannot be read is copied before it is written anew. A full disk has no room for the copy, and
+/// a claim must still be let go; any other error may be over soon.
+#[test]
+fn a_damaged_file_of_a_gpu_is_written_over_only_with_a_copy_or_no_room() {
+    for (kind, is_gone) in [
+        (ErrorKind::StorageFull, true),
+        (ErrorKind::QuotaExceeded, true),
+        (ErrorKind::PermissionDenied, false),
+    ] {
+        let (world, executor, a, gpu) = setup();
+        world.prepare(&executor, &a).unwrap();
+        tear_gpu(&world, &gpu, b"x");
+        world.lock().write_error = Some((Place::Store, kind));
+        drop(world.unprepare(&executor, &a.uid));
+        assert_eq!(shape(&world).is_empty(), is_gone, "{kind}");
+        world.lock().write_error = None;
+        drop(world.unprepare(&executor, &a.uid));
+        assert!(is_clean(&world), "{kind}: {:?}", shape(&world));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use divvy_claims::Claim;
 use divvy_executor::{Executor, LockName};
-use divvy_model::{GpuOp, GpuUuid, Grant, TimeSlice};
+use divvy_model::{GpuOp, GpuUuid, Grant, ShareUnit, TimeSlice};
 
 use crate::mig_world::{HALF, claim_of, mig_world};
 use crate::modes::claim;
@@ -85,4 +85,19 @@ fn share(name: &str) -> Claim {
 
 fn slice(world: &World, gpu: &GpuUuid) -> Option<TimeSlice> {
     world.lock().slices.as_ref()?.get(gpu).copied()
+}
+
+/// Shares that claims have are of the unit in which they were published.
+#[test]
+fn the_unit_of_shares_is_known_to_the_next_process() {
+    let world = mig_world("h100x2", 1);
+    let gpu = world.gpu(1);
+    let grant = Grant {
+        share_unit: Some(ShareUnit::Percent),
+        ..Grant::default()
+    };
+    world.start().grant(&[(gpu.clone(), grant)].into()).unwrap();
+    world.kill();
+    let units = world.start().share_units().unwrap();
+    assert_eq!(units, [(gpu, ShareUnit::Percent)].into());
 }
