@@ -505,11 +505,11 @@ impl Work<'_, '_> {
         // what to give back.
         let before = self.open.state.clone();
         self.open.state.note_setting(setting, Moment::Before);
-        // The value to give a time slice back is on disk already, and a full disk must not keep it
-        // from being given back.
-        if setting != Setting::SliceBack
-            && let Err(error) = self.save()
-        {
+        if setting == Setting::SliceBack {
+            // The value to give back is on disk already, so that a full disk must not keep it from
+            // being given back.
+            self.gpus.save_later(self.gpu, self.open);
+        } else if let Err(error) = self.save() {
             self.open.state = before;
             return Err(error.into());
         }
