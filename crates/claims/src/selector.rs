@@ -19,6 +19,8 @@ pub enum Value<'a> {
 
 /// Depth of nested operators beyond which an expression is not read.
 const DEPTH: usize = 64;
+/// Token of a string that is not compared: with escapes, or in three quotes.
+const OTHER_STRING: &str = "'";
 /// Operators of two characters.
 const PAIRS: [&str; 6] = ["&&", "||", "==", "!=", "<=", ">="];
 /// Operators that compare two values.
@@ -74,21 +76,21 @@ pub fn can_hold(expression: &str, known: &Known<'_>) -> bool {
     truth(&tokens, known, DEPTH) != Truth::False
 }
 
-/// Splits an expression into words, operators and strings, the last in double quotes. `None` where
-/// it has strings with escapes or three quotes, or comments.
+/// Splits an expression into words, operators and strings without its comments. A string is in
+/// double quotes, or [`OTHER_STRING`]. `None` where one does not end.
 fn tokens(expression: &str) -> Option<Vec<String>> {
-    if [r#"""""#, "'''", "//", "\\"]
-        .iter()
-        .any(|odd| expression.contains(odd))
-    {
-        return None;
-    }
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut rest = expression.trim_start();
-    let mut found = Vec::new();
+    let mut found: Vec<String> = Vec::new();
     while let Some(first) = rest.chars().next() {
+        if rest.starts_with("//") {
+            rest = rest.split_once('\n').map_or("", |(_, next)| next);
+            rest = rest.trim_start();
+            continue;
+        }
         let length = if matches!(first, '"' | '\'') {
-            rest.get(1..)?.find(first)? + 2
+            let is_raw = found.last().is_some_and(|before| is_raw(before));
+            string_length(rest, first, is_raw)?
         } else if is_word(first) {
             rest.find(|c| !is_word(c)).unwrap_or(rest.len())
         } else if PAIRS.iter().any(|pair| rest.starts_with(pair)) {
@@ -97,13 +99,50 @@ fn tokens(expression: &str) -> Option<Vec<String>> {
             first.len_utf8()
         };
         let (token, after) = rest.split_at_checked(length)?;
-        found.push(match token.strip_prefix('\'') {
-            Some(quoted) => format!("\"{}\"", quoted.strip_suffix('\'')?),
-            None => token.to_owned(),
+        found.push(if matches!(first, '"' | '\'') {
+            plain(token).map_or_else(|| OTHER_STRING.to_owned(), |text| format!("\"{text}\""))
+        } else {
+            token.to_owned()
         });
         rest = after.trim_start();
     }
     Some(found)
+}
+
+/// Returns whether a word before a string says that its backslashes are no escapes.
+fn is_raw(before: &str) -> bool {
+    ["r", "br", "rb"].contains(&before.to_lowercase().as_str())
+}
+
+/// Returns the length of the string that a text begins with, with its quotes: one or three.
+fn string_length(text: &str, quote: char, is_raw: bool) -> Option<usize> {
+    let three = quote.to_string().repeat(3);
+    let end = if text.starts_with(&three) {
+        three.as_str()
+    } else {
+        three.get(..1)?
+    };
+    let mut at = end.len();
+    loop {
+        let rest = text.get(at..)?;
+        if rest.starts_with(end) {
+            return Some(at + end.len());
+        }
+        let mut characters = rest.chars();
+        if characters.next()? == '\\' && !is_raw {
+            characters.next()?;
+        }
+        at = text.len() - characters.as_str().len();
+    }
+}
+
+/// Returns the text of a string in single quotes of either kind. `None` for one with escapes or in
+/// three quotes.
+fn plain(string: &str) -> Option<&str> {
+    let quote = string.get(..1)?;
+    let text = string.strip_prefix(quote)?.strip_suffix(quote)?;
+    let is_plain = !text.contains('\\') && !text.contains(quote);
+    is_plain.then_some(text)
 }
 
 /// Returns the value of a part of an expression, as far as it follows from the known values.
@@ -122,7 +161,8 @@ fn truth(part: &[String], known: &Known<'_>, depth: usize) -> Truth {
         parts.collect::<Vec<_>>()
     };
     // From the operator that binds least to the one that binds most.
-    if outer.iter().any(|at| is(*at, "?")) {
+    let is_optional = |at: usize| at.checked_sub(1).is_some_and(|before| is(before, "."));
+    if outer.iter().any(|at| is(*at, "?") && !is_optional(*at)) {
         return Truth::Unknown;
     }
     for (operator, decisive) in [("||", Truth::True), ("&&", Truth::False)] {
@@ -348,7 +388,20 @@ mod tests {
             (r#"λ.startsWith("c")"#, Unknown),
             (r#"λ == """cgroup""""#, Unknown),
             (r#"λ == "cgro\u0075p""#, Unknown),
-            (r#"λ == "cgroup" // comment"#, Unknown),
+            (r#"λ == "cgroup" // "a" || true"#, False),
+            ("λ == // 'none'\n 'cgroup'", False),
+            // Strings that are not compared do not hide what is beside them.
+            (r#"x.matches("^\\d\"") && λ == "cgroup""#, False),
+            (r#"x.matches('"\'||') && λ == "cgroup""#, False),
+            (r#"x.matches(r"\") && λ == "cgroup""#, False),
+            (r#"x == """a"||""" && λ == "cgroup""#, False),
+            (r#"x == '''a'||''' && λ == "cgroup""#, False),
+            (r#"x == "http://" && λ == "cgroup""#, False),
+            (r#"x == "" && λ == "cgroup""#, False),
+            (r#"x.?y.orValue("") == "a" && λ == "cgroup""#, False),
+            (r#"x[?"y"].orValue("") == "a" && λ == "cgroup""#, False),
+            (r#"x.?y == z ? true : λ == "cgroup""#, Unknown),
+            (r#"λ == "cgroup\"#, Unknown),
             (r#"λ == r"cgroup""#, Unknown),
             (r#"λ == "cgroup"#, Unknown),
             ("", Unknown),
