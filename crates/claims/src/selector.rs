@@ -15,6 +15,9 @@ pub type Known<'a> = [(String, Value<'a>)];
 pub enum Value<'a> {
     Text(&'a str),
     Int(i64),
+    /// The same, or no such attribute. An expression that reads one which is not there does not hold
+    /// by that.
+    IntIfThere(i64),
 }
 
 /// Depth of nested operators beyond which an expression is not read.
@@ -253,7 +256,10 @@ fn operand<'a>(part: &'a [String], known: &Known<'a>) -> Operand<'a> {
     }
     let read = path(part);
     let known = known.iter().find(|(path, _)| *path == read);
-    let value = literal(part).or_else(|| known.map(|(_, value)| *value));
+    let value = literal(part).or_else(|| match known?.1 {
+        Value::IntIfThere(value) => Some(Value::Int(value)),
+        value => Some(value),
+    });
     value.map_or(Operand::Unknown, Operand::Value)
 }
 
@@ -277,12 +283,11 @@ fn path(part: &[String]) -> String {
     }
 }
 
-/// Returns whether the device has a value: those that are known are there.
+/// Returns whether the device has a value.
 fn present(read: &str, known: &Known<'_>) -> Truth {
-    if known.iter().any(|(path, _)| path == read) {
-        Truth::True
-    } else {
-        Truth::Unknown
+    match known.iter().find(|(path, _)| path == read) {
+        None | Some((_, Value::IntIfThere(_))) => Truth::Unknown,
+        Some(_) => Truth::True,
     }
 }
 

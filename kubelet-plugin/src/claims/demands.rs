@@ -8,7 +8,7 @@ use std::time::Duration;
 use divvy_api::names::{Naming, attributes};
 use divvy_claims::{AllocatedDevice, Claim, ClaimRef, Value, can_hold};
 use divvy_executor::InventorySource;
-use divvy_model::{DeviceKind, Limits, MemoryCaps};
+use divvy_model::{DeviceKind, Limits, MemoryCaps, Sharing};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -127,13 +127,53 @@ fn known<'a>(
         let (domain, name) = Naming::in_cel(driver, &published);
         format!("device.attributes[\"{domain}\"].{name}")
     };
+    // No limit is kept, and so none can be above the request. Slots of MPS do not say it.
+    let limit = match alternative.sharing {
+        Sharing::Mps => Value::IntIfThere(0),
+        _ => Value::Int(0),
+    };
     Some(vec![
         ("device.driver".to_owned(), Value::Text(driver)),
         (
             path(attributes::MEMORY_ENFORCEMENT),
             Value::Text(limits.memory.attribute()),
         ),
-        // No limit is kept, and so none can be above the request.
-        (path(attributes::MEMORY_LIMIT_MAX_PERCENT), Value::Int(0)),
+        (path(attributes::MEMORY_LIMIT_MAX_PERCENT), limit),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_api::names::DRIVER;
+
+    use super::*;
+
+    #[test]
+    fn mps_slots_are_not_said_to_have_a_limit_as_other_shares_are() {
+        for (device, is_there) in [
+            ("gpu-0-ts", true),
+            ("gpu-0-mig-1g10gb-19-0-ts", true),
+            ("gpu-0-mps", false),
+            ("gpu-0-mig-1g10gb-19-0-mps", false),
+        ] {
+            let result = AllocatedDevice {
+                request: "main".to_owned(),
+                pool: "pool".to_owned(),
+                device: device.parse().unwrap(),
+                share_id: None,
+                admin_access: false,
+                consumed_capacity: [].into(),
+            };
+            let known = known(&result, DRIVER, MemoryCaps::default()).unwrap();
+            let holds = |expression: &str| {
+                let most = r#"device.attributes["gpu.divvy.dev"].memoryLimitMaxPercent"#;
+                can_hold(&expression.replace("MOST", most), &known)
+            };
+            assert_eq!(holds("!has(MOST)"), !is_there, "{device}");
+            assert_eq!(holds("!has(MOST) || MOST >= 100"), !is_there, "{device}");
+            assert!(holds("has(MOST) && MOST < 100"), "{device}");
+            assert!(!holds("MOST >= 100"), "{device}");
+            assert!(holds("MOST == 0"), "{device}");
+        }
+    }
 }
