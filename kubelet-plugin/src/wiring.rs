@@ -186,8 +186,14 @@ impl Shared {
             |config| Connect::Own(Box::new(config)),
         );
         let fetcher = Arc::new(ClaimFetcher::new(connect, config.timing.answer));
+        // The executor reads the GPUs that the inventory has seen last.
+        let (seen, refresh) = (channels.seen.clone(), channels.refresh.clone());
+        let latest = Arc::new(Latest::new(seen, gpus.clone(), refresh));
+        let demands = Demands::new(&config.driver_name, fetcher.clone(), latest.clone());
+        let demands = Arc::new(demands);
         let claims = Arc::new(KubeClaims {
             fetcher: fetcher.clone(),
+            demands: demands.clone(),
             client: client.clone(),
             driver: config.driver_name.clone(),
             node: config.node_name.clone(),
@@ -195,16 +201,13 @@ impl Shared {
             runtime: tokio::runtime::Handle::current(),
             numbers_lost: metrics.numbers_lost.clone(),
         });
-        // The executor reads the GPUs that the inventory has seen last.
-        let (seen, refresh) = (channels.seen.clone(), channels.refresh.clone());
-        let latest = Arc::new(Latest::new(seen, gpus.clone(), refresh));
         let executor = Arc::new(executor(
             &config,
             &host,
             (&gpus, mps),
             edits.clone(),
             claims.clone(),
-            latest.clone(),
+            latest,
         )?);
         let notifier = Arc::new(Notifier::new(
             client.clone(),
@@ -217,7 +220,7 @@ impl Shared {
             pool: claims.pool.clone(),
             nvidia_serves: channels.nvidia_serves.clone(),
             executor: executor.clone(),
-            demands: Demands::new(&config.driver_name, fetcher.clone(), latest),
+            demands,
             fetcher,
             notifier: notifier.clone(),
             metrics: metrics.clone(),

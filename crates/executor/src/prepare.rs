@@ -73,12 +73,8 @@ pub(crate) fn prepare(
             ),
             // It may have been deallocated while the call waited, and allocated anew.
             Attempt::LookUp => {
-                let found =
-                    context
-                        .parts
-                        .claims
-                        .look_up(&claim.uid, Some(&claim.reference()), give_up);
-                match found {
+                let api = &context.parts.claims;
+                match api.look_up_to_prepare(&claim.reference(), give_up) {
                     Lookup::Found(now) => {
                         claim = Cow::Owned(*now);
                         is_fresh = true;

@@ -180,9 +180,13 @@ impl ClaimFetcher {
         claim: &ClaimRef,
         within: Duration,
     ) -> Result<Option<ResourceClaim>, String> {
-        let until = Instant::now() + self.each.min(within);
-        self.get(claim, until, &CancellationToken::new())
+        self.get(claim, self.soon(within), &CancellationToken::new())
             .map_err(|error| error.message)
+    }
+
+    /// Returns the end of one attempt that begins now, which is not later than `within`.
+    pub(crate) fn soon(&self, within: Duration) -> Instant {
+        Instant::now() + self.each.min(within)
     }
 
     fn attempt<K: Readable>(

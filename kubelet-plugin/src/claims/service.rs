@@ -49,7 +49,7 @@ pub(crate) struct ClaimWork {
     pub(crate) nvidia_serves: watch::Receiver<bool>,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
-    pub(crate) demands: Demands,
+    pub(crate) demands: Arc<Demands>,
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     /// Time limit of a call.

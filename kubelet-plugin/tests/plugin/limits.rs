@@ -20,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
-use crate::node::{DRIVER, Node, POOL, Plugin, wait};
+use crate::node::{DRIVER, Node, PATIENCE, POOL, Plugin, wait};
 
 const GIB: u64 = 1 << 30;
 const POD: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
@@ -609,6 +609,48 @@ async fn a_class_that_selects_a_cap_is_read_where_there_is_none() {
     let claim = capped.node.claim("f", &["gpu-0"]);
     capped.node.prepare(&claim).await.unwrap();
     assert_eq!(reads(), before);
+    plugin.stop().await;
+}
+
+/// A node may fall below what it published while a claim waits for another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cap_that_is_lost_while_its_claim_waits_is_still_demanded() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let mut config = capped.config();
+    config.timing.call = PATIENCE;
+    config.timing.executor.hand_over = PATIENCE;
+    let plugin = capped.node.start_with(config);
+    plugin.wait_ready().await;
+    let becomes = async |expected: &str| {
+        let is_so = || (level(&capped.node)? == expected).then_some(());
+        wait("the level", is_so).await;
+    };
+    becomes("cgroup").await;
+    let holder = capped.node.claim("holder", &["gpu-0"]);
+    capped.node.prepare(&holder).await.unwrap();
+    // Force-deleted: the kubelet releases it later.
+    let api = &capped.node.api;
+    api.delete::<ResourceClaim>("default", "holder").unwrap();
+    let expression = written_out(r#"LEVEL == "cgroup""#);
+    let claim = capped.share_selecting("c", 2, Some(&expression));
+    let read = || api.count("get", "resourceclaims");
+    let before = read();
+    let falls = async {
+        wait("the claim", || (read() > before).then_some(())).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let cuda = CudaVersion {
+            major: 13,
+            minor: 3,
+        };
+        let sim = &capped.node.sim;
+        sim.edit(|e| e.set_driver_version("610.10.01", cuda));
+        becomes("none").await;
+        capped.node.unprepare(&holder).await
+    };
+    let (answer, left) = tokio::join!(capped.node.prepare(&claim), falls);
+    left.unwrap();
+    let why = answer.unwrap_err();
+    assert!(why.contains("older than R615"), "{why}");
     plugin.stop().await;
 }
 
