@@ -44,7 +44,7 @@ const SLOW: [&str; 9] = [
 ];
 
 /// Runs cargo-mutants twice: without the slow tests, and for the mutants that survive that, with
-/// all. Those that survive both are listed in `target/soak/mutants.out/missed.txt`.
+/// all. The survivors of both are listed in `target/soak/mutants.out/missed.txt`.
 pub(crate) fn run(root: &Path, args: &Args, out: &Path) -> Result<()> {
     fs_err::create_dir_all(out)?;
     let mutants = installed("cargo-mutants", VERSION, &[])?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_claims::{Phase, PodRef, Record, Stored};
-use divvy_executor::Folder;
+use divvy_executor::{Folder, LockName};
 use divvy_model::mig::{PartitionName, Placement};
 use divvy_model::{DeviceKind, GpuUuid};
 
@@ -98,16 +98,21 @@ impl Story {
         let foreign = self.executor.foreign();
         self.say(format!("    {:?}", report.events));
         if !self.world.lock().dead {
+            // A GPU that another call works on is left for the next look.
+            let is_seen = |gpu: &GpuUuid| {
+                let lock = LockName::Gpu(gpu.clone());
+                !is_lost(&self.world, gpu) && !self.world.lock().busy.contains(&lock)
+            };
             let reported: BTreeSet<_> = foreign
                 .iter()
                 .flat_map(|(gpu, i)| i.iter().map(move |i| (gpu.clone(), i.id)))
-                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
+                .filter(|(gpu, _)| is_seen(gpu))
                 .collect();
             let made: BTreeSet<_> = self
                 .foreign
                 .iter()
                 .flat_map(|(gpu, made)| made.iter().map(move |c| (gpu.clone(), c.gpu_instance)))
-                .filter(|(gpu, _)| !is_lost(&self.world, gpu))
+                .filter(|(gpu, _)| is_seen(gpu))
                 .collect();
             let busy = !self.world.lock().mig_late.is_empty();
             assert!(
