@@ -14,7 +14,7 @@ use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{
     CELDeviceSelector, DeviceAllocationConfiguration, DeviceClass, DeviceSelector,
-    OpaqueDeviceConfiguration, ResourceClaim, ResourceSlice,
+    DeviceSubRequest, OpaqueDeviceConfiguration, ResourceClaim, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
@@ -609,6 +609,43 @@ async fn a_class_that_selects_a_cap_is_read_where_there_is_none() {
     let claim = capped.node.claim("f", &["gpu-0"]);
     capped.node.prepare(&claim).await.unwrap();
     assert_eq!(reads(), before);
+    plugin.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_alternative_that_was_not_chosen_demands_no_cap() {
+    let capped = Capped::new(LimitBackend::Misc);
+    let plugin = capped.node.start_with(capped.config_with("false"));
+    plugin.wait_ready().await;
+    let api = &capped.node.api;
+    for (name, chosen, refused) in [("a", "gpu/capped", true), ("b", "gpu/any", false)] {
+        let reference = capped.share_selecting(name, 2, None);
+        let mut claim = api.get::<ResourceClaim>("default", name).unwrap();
+        let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
+        let request = devices.requests.as_mut().unwrap().first_mut().unwrap();
+        request.exactly = None;
+        let alternative = |name: &str, expression: &str| {
+            let expression = written_out(expression);
+            let cel = CELDeviceSelector { expression };
+            DeviceSubRequest {
+                name: name.to_owned(),
+                device_class_name: DRIVER.to_owned(),
+                selectors: Some(vec![DeviceSelector { cel: Some(cel) }]),
+                ..DeviceSubRequest::default()
+            }
+        };
+        let alternatives = vec![
+            alternative("capped", r#"LEVEL == "cgroup""#),
+            alternative("any", r#"LEVEL == "none""#),
+        ];
+        request.first_available = Some(alternatives);
+        let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
+        let devices = allocation.devices.as_mut().unwrap();
+        chosen.clone_into(&mut devices.results.as_mut().unwrap()[0].request);
+        api.put(&claim).unwrap();
+        let answer = capped.node.prepare(&reference).await;
+        refused_as(refused, &answer.map(drop), chosen);
+    }
     plugin.stop().await;
 }
 
