@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place, Target};
+use divvy_model::{ComputeMode, MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place, Target};
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
@@ -53,7 +53,7 @@ pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
         .chain(end.into_iter().map(Change::RemoveNamespace))
         .chain(remove)
         .chain(mig(state, seen, goal))
-        .chain(compute(state, seen, goal))
+        .chain(compute(state, seen, goal, &start))
         .chain(slice(state, seen, goal))
         .chain(make)
         .chain(start)
@@ -76,12 +76,21 @@ fn mig(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
     (!is_so).then_some(Change::SetMigMode(to))
 }
 
-fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
+/// Returns what sets the compute mode. `start`: the MPS servers that are started.
+fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal, start: &[Change]) -> Option<Change> {
+    let is_of_gpu = |change: &Change| {
+        matches!(
+            change,
+            Change::StartMps(Target::Gpu, _) | Change::RestartMps(Target::Gpu, _)
+        )
+    };
     // Where the driver does not report compute mode, it is left as it is.
     let now = seen.compute?;
     let to = match goal.compute {
         Want::To(mode) => mode,
         Want::Found => state.compute?.found,
+        // A server for those who hold a place at it: programs could get round it in another mode.
+        Want::Leave if start.iter().any(is_of_gpu) => ComputeMode::ExclusiveProcess,
         Want::Leave => return None,
     };
     (now != to).then_some(Change::SetComputeMode(to))
@@ -242,6 +251,49 @@ mod tests {
             };
             assert_eq!(diff(&GpuState::default(), &seen, &goal), expected);
         }
+    }
+
+    /// A mode that an administrator has set under a server stays. One that is started gets its own.
+    #[test]
+    fn a_server_of_a_gpu_is_started_where_no_program_gets_round_it() {
+        let server = MpsServer::NAMESPACES;
+        let exclusive = Change::SetComputeMode(ComputeMode::ExclusiveProcess);
+        let whole = Target::Gpu;
+        let partition = Target::Partition(place());
+        let running = |target| {
+            let one = MpsSeen {
+                server,
+                partition: None,
+                namespaces: None,
+                unwell: None,
+            };
+            BTreeMap::from([(target, one)])
+        };
+        let changes = |target, runs, compute| {
+            let seen = GpuSeen {
+                mps: Some(Ok(runs)),
+                compute: Some(compute),
+                ..GpuSeen::default()
+            };
+            let goal = GpuGoal {
+                mps: [(target, Want::To(server))].into(),
+                ..GpuGoal::default()
+            };
+            let mut state = GpuState::default();
+            state.note_server(target, server, true);
+            diff(&state, &seen, &goal)
+        };
+        let (default, set) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
+        let start = Change::StartMps(whole, server);
+        assert_eq!(changes(whole, running(whole), default), []);
+        assert_eq!(
+            changes(whole, BTreeMap::new(), default),
+            [exclusive, start.clone()]
+        );
+        assert_eq!(changes(whole, BTreeMap::new(), set), [start]);
+        let set = changes(partition, BTreeMap::new(), default);
+        let is_mode = |change: &Change| matches!(change, Change::SetComputeMode(_));
+        assert!(!set.iter().any(is_mode), "{set:?}");
     }
 
     #[test]

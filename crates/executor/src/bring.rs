@@ -556,7 +556,7 @@ impl Work<'_, '_> {
         };
         // PROHIBITED is never ours: an administrator keeps work off the GPU with it, and a claim
         // must not undo that.
-        if now == ComputeMode::Prohibited && matches!(self.goal.compute, Want::To(_)) {
+        if now == ComputeMode::Prohibited && !matches!(self.goal.compute, Want::Found) {
             return Err(not_done("is PROHIBITED, which an administrator has set").into());
         }
         self.change_setting(Setting::Compute { now, to }, |hardware| {

@@ -13,10 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, ChangeError, Filling, GpuGoal, GpuSeen, GpuState, Living, Need, Observed, Want,
+    Cause, ChangeError, Filling, GpuGoal, GpuSeen, GpuState, Living, MpsSeen, Need, Observed, Want,
 };
 use divvy_model::mig::GpuInstance;
-use divvy_model::{ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigMode, Place};
+use divvy_model::{
+    ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigMode, Place, Target,
+};
 
 use crate::InventorySource;
 use crate::context::Context;
@@ -182,11 +184,14 @@ impl<'a> Hardware<'a> {
             Want::Found => state.mig.is_some(),
             Want::Leave => false,
         };
+        let mps = (asks_mps || !state.mps.is_empty() || goal.starts_mps())
+            .then(|| self.mps_servers(gpu, until));
         let compute = match goal.compute {
             // For an MPS server it is read now: in another mode programs could get round it.
             Want::To(ComputeMode::ExclusiveProcess) => self.compute_mode_now(gpu),
             Want::To(to) => self.compute_mode_unless(gpu, state, to),
             Want::Found if state.compute.is_some() => self.compute_mode_now(gpu),
+            Want::Leave if lacks_server(goal, mps.as_ref()) => self.compute_mode_now(gpu),
             Want::Found | Want::Leave => None,
         };
         // Instances that stay as they are need not be looked at.
@@ -202,8 +207,7 @@ impl<'a> Hardware<'a> {
                 .slice
                 .filter(|slice| slice.sure && slice_is_believed)
                 .map(|slice| slice.ours),
-            mps: (asks_mps || !state.mps.is_empty() || goal.starts_mps())
-                .then(|| self.mps_servers(gpu, until)),
+            mps,
             places: self.fillings(gpu, &places),
             // Asked for the notes of settings: they are not dropped as contradicted while a call
             // may still set them.
@@ -231,6 +235,17 @@ impl<'a> Hardware<'a> {
         }
         self.compute_mode_now(gpu)
     }
+}
+
+/// Returns whether a goal wants an MPS server of the whole GPU that does not certainly run and serve.
+fn lacks_server(
+    goal: &GpuGoal,
+    running: Option<&Result<BTreeMap<Target, MpsSeen>, String>>,
+) -> bool {
+    let serves = |one: &MpsSeen| one.unwell.is_none();
+    let running = running.and_then(|running| running.as_ref().ok());
+    let of_gpu = running.and_then(|running| running.get(&Target::Gpu));
+    matches!(goal.mps.get(&Target::Gpu), Some(Want::To(_))) && !of_gpu.is_some_and(serves)
 }
 
 /// Returns whether a code says that a thing is not there: nothing to remove, nothing that lives. With

@@ -5,7 +5,7 @@ mod wedged;
 
 use std::time::Duration;
 
-use divvy_claims::{Claim, ConfigEntry, ConfigSource};
+use divvy_claims::{Claim, ConfigEntry, ConfigSource, ProcessOnGpu};
 use divvy_executor::{Event, Executor, InventorySource, LockName, Refresh, Unprepared};
 use divvy_model::{
     ComputeMode, GpuDriver, GpuUuid, Grant, MpsAbility, MpsNamespace, MpsNamespaceName,
@@ -654,4 +654,29 @@ fn a_round_leaves_a_gpu_that_a_call_is_working_on() {
             .any(|e| matches!(e, Event::Failed { .. }))
     );
     assert_eq!(world.lock().mps.get(&gpu), None);
+}
+
+/// A call that fails gives the mode back that it has set, and the claim goes on holding the GPU.
+#[test]
+fn a_round_starts_no_server_that_programs_can_get_round() {
+    let (world, executor, gpu) = setup();
+    world.prepare(&executor, &share("a")).unwrap();
+    let process = ProcessOnGpu {
+        pid: 7,
+        gpu_instance: None,
+        pod: Some("pod-a".to_owned()),
+    };
+    world.lock().processes.insert(gpu.clone(), vec![process]);
+    let done = world.unprepare(&executor, &uid("a")).unwrap();
+    assert!(matches!(done, Unprepared::Lingering(_)), "{done:?}");
+    world.lock().mps.clear();
+    world.lock().mps_fault = Some(HardwareFault::Refuses);
+    world.prepare(&executor, &share("a")).unwrap_err();
+    assert_eq!(mode(&world, &gpu), ComputeMode::Default);
+    executor.reconcile(&world.view());
+    assert!(world.lock().mps.contains_key(&gpu));
+    assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+    world.lock().processes.clear();
+    executor.reconcile(&world.view());
+    assert_eq!(mode(&world, &gpu), ComputeMode::Default);
 }
