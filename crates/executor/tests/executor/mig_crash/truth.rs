@@ -42,7 +42,24 @@ impl Story {
         let api = self.world.lock().api.clone();
         let mut used = Vec::new();
         for (claim, _) in self.answered.values() {
-            for result in &claim.allocation.results {
+            // A claim that is going holds what could not be removed; the rest is free.
+            let left = match records.get(&claim.uid) {
+                Some(Stored::Fine(record)) if matches!(record.phase, Phase::Leaving(_)) => {
+                    let devices = record.devices.iter();
+                    Some(
+                        devices
+                            .map(|device| &device.allocated.device)
+                            .collect::<Vec<_>>(),
+                    )
+                }
+                _ => None,
+            };
+            let results = claim.allocation.results.iter();
+            let held = results.filter(|result| {
+                left.as_ref()
+                    .is_none_or(|left| left.contains(&&result.device))
+            });
+            for result in held {
                 let wants = slices(&self.world, result.device.as_str());
                 assert!(
                     !used.iter().any(|u| overlap(u, &wants)),
