@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use divvy_claims::{Claim, Prepared};
 use divvy_executor::{
-    Executor, LockName, PrepareError, Refresh, UnprepareError, Unprepared, chain,
+    Event, Executor, LockName, PrepareError, Refresh, UnprepareError, Unprepared, chain,
 };
 use divvy_model::ClaimUid;
 
@@ -135,6 +135,16 @@ impl Cast {
         self.executor = self.world.start();
         let report = self.executor.restore_cdi(Refresh::Missing);
         self.say(format!("    {:?}", report.events));
+        // A claim that was not carried out again after a reboot has no container; one that is not
+        // allocated any more goes without an unprepare.
+        let api = self.world.lock().api.clone();
+        for event in &report.events {
+            if let Event::Released { claim } = event
+                && !api.contains_key(claim)
+            {
+                self.answered.remove(claim);
+            }
+        }
     }
 
     /// The kubelet does not know of it, but a lingering claim that reconcile has finished holds

@@ -293,8 +293,12 @@ impl Story {
             1 => self.prepare(&name),
             2 => self.unprepare(&name),
             3 => {
-                self.world.lock().api.remove(&uid(&name));
+                let before = self.world.lock().api.remove(&uid(&name)).unwrap();
                 self.allocate(&name);
+                // Where nothing is free for it, it keeps what it has.
+                let mut m = self.world.lock();
+                m.api.entry(uid(&name)).or_insert(before);
+                drop(m);
                 self.prepare(&name);
             }
             _ => {}
