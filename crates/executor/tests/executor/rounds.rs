@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use divvy_claims::Claim;
-use divvy_executor::{Executor, LockName};
+use divvy_executor::{Executor, LockName, Refresh};
 use divvy_model::{GpuOp, GpuUuid, Grant, ShareUnit, TimeSlice};
 
 use crate::mig_world::{HALF, claim_of, mig_world};
 use crate::modes::claim;
 use crate::story::uid;
-use crate::world::{HardwareFault, MigLate, World};
+use crate::world::{HardwareFault, MigLate, Moment, World};
 
 /// Every lock of a GPU is held by another call from now on.
 fn keep_busy(world: &World) {
@@ -100,4 +100,23 @@ fn the_unit_of_shares_is_known_to_the_next_process() {
     world.kill();
     let units = world.start().share_units().unwrap();
     assert_eq!(units, [(gpu, ShareUnit::Percent)].into());
+}
+
+/// The process dies between the call and the note of it. The claim is prepared as far as its record says.
+#[test]
+fn a_time_slice_that_was_given_back_before_a_crash_is_set_again() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let gpu = world.gpu(0);
+    let sliced = claim("a", &["gpu-0".to_owned()], Some(TimeSlice::Short), "t1");
+    world.prepare(&executor, &sliced).unwrap();
+    world.lock().api.insert(sliced.uid.clone(), sliced.clone());
+    world.lock().crash_at = Some(("set the time slice", Moment::After));
+    world.unprepare(&executor, &sliced.uid).unwrap_err();
+    assert_eq!(slice(&world, &gpu), None);
+    world.kill();
+    let executor = world.start();
+    executor.restore_cdi(Refresh::Missing);
+    world.prepare(&executor, &sliced).unwrap();
+    assert_eq!(slice(&world, &gpu), Some(TimeSlice::Short));
 }
