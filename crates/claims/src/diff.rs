@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// A mode that an administrator has set under a server stays. One that is started gets its own.
+    /// A mode that an administrator has set under a server stays; a server that is started gets its own.
     #[test]
     fn a_server_of_a_gpu_is_started_where_no_program_gets_round_it() {
         let server = MpsServer::NAMESPACES;
