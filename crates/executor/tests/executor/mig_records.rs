@@ -393,3 +393,27 @@ fn a_round_asks_about_what_is_in_doubt() {
     let events = executor.reconcile(&world.view()).events;
     assert!(events.contains(&cleared), "{events:?}");
 }
+
+/// Others have the same place on another GPU, and another place on the same GPU.
+#[test]
+fn partitions_without_a_record_go_and_those_beside_them_stay() {
+    let (world, executor, a, gpu) = setup();
+    let others = [
+        claim_of("b", &[SMALL], "t1"),
+        claim_of("c", &["gpu-1-mig-3g40gb-9-4"], "t1"),
+    ];
+    world.prepare(&executor, &a).unwrap();
+    let alone = shape(&world);
+    for other in &others {
+        world.prepare(&executor, other).unwrap();
+        lose(&world, &other.uid);
+    }
+    assert_eq!(shape(&world).len(), 3);
+    for _ in 0..2 {
+        executor.reconcile(&world.view());
+        world.pass(Duration::from_mins(5));
+    }
+    executor.reconcile(&world.view());
+    assert_eq!(shape(&world), alone);
+    assert_eq!(living(&world, &gpu).len(), 1);
+}
