@@ -50,11 +50,16 @@ pub(crate) fn run(root: &Path, args: &Args, out: &Path) -> Result<()> {
     let mutants = installed("cargo-mutants", VERSION, &[])?;
     let quick = SLOW.into_iter().flat_map(|slow| ["--skip", slow]);
     let quick: Vec<_> = ["--", "--"].into_iter().chain(quick).collect();
-    for (options, tests) in [(&[][..], quick.as_slice()), (&["--iterate"], &[])] {
+    // In seconds; a test that waits for what never comes would cost the default of minutes each time.
+    let passes = [
+        (&["--timeout", "40"][..], quick.as_slice()),
+        (&["--timeout", "240", "--iterate"], &[]),
+    ];
+    for (options, tests) in passes {
         let mut command = Command::new(&mutants);
         command
             .current_dir(root)
-            .args(["mutants", "--no-shuffle", "--timeout", "120", "--output"])
+            .args(["mutants", "--no-shuffle", "--output"])
             .arg(out);
         for package in &args.packages {
             command.args(["--package", package, "--test-package", package]);
