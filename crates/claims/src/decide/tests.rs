@@ -9,6 +9,7 @@ mod limits;
 mod mps;
 mod mps_shares;
 mod partitions;
+mod rebuilt;
 mod refusals;
 mod rest;
 mod shares;
