@@ -332,6 +332,7 @@ mod tests {
             ("μ >= 0", True),
             ("μ > 0", False),
             ("μ > -1", Unknown),
+            ("1 > μ", True),
             ("μ < 1", True),
             ("μ < 0", False),
             ("μ <= 0", True),
@@ -346,6 +347,13 @@ mod tests {
             ("has(μ)", True),
             ("has(λ)", True),
             ("has(device.attributes)", Unknown),
+            ("size(λ)", Unknown),
+            ("has[λ]", Unknown),
+            ("has(λ]", Unknown),
+            ("has[λ)", Unknown),
+            ("[λ == 'cgroup']", Unknown),
+            ("(λ == 'cgroup']", Unknown),
+            ("[λ == 'cgroup')", Unknown),
             (
                 r#""memoryLimitMaxPercent" in device.attributes["gpu.divvy.dev"]"#,
                 True,
@@ -387,7 +395,15 @@ mod tests {
             (r#"!λ == "cgroup""#, Unknown),
             (r#"device.x == (λ == "cgroup")"#, Unknown),
             (r#"(λ) == "cgroup""#, Unknown),
-            // Beyond what is read.
+        ] {
+            assert_eq!(said(expression), value, "{expression}");
+        }
+    }
+
+    #[test]
+    fn other_syntax_is_possible_and_hides_nothing_beside_it() {
+        use Truth::{False, Unknown};
+        for (expression, value) in [
             (r#"device.x ? λ == "cgroup" : false"#, Unknown),
             (r#"["a"].exists(l, l == λ)"#, Unknown),
             (r#"λ.startsWith("c")"#, Unknown),
