@@ -27,7 +27,8 @@ pub(crate) use self::conflicts::conflicts;
 pub use self::conflicts::{Clash, Holder, Holders};
 pub use self::foreign_processes::ProcessOnGpu;
 use self::foreign_processes::foreign_processes;
-pub use self::servable::{may_set_mig, servable};
+pub use self::servable::may_set_mig;
+use self::servable::servable;
 
 /// Input of [`decide`], taken under the locks of the claim and its GPUs.
 #[derive(Debug)]
@@ -168,10 +169,13 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     if claim.allocation.results.is_empty() && !let_go_first {
         return Decision::Ready(Prepared::default());
     }
-    // Phase 3: check the devices against all other holds, and against the hardware. Processes are
-    // the claim's own only if it was prepared in this boot.
-    let again = record.filter(|record| devices.is_some() && record.boot == *seen.boot);
-    match hold(claim, seen, devices.cloned(), again.is_some()) {
+    // Phase 3: check the devices against all other holds, and against the hardware.
+    let had = match record.filter(|_| devices.is_some()) {
+        None => Had::Nothing,
+        Some(record) if record.boot == *seen.boot => Had::InThisBoot,
+        Some(_) => Had::BeforeBoot,
+    };
+    match hold(claim, seen, devices.cloned(), had) {
         Ok(Ok(devices)) => Decision::Hold {
             devices,
             let_go_first,
@@ -181,13 +185,24 @@ pub fn decide(claim: &Claim, seen: &Snapshot<'_>) -> Decision {
     }
 }
 
+/// Devices that a claim had before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Had {
+    /// It is new, or its earlier devices go first.
+    Nothing,
+    /// It had the same devices before the node was booted.
+    BeforeBoot,
+    /// It has had the same devices in this boot: processes there are its own.
+    InThisBoot,
+}
+
 /// Returns the devices that the claim may have, or who is in the way. `devices` are those of its
-/// record, if it goes on with it; `again` says that it was prepared in this boot.
+/// record, if it goes on with it.
 fn hold(
     claim: &Claim,
     seen: &Snapshot<'_>,
     devices: Option<Vec<RecordedDevice>>,
-    again: bool,
+    had: Had,
 ) -> Result<Result<Vec<RecordedDevice>, Holders>, Refusal> {
     let devices = match devices {
         Some(devices) => devices,
@@ -198,13 +213,34 @@ fn hold(
     if let Some(holders) = conflicts(claim, &devices, seen)? {
         return Ok(Err(holders));
     }
-    servable(claim, &devices, seen, again)?;
-    gone_beside(claim, &devices, seen)?;
-    // The processes of a claim that goes on with what it had are its own.
-    if !again {
-        foreign_processes(claim, &devices, seen)?;
-    }
+    fit(claim, &devices, seen, had)?;
     Ok(Ok(devices))
+}
+
+/// Refuses devices of an earlier boot that the claim cannot have again: the hardware cannot be
+/// brought to them, or others use it now. Other records are no obstacle, since both were prepared
+/// before the boot.
+pub fn fit_after_boot(
+    claim: &Claim,
+    devices: &[RecordedDevice],
+    seen: &Snapshot<'_>,
+) -> Result<(), Refusal> {
+    fit(claim, devices, seen, Had::BeforeBoot)
+}
+
+/// Checks devices against the hardware and those who use it without a record.
+fn fit(
+    claim: &Claim,
+    devices: &[RecordedDevice],
+    seen: &Snapshot<'_>,
+    had: Had,
+) -> Result<(), Refusal> {
+    servable(claim, devices, seen, had != Had::Nothing)?;
+    gone_beside(claim, devices, seen)?;
+    if had == Had::InThisBoot {
+        return Ok(());
+    }
+    foreign_processes(claim, devices, seen)
 }
 
 /// Refuses to make a partition on a GPU where one is gone under the pods of another claim: the

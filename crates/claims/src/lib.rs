@@ -47,8 +47,8 @@ pub use divvy_model::TimeSlice;
 
 pub use config::{resolve, resolve_entry};
 pub use decide::{
-    Clash, Decision, Holder, Holders, ProcessOnGpu, Snapshot, decide, may_set_mig, resolve_devices,
-    servable,
+    Clash, Decision, Holder, Holders, ProcessOnGpu, Snapshot, decide, fit_after_boot, may_set_mig,
+    resolve_devices,
 };
 pub use diff::diff;
 pub use goal::{GpuGoal, Need, Want, goal};

@@ -216,6 +216,11 @@ impl Record {
                 .all(|(d, r)| d.allocated == *r)
     }
 
+    /// Returns true if its claim is answered from it: prepared in this boot, for this allocation.
+    pub fn answers(&self, allocation: &Allocation, boot: &BootId) -> bool {
+        self.phase == Phase::Prepared && self.boot == *boot && self.is_of(allocation)
+    }
+
     /// Returns the claim's holds, whatever its phase: a lingering claim holds too.
     pub fn holds(&self) -> impl Iterator<Item = Hold> + '_ {
         self.devices.iter().map(|device| device.hold(&self.uid))

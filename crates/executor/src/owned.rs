@@ -130,7 +130,7 @@ fn open(path: &Path) -> io::Result<fs::File> {
 }
 
 /// Returns the GPUs of a record that are held, not only looked at by an admin.
-fn held_by(record: &Record) -> BTreeSet<GpuUuid> {
+pub(crate) fn held_by(record: &Record) -> BTreeSet<GpuUuid> {
     let held = record.holds().filter(|hold| hold.sharing.holds());
     held.map(|hold| hold.gpu).collect()
 }
@@ -196,7 +196,7 @@ pub(crate) fn own_what_is_recorded(context: &Context) {
                 Ok(()) => {}
                 Err(NotOwned::By(other)) => tracing::error!(
                     %gpu, on_behalf, other,
-                    "another driver allocated the GPU while this one was down; both use it"
+                    "another driver took a GPU that a claim holds, while this one was down"
                 ),
                 Err(NotOwned::Io(error)) => {
                     tracing::error!(%gpu, %error, "failed to lock the GPU against other drivers");

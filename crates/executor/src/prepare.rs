@@ -19,7 +19,6 @@ use crate::hold::{Wanted, hold};
 use crate::lost::{Served, serve};
 use crate::owned::{leave_gpus, take_gpus};
 use crate::rebuild::rebuild_locked;
-use crate::records::is_prepared;
 use crate::release::{LeftBehind, let_go};
 use crate::snapshot::{gpus_of, look};
 use crate::{Call, Event, Lookup, PrepareCause, Refresh, chain};
@@ -145,9 +144,13 @@ fn attempt(
     let is_fresh = is_fresh && context.now() < begun + STALE_AFTER;
 
     // Take the GPUs from other drivers of ours before looking at them: from here on no other driver
-    // can take them until this attempt has decided. A prepared claim has them already.
+    // can take them until this attempt has decided. A claim that is answered again has them already.
     let wanted = gpus_of(claim, &ordinals, false);
-    let others = if is_prepared(&own) {
+    let boot = &context.config.boot;
+    let is_answered = own
+        .fine()
+        .is_some_and(|record| record.answers(&claim.allocation, boot));
+    let others = if is_answered {
         BTreeMap::new()
     } else {
         take_gpus(context, &claim.reference(), &wanted)
@@ -156,7 +159,7 @@ fn attempt(
         .map_err(PrepareCause::from)
         .and_then(|seen| act(context, claim, seen, &own, call, is_fresh));
     // The claim may have none of its GPUs in the end.
-    if !is_prepared(&own) && !matches!(done, Ok(Attempt::Done(_))) {
+    if !matches!(done, Ok(Attempt::Done(_))) {
         leave_gpus(context, &wanted);
     }
     // Making the record again takes the locks of GPUs by itself, perhaps of others, in their order.

@@ -68,8 +68,8 @@ pub(crate) fn stuck_places(
         Err(NotBrought::Store(error)) => return Err(error),
         Err(NotBrought::Stuck(stuck)) => stuck,
     };
-    // Only an instance keeps its place from others, and an MPS server the whole GPU. A setting that is not back is set again for a
-    // claim that needs it, or given back by reconcile.
+    // Only an instance keeps its place from others, and an MPS server the whole GPU. A setting that
+    // is not back is set again for a claim that needs it, or given back by reconcile.
     let (removals, others): (Vec<Stuck>, Vec<Stuck>) = stuck
         .into_iter()
         .partition(|stuck| stuck.change.is_removal());

@@ -1,10 +1,10 @@
 //! Things that must be right before the kubelet may call: CDI files, records of an earlier boot,
 //! prepares that a crash cut short, and GPUs against what others have left of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_claims::{Claim, Phase, Record, Refusal, Stored, servable};
+use divvy_claims::{Claim, Phase, Record, Refusal, Stored, fit_after_boot};
 use divvy_model::ClaimUid;
 
 use crate::context::Context;
@@ -12,7 +12,7 @@ use crate::files::Files;
 use crate::gpus::Gpus;
 use crate::hold::{Wanted, hold};
 use crate::lost::{Served, serve};
-use crate::owned::own_what_is_recorded;
+use crate::owned::{held_by, own_what_is_recorded, take_gpus};
 use crate::release::{finish, remove};
 use crate::snapshot::look;
 use crate::state::Records;
@@ -187,11 +187,13 @@ fn execute_again(context: &Context, earlier: &Record, until: Duration) -> Result
     }
     let gpus: BTreeSet<_> = earlier.gpus();
     let _gpu_locks = context.lock_gpus(&gpus, until)?;
-    // Decide as for a prepare, but for what others may have changed meanwhile.
+    // Decide as for a prepare, but for other records: theirs were prepared before the boot too.
     let ordinals = context.state.ordinals()?;
     let claim = claim_of(earlier);
-    let seen = look(context, &claim, &ordinals, &gpus, BTreeMap::new())?;
-    servable(&claim, &earlier.devices, &seen, true)?;
+    // Another driver may have taken a GPU since the boot.
+    let others = take_gpus(context, &earlier.reference(), &held_by(earlier));
+    let seen = look(context, &claim, &ordinals, &gpus, others)?;
+    fit_after_boot(&claim, &earlier.devices, &seen)?;
 
     let mut record = earlier.clone();
     record.boot = context.config.boot.clone();

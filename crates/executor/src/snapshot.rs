@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_claims::{Claim, GpuSeen, Phase, ProcessOnGpu, Record, Snapshot, Stored};
+use divvy_claims::{Claim, GpuSeen, Phase, ProcessOnGpu, Snapshot, Stored};
 use divvy_model::mig::PartitionName;
 use divvy_model::{
     DeviceKind, DeviceName, GpuError, GpuErrorCode, GpuUuid, Inventory, MigMode, Ordinals, Place,
@@ -13,7 +13,7 @@ use crate::StoreError;
 use crate::context::Context;
 use crate::executor::ExecutorConfig;
 use crate::gpus::{Gpus, without_file};
-use crate::records::{holds_of_others, is_prepared, others};
+use crate::records::{holds_of_others, others};
 use crate::state::Records;
 
 /// Reads what a claim's prepare depends on. `other_drivers` are its GPUs that another driver has.
@@ -32,7 +32,7 @@ pub(crate) fn look<'a>(
         gpus.entry(gpu.clone())
             .or_insert_with(|| Arc::new(Stored::Fine(without_file(context, gpu))));
     }
-    let places = places(claim, &records, ordinals, inventory.as_deref());
+    let places = places(context, claim, &records, ordinals, inventory.as_deref());
     let hardware = concerned
         .iter()
         .map(|gpu| {
@@ -100,6 +100,7 @@ fn hardware(
 /// On the GPUs of the former also those of other claims' partitions, since nothing new is made
 /// where one of them is gone.
 fn places(
+    context: &Context,
     claim: &Claim,
     records: &Records,
     ordinals: &Ordinals,
@@ -113,8 +114,7 @@ fn places(
         }
     }
     // A claim that is answered again makes nothing.
-    let makes = own
-        .is_none_or(|record| record.phase != Phase::Prepared || !record.is_of(&claim.allocation));
+    let makes = own.is_none_or(|record| !record.answers(&claim.allocation, &context.config.boot));
     let prepared = others(records, &claim.uid).filter(|record| record.phase == Phase::Prepared);
     let others: Vec<_> = prepared
         .filter(|_| makes)
@@ -157,7 +157,7 @@ fn never_lists_processes(error: &GpuError) -> bool {
 
 /// Returns the processes on GPUs that no other claim holds, and on those of which the claim has a
 /// partition that others have made: they may use it. None is asked for where the
-/// claim is prepared already. A GPU that never lists processes (vGPU, WSL) is left out.
+/// claim is answered from its record. A GPU that never lists processes (vGPU, WSL) is left out.
 fn processes(
     context: &Context,
     claim: &Claim,
@@ -165,8 +165,8 @@ fn processes(
     gpus: &BTreeSet<GpuUuid>,
     records: &Records,
 ) -> BTreeMap<GpuUuid, Result<Vec<ProcessOnGpu>, GpuError>> {
-    let own: Option<&Stored<Record>> = records.get(&claim.uid).map(Arc::as_ref);
-    if own.is_some_and(is_prepared) {
+    let own = records.get(&claim.uid).and_then(|stored| stored.fine());
+    if own.is_some_and(|record| record.answers(&claim.allocation, &context.config.boot)) {
         return BTreeMap::new();
     }
     // Processes on a GPU that another claim holds are taken for that claim's: if it is in the way,

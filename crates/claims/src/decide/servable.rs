@@ -9,7 +9,7 @@ use crate::{Claim, GpuState, RecordedDevice, Refusal, Why};
 /// Refuses devices that their GPUs cannot be brought to. `again` says that the claim was prepared
 /// before, in this boot or an earlier one: MIG mode is then turned on for its partitions without a
 /// grant, as it was allowed when they were allocated.
-pub fn servable(
+pub(crate) fn servable(
     claim: &Claim,
     devices: &[RecordedDevice],
     seen: &Snapshot<'_>,

@@ -379,6 +379,13 @@ fn a_foreign_process_refuses_all_but_a_claim_that_is_taken_up_again() {
         decided(Some(&|r| r.allocated_at = Some("t0".to_owned()))),
         "foreign-processes"
     );
+    let boot = |r: &mut Record| r.boot = "boot-0".parse().unwrap();
+    assert_eq!(decided(Some(&boot)), "foreign-processes");
+    let prepared = |r: &mut Record| {
+        boot(r);
+        r.phase = Phase::Prepared;
+    };
+    assert_eq!(decided(Some(&prepared)), "foreign-processes");
 }
 
 #[test]

@@ -725,6 +725,34 @@ fn a_process_of_a_pod_with_another_gpu_is_a_stranger() {
     world.prepare(&executor, &claim("c", &[0], "t2")).unwrap();
 }
 
+/// A claim that had other devices, or the same ones before a boot, has no processes on them yet.
+#[test]
+fn strangers_are_seen_by_claims_that_were_prepared_before() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.lock().api.insert(a.uid.clone(), a.clone());
+    world.prepare(&executor, &a).unwrap();
+    computes(&world, 1, "stranger");
+    let moved = world.prepare(&executor, &claim("a", &[1], "t2"));
+    assert_eq!(moved.unwrap_err().category(), "foreign-processes");
+
+    world.reboot();
+    let executor = world.start();
+    computes(&world, 0, "stranger");
+    let again = world.prepare(&executor, &a);
+    assert_eq!(again.unwrap_err().category(), "foreign-processes");
+    let report = executor.restore_cdi(Refresh::All);
+    assert!(
+        matches!(&report.events[..], [Event::Failed { error, .. }] if error.contains("stranger")),
+        "{report:?}"
+    );
+    assert!(world.lock().cdi.is_empty());
+    world.lock().processes.clear();
+    executor.restore_cdi(Refresh::Missing);
+    assert_eq!(world.lock().cdi.len(), 1);
+}
+
 /// P3. Pods that come after the prepare are followed through the API.
 #[test]
 fn reconcile_follows_the_pods_of_a_claim_and_says_so() {

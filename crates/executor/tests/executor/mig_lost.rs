@@ -405,3 +405,27 @@ fn nothing_is_made_beside_a_partition_that_is_gone_under_its_claim() {
     world.unprepare(&executor, &a.uid).unwrap();
     world.prepare(&executor, &b).unwrap();
 }
+
+#[test]
+fn nothing_is_made_again_after_a_boot_beside_a_partition_that_is_gone() {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let (a, b) = (claim_of("a", &[HALF], "t1"), claim_of("b", &[SMALL], "t1"));
+    for claim in [&a, &b] {
+        world.lock().api.insert(claim.uid.clone(), claim.clone());
+        world.prepare(&executor, claim).unwrap();
+    }
+    world.reboot();
+    let executor = world.start();
+    // The pod of `a` starts again, and its partition is lost.
+    world.prepare(&executor, &a).unwrap();
+    destroy_instances(&world, &world.gpu(0));
+
+    let refused = world.prepare(&executor, &b).unwrap_err();
+    assert_eq!(refused.category(), "partition-gone");
+    executor.restore_cdi(Refresh::All);
+    assert!(living(&world, &world.gpu(0)).is_empty());
+    assert!(world.lock().cdi.is_empty());
+    world.unprepare(&executor, &a.uid).unwrap();
+    world.prepare(&executor, &b).unwrap();
+}

@@ -297,3 +297,18 @@ fn after_a_reboot_a_partition_is_made_although_mig_mode_was_on() {
     assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
     assert_eq!(crate::mig_world::living(&world, &gpu).len(), 1);
 }
+
+/// The kubelet's call may come before the claim is carried out again; both decide alike.
+#[test]
+fn after_a_reboot_a_prepare_turns_mig_mode_on_without_a_grant() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    world.reboot();
+    let executor = world.start();
+    world.grant(&executor, false);
+    let new = claim_of("b", &["gpu-1-mig-3g40gb-9-4"], "t1");
+    let refused = world.prepare(&executor, &new).unwrap_err();
+    assert_eq!(refused.category(), "wrong-mode");
+    world.prepare(&executor, &a).unwrap();
+    assert_eq!(crate::mig_world::living(&world, &gpu).len(), 1);
+}

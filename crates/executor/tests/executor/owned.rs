@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use divvy_executor::{Executor, LockName, Refresh, Unprepared};
+use divvy_executor::{Event, Executor, LockName, ProcessOnGpu, Refresh, Unprepared};
 
 use crate::world::{World, claim};
 
@@ -130,4 +130,69 @@ fn a_gpu_prepared_while_it_is_looked_at_stays_its_drivers() {
     ones.restore_cdi(Refresh::Missing);
     one.prepare(&ones, &claim("b", &[0], "t2")).unwrap();
     assert!(is_refused(&other, &others, "c", 0));
+}
+
+/// A claim that is prepared already has the GPUs of its record, and no others.
+#[test]
+fn a_claim_allocated_anew_takes_no_gpu_of_another_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let (ones, others) = (start(&one), start(&other));
+    one.prepare(&ones, &claim("a", &[0], "t1")).unwrap();
+    let x = claim("x", &[1], "t1");
+    other.prepare(&others, &x).unwrap();
+    assert!(is_refused(&one, &ones, "a", 1));
+    assert!(is_refused(&other, &others, "y", 0), "it has its first GPU");
+
+    other.unprepare(&others, &x.uid).unwrap();
+    assert!(!is_refused(&one, &ones, "a", 1));
+    assert!(is_refused(&other, &others, "y", 1) && !is_refused(&other, &others, "y", 0));
+}
+
+#[test]
+fn a_claim_allocated_anew_that_is_refused_leaves_the_new_gpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let (ones, others) = (start(&one), start(&other));
+    one.prepare(&ones, &claim("a", &[0], "t1")).unwrap();
+    let stranger = ProcessOnGpu {
+        pid: 7,
+        gpu_instance: None,
+        pod: None,
+    };
+    let gpu = one.gpu(1);
+    one.lock().processes.insert(gpu, vec![stranger]);
+    one.prepare(&ones, &claim("a", &[1], "t2")).unwrap_err();
+    assert!(!is_refused(&other, &others, "x", 1));
+    assert!(is_refused(&other, &others, "x", 0), "it has its first GPU");
+}
+
+/// The GPU of a claim is another driver's after a boot: it was faster.
+#[test]
+fn a_gpu_that_another_driver_took_after_a_boot_is_not_used_by_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let a = claim("a", &[0], "t1");
+    let ones = start(&one);
+    one.lock().api.insert(a.uid.clone(), a.clone());
+    one.prepare(&ones, &a).unwrap();
+    drop(ones);
+    one.reboot();
+    let others = start(&other);
+    let x = claim("x", &[0], "t1");
+    other.prepare(&others, &x).unwrap();
+
+    let ones = one.start();
+    let report = ones.restore_cdi(Refresh::All);
+    assert!(
+        matches!(&report.events[..], [Event::Failed { error, .. }] if error.contains(OTHER)),
+        "{report:?}"
+    );
+    assert!(one.lock().cdi.is_empty());
+    assert!(is_refused(&one, &ones, "a", 0));
+
+    other.unprepare(&others, &x.uid).unwrap();
+    ones.restore_cdi(Refresh::Missing);
+    assert_eq!(one.lock().cdi.len(), 1);
+    assert!(is_refused(&other, &others, "y", 0));
 }

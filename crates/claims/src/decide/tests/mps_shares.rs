@@ -172,7 +172,7 @@ fn as_many_claims_have_a_slot_as_there_are() {
         world.records.insert("b".parse().unwrap(), stored);
         let seen = world.seen();
         let devices = plan(slots(2).decide(&plain("c"))).devices;
-        crate::servable(&plain("c"), &devices, &seen, false).unwrap();
+        servable(&plain("c"), &devices, &seen, false).unwrap();
     }
     // Each result of a claim takes one.
     let mut two = plain("two");
@@ -295,9 +295,9 @@ fn another_protocol_than_that_of_the_node_is_refused() {
         world
     };
     let same = seen(MpsProtocol::V2);
-    crate::servable(&plain("a"), &devices, &same.seen(), true).unwrap();
+    servable(&plain("a"), &devices, &same.seen(), true).unwrap();
     let other = seen(MpsProtocol::V3);
-    let refused = crate::servable(&plain("a"), &devices, &other.seen(), true).unwrap_err();
+    let refused = servable(&plain("a"), &devices, &other.seen(), true).unwrap_err();
     assert!(
         refused.to_string().contains("another protocol of MPS"),
         "{refused}"

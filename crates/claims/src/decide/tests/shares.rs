@@ -371,11 +371,11 @@ fn a_cap_is_promised_once_and_kept_or_refused() {
         MemoryCaps::NoHook,
     ] {
         world.inventory.system.memory_caps = lack;
-        let refusal = crate::servable(&first, &devices, &world.seen(), true).unwrap_err();
+        let refusal = servable(&first, &devices, &world.seen(), true).unwrap_err();
         assert_eq!(refusal.category(), "cap-lost");
         let text = refusal.to_string();
         assert!(text.contains(lack.lack().unwrap()), "{text}");
     }
     world.inventory.system.memory_caps = MemoryCaps::Available;
-    crate::servable(&first, &devices, &world.seen(), true).unwrap();
+    servable(&first, &devices, &world.seen(), true).unwrap();
 }
