@@ -109,3 +109,18 @@ impl CdiDir for FileCdiDir {
         self.dir.display().to_string()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two claims are the first ones on a node at once.
+    #[test]
+    fn a_folder_that_another_writer_has_just_made_is_taken_as_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = FileCdiDir::new(root.path().join("cdi"));
+        folder.make().unwrap();
+        folder.make().unwrap();
+        assert!(folder.list().unwrap().is_empty());
+    }
+}

@@ -308,3 +308,72 @@ impl UnprepareError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_claims::Cause;
+
+    use super::*;
+
+    fn store(kind: io::ErrorKind) -> StoreError {
+        StoreError {
+            what: "the record of claim UID a".to_owned(),
+            action: "written",
+            source: kind.into(),
+        }
+    }
+
+    #[test]
+    fn errors_of_files_say_how_to_mend_them() {
+        let said = |kind| store(kind).to_string();
+        let plain = "the record of claim UID a cannot be written";
+        assert_eq!(said(io::ErrorKind::Interrupted), plain);
+        let advice = [
+            (
+                io::ErrorKind::PermissionDenied,
+                "the plugin must run as root, and the folder must not be immutable",
+            ),
+            (
+                io::ErrorKind::NotFound,
+                "the folder does not exist: check the plugin's hostPath mounts",
+            ),
+            (
+                io::ErrorKind::QuotaExceeded,
+                "the node's disk is full: free some space",
+            ),
+        ];
+        for (kind, advice) in advice {
+            assert_eq!(said(kind), format!("{plain} ({advice})"));
+        }
+        assert!(store(io::ErrorKind::QuotaExceeded).is_full());
+    }
+
+    #[test]
+    fn errors_of_a_change_have_the_category_of_their_cause() {
+        let failed = |retry| {
+            let source = ChangeError::NotDone(Cause {
+                retry,
+                ..Cause::new("refused")
+            });
+            let change = "make it".to_owned();
+            PrepareCause::Change { change, source }
+        };
+        let of = |cause: PrepareCause| {
+            let claim = ClaimRef {
+                uid: "uid-a".parse().unwrap(),
+                namespace: "ns".to_owned(),
+                name: "a".to_owned(),
+            };
+            let error = PrepareError { claim, cause };
+            (error.category(), error.is_permanent())
+        };
+        assert_eq!(of(failed(Retry::Never)), ("unsupported", true));
+        assert_eq!(of(failed(Retry::Later)), ("hardware", false));
+        let undone = PrepareCause::Undo {
+            first: Box::new(failed(Retry::Soon)),
+            undo: "it is stuck".to_owned(),
+        };
+        assert_eq!(of(undone), ("hardware", false));
+        assert_eq!(of(PrepareCause::Unprepared), ("unprepared", false));
+    }
+}

@@ -181,10 +181,7 @@ fn act(
     is_fresh: bool,
 ) -> Result<Attempt, PrepareCause> {
     // The record on disk counts, not a copy in memory.
-    match **own {
-        Stored::Absent => drop(seen.records.remove(&claim.uid)),
-        _ => drop(seen.records.insert(claim.uid.clone(), own.clone())),
-    }
+    seen.records.insert(claim.uid.clone(), own.clone());
     match decide(claim, &seen) {
         Decision::Rebuild => Ok(Attempt::Rebuild),
         Decision::Ready(prepared) => match own.fine() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use divvy_claims::Claim;
 use divvy_executor::{Event, Executor, Folder, Refresh, Unprepared, chain};
+use divvy_gpu_sim::Fault;
 use divvy_model::{GpuErrorCode, GpuOp, GpuUuid};
 
 use crate::mig_world::{HALF, SMALL, claim_of, living, mig_world, sim};
@@ -229,6 +230,31 @@ fn a_lost_gpu_keeps_of_its_claim_what_is_on_it_and_nothing_on_other_gpus() {
         );
         assert!(living(&world, &lost).is_empty());
     }
+}
+
+/// The second GPU refuses, and then the first does not give its partition back.
+#[test]
+fn a_failed_prepare_keeps_what_cannot_be_undone_and_nothing_on_other_gpus() {
+    let two = claim_of("two", &[HALF, "gpu-1-mig-1g10gb-19-0"], "t1");
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    let (stuck, refuses) = (world.gpu(0), world.gpu(1));
+    let fails = |op| Fault::fail(GpuErrorCode::NO_PERMISSION).of(op);
+    sim(&world).fault(fails(GpuOp::CreateGpuInstance).on(&refuses));
+    sim(&world).fault(fails(GpuOp::DestroyGpuInstance).on(&stuck));
+    world.prepare(&executor, &two).unwrap_err();
+    sim(&world).clear_faults();
+
+    let held = executor.held().unwrap().into_iter();
+    let held: Vec<_> = held.map(|held| held.hold.gpu).collect();
+    assert_eq!(held, std::slice::from_ref(&stuck));
+    let whole = claim_of("w", &["gpu-1"], "t1");
+    world.prepare(&executor, &whole).unwrap();
+    assert_eq!(
+        executor.finish_lingering().0.events,
+        [Event::Released { claim: two.uid }]
+    );
+    assert!(living(&world, &stuck).is_empty());
 }
 
 #[test]

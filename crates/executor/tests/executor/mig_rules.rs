@@ -69,7 +69,8 @@ fn a_static_partition_that_cannot_be_read_is_not_said_to_be_gone() {
         sim(&world).clear_faults();
         world.unprepare(&executor, &a.uid).unwrap();
     }
-    let cannot = |said: &&String| said.contains("its instances cannot be read");
+    let find = format!("failed to find the partition of profile 9 at 4+4 on {gpu}: ");
+    let cannot = |said: &&String| said.contains(&format!("{find}it was not done: its instances"));
     assert!(said.iter().any(|said| cannot(&said)), "{said:?}");
     assert!(
         !said.iter().any(|s| s.contains("no longer exists")),
