@@ -50,6 +50,8 @@ mod odd;
 #[cfg(test)]
 mod owned;
 #[cfg(test)]
+mod queries;
+#[cfg(test)]
 mod race;
 #[cfg(test)]
 mod rounds;

@@ -1,6 +1,7 @@
 //! Partitions whose claim's record was lost or cannot be read any more: adopted, made anew or
 //! removed, by what else is known of them.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use divvy_claims::Phase;
@@ -13,7 +14,7 @@ use crate::story::uid;
 use crate::world::accessors::{
     Open, granted, keep_notes, lose, lose_gpu_file, noted, open_question, picture, tear, tear_gpu,
 };
-use crate::world::{MigLate, Moment, World};
+use crate::world::{MigLate, Moment, Place, World};
 
 /// After a lost record store partitions are adopted from allocated claims with a CDI file and no
 /// others.
@@ -416,4 +417,97 @@ fn partitions_without_a_record_go_and_those_beside_them_stay() {
     executor.reconcile(&world.view());
     assert_eq!(shape(&world), alone);
     assert_eq!(living(&world, &gpu).len(), 1);
+}
+
+/// Its CDI file says that a claim was served, and the note of a partition that one may be.
+#[test]
+fn a_record_of_partitions_is_made_again_by_its_cdi_file_or_what_lives() {
+    for lives in [true, false] {
+        let (world, executor, a, gpu) = setup();
+        world.prepare(&executor, &a).unwrap();
+        lose(&world, &a.uid);
+        world.lock().cdi.clear();
+        if !lives {
+            let (instance, inside) = living(&world, &gpu).remove(0);
+            sim(&world).edit(|e| {
+                e.destroy_compute_instance(&gpu, instance.id, inside[0].id)
+                    .unwrap();
+                e.destroy_gpu_instance(&gpu, instance.id).unwrap();
+            });
+        }
+        let events = executor.reconcile(&world.view()).events;
+        let rebuilt = Event::Rebuilt {
+            claim: a.uid.clone(),
+        };
+        assert_eq!(events.contains(&rebuilt), lives, "{events:?}");
+        assert_eq!(world.lock().records().contains_key(&a.uid), lives);
+        world.prepare(&executor, &a).unwrap();
+        assert_eq!(shape(&world), [(9, 4, 1)]);
+    }
+}
+
+/// The record that cannot be read may hold the place of the partition. A claim without one has no
+/// place to lose.
+#[test]
+fn a_lost_record_of_partitions_is_made_again_after_torn_ones() {
+    let (world, executor, a, _) = setup();
+    let (whole, torn) = (
+        claim_of("w", &["gpu-1"], "t1"),
+        claim_of("t", &[SMALL], "t1"),
+    );
+    for claim in [&a, &whole, &torn] {
+        world.prepare(&executor, claim).unwrap();
+        world.lock().api.insert(claim.uid.clone(), claim.clone());
+    }
+    tear(&world, &torn.uid, b"rubbish");
+    for lost in [&a, &whole] {
+        lose(&world, &lost.uid);
+    }
+    let first = world.lock().api.remove(&torn.uid);
+    let events = executor.reconcile(&world.view()).events;
+    let waits = "is made again when another claim's record can be read";
+    let is_wait = |event: &Event| matches!(event, Event::Failed { claim: Some(uid), error } if *uid == a.uid && error.contains(waits));
+    assert!(events.iter().any(is_wait), "{events:?}");
+    let rebuilt = |claim: &divvy_model::ClaimUid| Event::Rebuilt {
+        claim: claim.clone(),
+    };
+    assert!(events.contains(&rebuilt(&whole.uid)), "{events:?}");
+
+    world.lock().api.insert(torn.uid.clone(), first.unwrap());
+    let events = executor.reconcile(&world.view()).events;
+    assert_eq!(events[1..], [rebuilt(&torn.uid), rebuilt(&a.uid)]);
+}
+
+/// Its pods may be starting.
+#[test]
+fn a_file_that_is_as_the_record_will_say_stays_while_it_cannot_be_written() {
+    for same in [true, false] {
+        let (world, executor, a, _) = setup();
+        world.prepare(&executor, &a).unwrap();
+        tear(&world, &a.uid, b"rubbish");
+        if !same {
+            for content in world.lock().cdi.values_mut() {
+                let text = String::from_utf8(content.clone()).unwrap();
+                *content = text.replace("PARTITIONS=1", "PARTITIONS=2").into();
+            }
+        }
+        world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+        let events = executor.reconcile(&world.view()).events;
+        let fails = matches!(&events[..], [Event::Kept { .. }, Event::Failed { .. }]);
+        assert!(fails, "{events:?}");
+        assert_eq!(world.lock().cdi.is_empty(), !same);
+    }
+}
+
+#[test]
+fn claims_that_no_record_names_are_known_to_be_there() {
+    let (world, executor, a, _) = setup();
+    let said = |executor: &Executor| (executor.has_records(), executor.has_nameless_claims());
+    assert_eq!(said(&executor), (false, Ok(false)));
+    world.prepare(&executor, &a).unwrap();
+    assert_eq!(said(&executor), (true, Ok(false)));
+    tear(&world, &a.uid, b"rubbish");
+    assert_eq!(said(&executor), (true, Ok(true)));
+    lose(&world, &a.uid);
+    assert_eq!(said(&executor), (false, Ok(true)));
 }
