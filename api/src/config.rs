@@ -50,14 +50,14 @@ pub struct DeviceConfig {
     /// the GPU together runs in turn. When the claim is gone, the GPU gets back what it had before.
     /// Shares have the time slice of their GPU's policy.
     pub time_slice: Option<TimeSlice>,
-    /// The MPS server of a whole GPU or partition (`mps: {}`): the programs of a claim whose containers
-    /// or pods have it together run at once, and each is kept to these limits. It stays the
-    /// claim's alone. Not together with `timeSlicing`.
+    /// The MPS server of a whole GPU or partition (`mps: {}`): the programs of a claim whose
+    /// containers or pods have it together run at once, and each is kept to these limits. It stays
+    /// the claim's alone. Not together with `timeSlicing`.
     pub mps_server: Option<MpsLimits>,
-    /// The limit of a share's memory (`limits: {memory: 16Gi}`): the driver keeps the pod within it.
-    /// It is at least what the share requests, the limit of shares without one. A claim that sets it
-    /// is served only where the memory of shares is capped (attribute `memoryEnforcement`), and up
-    /// to what the GPU's policy allows (`shares.burst`, attribute `memoryLimitMaxPercent`).
+    /// The limit of a share's memory (`limits: {memory: 16Gi}`): the driver keeps the pod within
+    /// it. It is at least what the share requests, the limit of shares without one. A claim that
+    /// sets it is served only where the memory of shares is capped (attribute `memoryEnforcement`),
+    /// and up to what the GPU's policy allows (`shares.burst`, attribute `memoryLimitMaxPercent`).
     pub memory_limit: Option<MemoryBound>,
     /// Device nodes of the host that the containers need besides those of the GPU, such as
     /// `/dev/gdrdrv` (GDRCopy), `/dev/nvidia-fs*` (GPUDirect Storage) or

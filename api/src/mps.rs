@@ -1,5 +1,5 @@
-//! MPS as users write it: the options of an MPS share (`MpsConfig`), and the limits of a claim that has
-//! a GPU or partition alone, with an MPS server (`mps` of a `GpuConfig` or `MigConfig`).
+//! MPS as users write it: the options of an MPS share (`MpsConfig`), and the limits of a claim that
+//! has a GPU or partition alone, with an MPS server (`mps` of a `GpuConfig` or `MigConfig`).
 
 use divvy_model::{MpsPriority, Quantity};
 use serde_json::{Map, Value, json};

@@ -93,8 +93,8 @@ pub mod attributes {
     pub const SLOT_CORES: &str = "slotCores";
     /// Isolation that is really enforced: `hardware`, `cooperative`, `none`.
     pub const ISOLATION: &str = "isolation";
-    /// Layer that keeps a program within the memory of the device: `hardware`, `cgroup` (the driver,
-    /// by the control group of the pod), or `none`, where amounts are only counted.
+    /// Layer that keeps a program within the memory of the device: `hardware`, `cgroup` (the
+    /// driver, by the control group of the pod), or `none`, where amounts are only counted.
     pub const MEMORY_ENFORCEMENT: &str = "memoryEnforcement";
     /// The largest memory limit of a share (`limits.memory` of its config), in percent of its
     /// request (int): 100 where the policy allows none above it, and 0 where nothing keeps limits.
@@ -208,8 +208,8 @@ pub mod taints {
     pub const MODE: &str = "gpu.divvy.dev/mode";
     /// Another driver or a device plugin has allocated the GPU or a part of it.
     pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
-    /// The MPS server of the GPU or partition is wedged, so that no new program can use it: it is in the
-    /// state FAULT (`fault`), or its daemon does not answer (`no-answer`).
+    /// The MPS server of the GPU or partition is wedged, so that no new program can use it: it is
+    /// in the state FAULT (`fault`), or its daemon does not answer (`no-answer`).
     pub const MPS: &str = "gpu.divvy.dev/mps";
     /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that
     /// containers need.
@@ -274,8 +274,8 @@ pub mod env {
 
     /// Memory that the shares of a device were granted, in bytes: `DIVVY_MEMORY_`, and the device's
     /// name in capitals with underscores (`DIVVY_MEMORY_GPU_0_TS`). Several shares of it for one
-    /// request are added up. It is enforced where the limit below is there; elsewhere programs have to limit
-    /// themselves.
+    /// request are added up. It is enforced where the limit below is there; elsewhere programs have
+    /// to limit themselves.
     pub fn share_memory(device: &str) -> String {
         format!("DIVVY_MEMORY_{}", in_capitals(device))
     }
@@ -293,11 +293,12 @@ pub mod env {
         format!("DIVVY_CORES_{}", in_capitals(device))
     }
 
-    /// Returns what one share was granted of the memory and the compute of its device, and the limit
-    /// of its memory, under names that no other share has, since a container may have shares of one
-    /// device through several claims or requests, and the variables above then carry those of one:
-    /// `DIVVY_SHARE_MEMORY_<DEVICE>_<SHARE ID>` and `DIVVY_SHARE_MEMORY_LIMIT_<DEVICE>_<SHARE ID>`
-    /// in bytes, `DIVVY_SHARE_CORES_<DEVICE>_<SHARE ID>` in percent.
+    /// Returns what one share was granted of the memory and the compute of its device, and the
+    /// limit of its memory, under names that no other share has, since a container may have shares
+    /// of one device through several claims or requests, and the variables above then carry those
+    /// of one: `DIVVY_SHARE_MEMORY_<DEVICE>_<SHARE ID>` and
+    /// `DIVVY_SHARE_MEMORY_LIMIT_<DEVICE>_<SHARE ID>` in bytes,
+    /// `DIVVY_SHARE_CORES_<DEVICE>_<SHARE ID>` in percent.
     pub fn one_share(device: &str, share_id: &str) -> [String; 3] {
         let name = |what: &str| {
             format!(

@@ -33,10 +33,10 @@ const NVIDIA_CAPACITIES: [&str; 7] = [
 
 /// The published names of attributes and capacities, which depend on the driver's name.
 ///
-/// Under the name of NVIDIA's driver, divvy stands in for it: what NVIDIA's driver publishes too has
-/// no domain, and so the domain `gpu.nvidia.com` in CEL; everything else gets the domain of divvy,
-/// since a name of ours in a domain of NVIDIA's may mean something else there one day. Under any
-/// other name of the driver, no name gets a domain.
+/// Under the name of NVIDIA's driver, divvy stands in for it: what NVIDIA's driver publishes too
+/// has no domain, and so the domain `gpu.nvidia.com` in CEL; everything else gets the domain of
+/// divvy, since a name of ours in a domain of NVIDIA's may mean something else there one day. Under
+/// any other name of the driver, no name gets a domain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Naming {
     stands_in: bool,

@@ -101,8 +101,8 @@ pub struct GpuNodeStatus {
     pub summary: Summary,
     /// The versions in use.
     pub versions: Versions,
-    /// The enforcement of the memory of shares on this node: capped by the driver, or counted and not
-    /// enforced, with what the node lacks.
+    /// The enforcement of the memory of shares on this node: capped by the driver, or counted and
+    /// not enforced, with what the node lacks.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub share_memory: String,
     /// The GPUs, ordered by number.
@@ -167,8 +167,8 @@ pub struct GpuStatus {
     pub product: String,
     /// The current mode of the GPU: idle, whole, partitioned, time-sliced or mps.
     pub mode: String,
-    /// The kinds of devices that the GPU is offered as: whole, partitions, shares, MPS shares, shares
-    /// of partitions.
+    /// The kinds of devices that the GPU is offered as: whole, partitions, shares, MPS shares,
+    /// shares of partitions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offered: Vec<String>,
     /// The policy rule that decides what the GPU may become, as policy/rule. It is empty if no rule

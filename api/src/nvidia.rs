@@ -1,5 +1,5 @@
-//! The configs of NVIDIA's driver, read in its place: each becomes one of ours, or is refused by the
-//! name of what cannot be kept.
+//! The configs of NVIDIA's driver, read in its place: each becomes one of ours, or is refused by
+//! the name of what cannot be kept.
 
 use divvy_model::{Quantity, TimeSlice};
 use serde_json::{Map, Value};
@@ -111,8 +111,8 @@ fn gpu(fields: &mut Fields) -> Result<DeviceConfig, ConfigError> {
     Ok(config)
 }
 
-/// Reads the rest of a `MigDeviceConfig`. Time-slicing of a partition is accepted and means nothing,
-/// as at NVIDIA: the hardware has no time slice of a partition.
+/// Reads the rest of a `MigDeviceConfig`. Time-slicing of a partition is accepted and means
+/// nothing, as at NVIDIA: the hardware has no time slice of a partition.
 fn mig(fields: &mut Fields) -> Result<DeviceConfig, ConfigError> {
     let mut config = DeviceConfig::empty(ConfigKind::Mig);
     let Some(mut sharing) = fields.object("sharing")? else {

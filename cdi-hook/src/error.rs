@@ -78,8 +78,8 @@ impl HookError {
         }
     }
 
-    /// Returns the exit status. Some runtimes show it in the pod's event and nothing else of a hook:
-    /// each reason for a share without its cap has one of its own.
+    /// Returns the exit status. Some runtimes show it in the pod's event and nothing else of a
+    /// hook: each reason for a share without its cap has one of its own.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::LimitsAway { .. } => 70,

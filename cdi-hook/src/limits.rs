@@ -1,7 +1,7 @@
 //! The step that has the memory of a share capped before its program runs.
 //!
-//! The node plugin sets the cap: it knows the claim, and has NVML. This program names the
-//! process that is about to become the container, and waits for the answer. No amount passes through here:
+//! The node plugin sets the cap: it knows the claim, and has NVML. This program names the process
+//! that is about to become the container, and waits for the answer. No amount passes through here:
 //! the plugin reads it from its own record.
 
 use std::io::{self, BufRead, BufReader, Write};
@@ -104,8 +104,8 @@ mod tests {
     const STATE: &str =
         r#"{"ociVersion":"1.2.0","id":"c1","status":"creating","pid":4711,"bundle":"/b"}"#;
 
-    /// Asks a server that treats one connection after the other so, and returns the question that it
-    /// was asked last, with the result.
+    /// Asks a server that treats one connection after the other so, and returns the question that
+    /// it was asked last, with the result.
     fn asked(answers: &[Option<&str>]) -> (Value, Result<(), HookError>) {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");

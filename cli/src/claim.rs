@@ -65,8 +65,8 @@ enum Wanted {
         /// Percent of any GPU that a GpuPolicy shares by percent, such as 50 for half of it
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100), conflicts_with_all = ["memory", "cores"])]
         percent: Option<u8>,
-        /// Memory that it may use where the driver caps it, such as 16Gi or 50% of the GPU; by default
-        /// what it requests
+        /// Memory that it may use where the driver caps it, such as 16Gi or 50% of the GPU; by
+        /// default what it requests
         #[arg(long, value_name = "AMOUNT", value_parser = limit)]
         limit: Option<String>,
     },
@@ -195,8 +195,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a limit in percent of a request, rounded up, where both are amounts or both are percent of
-/// the GPU.
+/// Returns a limit in percent of a request, rounded up, where both are amounts or both are percent
+/// of the GPU.
 fn in_percent(limit: &str, request: &str) -> Option<i128> {
     let number = |text: &str| text.parse::<Quantity>().ok().map(|q| q.rounded_up());
     let both = match (limit.strip_suffix('%'), request.strip_suffix('%')) {
@@ -209,8 +209,8 @@ fn in_percent(limit: &str, request: &str) -> Option<i128> {
     Some(hundred.div_euclid(request) + i128::from(hundred.rem_euclid(request) > 0))
 }
 
-/// Returns the least `memoryLimitMaxPercent` of a share that allows the limit, as far as it is known:
-/// any share that is kept within a limit has 100.
+/// Returns the least `memoryLimitMaxPercent` of a share that allows the limit, as far as it is
+/// known: any share that is kept within a limit has 100.
 fn factor(limit: &str, request: Option<&str>) -> i128 {
     let known = request.and_then(|request| in_percent(limit, request));
     known.unwrap_or(100).max(100)

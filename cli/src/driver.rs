@@ -1,5 +1,5 @@
-//! The names that divvy's driver can have: its own, and that of NVIDIA's driver, for which it stands
-//! in under `gpu.nvidia.com`. Classes follow from the driver's name as the chart makes them.
+//! The names that divvy's driver can have: its own, and that of NVIDIA's driver, for which it
+//! stands in under `gpu.nvidia.com`. Classes follow from the driver's name as the chart makes them.
 
 use std::collections::BTreeMap;
 
@@ -27,9 +27,9 @@ pub(crate) fn known(name: &str) -> &'static str {
     found.unwrap_or(names::DRIVER)
 }
 
-/// Returns the name of the driver that is shown: the one that is asked for, else the one that most nodes
-/// report, ours first, and what of other names is not shown then. `GpuNodes` are divvy's alone, so that
-/// NVIDIA's driver is never taken for it. A node may report no name yet.
+/// Returns the name of the driver that is shown: the one that is asked for, else the one that most
+/// nodes report, ours first, and what of other names is not shown then. `GpuNodes` are divvy's
+/// alone, so that NVIDIA's driver is never taken for it. A node may report no name yet.
 pub(crate) fn shown<'a>(
     asked: Option<&str>,
     reported: impl Iterator<Item = &'a str>,

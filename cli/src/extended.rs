@@ -35,8 +35,9 @@ pub(crate) fn amount(text: &str) -> Option<i64> {
         .filter(|whole| i128::from(*whole) * 1_000_000_000 == quantity.nanos())
 }
 
-/// Returns the requests of a pod, as the scheduler makes them: one for each container that runs on, and for
-/// the init containers that run before them one for what the biggest of them needs beyond that.
+/// Returns the requests of a pod, as the scheduler makes them: one for each container that runs on,
+/// and for the init containers that run before them one for what the biggest of them needs beyond
+/// that.
 pub(crate) fn requests(spec: &PodSpec, classes: &[DeviceClass]) -> Extended {
     let init = spec.init_containers.as_deref().unwrap_or_default();
     let containers: Vec<&Container> = init.iter().chain(&spec.containers).collect();

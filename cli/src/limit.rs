@@ -51,8 +51,8 @@ pub(crate) fn mps_in_words(limits: MpsLimits) -> String {
     }
 }
 
-/// Returns the config of a device. A claim whose config cannot be read is not served, which is shown
-/// elsewhere.
+/// Returns the config of a device. A claim whose config cannot be read is not served, which is
+/// shown elsewhere.
 fn config(
     allocation: &AllocationResult,
     result: &DeviceRequestAllocationResult,

@@ -104,8 +104,8 @@ enum Command {
     /// Rewrite manifests for the device plugin, HAMi, KAI, gpu-manager or NVIDIA's DRA driver
     ///
     /// The result is on standard output; what has no counterpart is noted on standard error, and in
-    /// comments before each object. Exit status 1: a part could not be converted, and is as it was; 2:
-    /// the input cannot be read.
+    /// comments before each object. Exit status 1: a part could not be converted, and is as it was;
+    /// 2: the input cannot be read.
     #[command(after_help = "Examples:
   divvy convert -f pod.yaml | kubectl apply -f -
   divvy convert -f FOLDER > converted.yaml

@@ -249,7 +249,8 @@ const OWN: &[(&str, &str, i32, &str)] = &[
     ("no-gpu", "", 0, "nothing here asks for a GPU"),
 ];
 
-/// Runs the demo on a file of `fixtures/own`; returns its exit status, and what it says in one line.
+/// Runs the demo on a file of `fixtures/own`; returns its exit status, and what it says in one
+/// line.
 fn demo(file: &str, options: &str) -> std::io::Result<(Option<i32>, String)> {
     let file = format!("fixtures/own/{file}.yaml");
     run(
@@ -357,8 +358,8 @@ fn notes_are_not_cut_and_each_refusal_is_counted() {
     );
 }
 
-/// A right class is no false alarm where the form that it selects is not offered, and a long list of
-/// classes hides the one that is meant.
+/// A right class is no false alarm where the form that it selects is not offered, and a long list
+/// of classes hides the one that is meant.
 #[test]
 fn nothing_is_said_that_is_wrong_or_hides_the_rest() {
     let (_, said) = demo("extended-with-classes", "").unwrap();

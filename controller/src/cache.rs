@@ -21,8 +21,8 @@ pub(crate) struct Cache {
 #[derive(Debug, PartialEq)]
 struct Kept {
     metadata: ObjectMeta,
-    /// The specification as JSON. The maps of its devices take eight times as much memory, and are needed
-    /// only when the pool changes.
+    /// The specification as JSON. The maps of its devices take eight times as much memory, and are
+    /// needed only when the pool changes.
     spec: Box<[u8]>,
 }
 

@@ -11,8 +11,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The specs of a pool's slices, at least one, with generation 0. Names of attributes and capacities
-/// are those that the driver of this name publishes.
+/// The specs of a pool's slices, at least one, with generation 0. Names of attributes and
+/// capacities are those that the driver of this name publishes.
 pub fn specs(driver: &str, node: &str, pool: &Pool) -> Vec<ResourceSliceSpec> {
     // An empty pool keeps one slice. Without any, its generation would be forgotten, and a later
     // pool begin at 1 again.

@@ -143,8 +143,8 @@ enum Change {
     Hard,
 }
 
-/// Decides the writes. `existing` are the slices of this driver and node; others are left alone, and
-/// in the place of NVIDIA's driver those of other pools too.
+/// Decides the writes. `existing` are the slices of this driver and node; others are left alone,
+/// and in the place of NVIDIA's driver those of other pools too.
 ///
 /// Slices are matched by name, which contains the index. A slice more or less, or two slices with
 /// different devices, is a new generation on all of them: so that no reader sees half of the
@@ -158,8 +158,8 @@ pub fn plan_sync(existing: &[ResourceSlice], target: &Target<'_>) -> Sync {
         .collect();
     let names: BTreeSet<&str> = wanted.iter().map(|(name, _)| name.as_str()).collect();
     let of_pool = |slice: &&ResourceSlice| slice.spec.pool.name == target.pool.name;
-    // In the place of NVIDIA's driver, another pool is that driver's, and not one that was ours under
-    // an earlier name.
+    // In the place of NVIDIA's driver, another pool is that driver's, and not one that was ours
+    // under an earlier name.
     let stands_in = Naming::of(target.driver).stands_in();
     let ours = existing.iter().filter(|slice| {
         slice.spec.driver == target.driver

@@ -28,8 +28,8 @@ pub struct Args {
     /// on which NVIDIA's plugin does not run.
     #[arg(long, env = "DRIVER_NAME", default_value = divvy_api::names::DRIVER, value_parser = values::driver_name)]
     pub driver_name: String,
-    /// Labels by which the nodes of this plugin are selected: key=value and key!=value, separated by
-    /// commas. A plugin that is stopped on a node that they no longer select gives back the MIG
+    /// Labels by which the nodes of this plugin are selected: key=value and key!=value, separated
+    /// by commas. A plugin that is stopped on a node that they no longer select gives back the MIG
     /// modes that it changed on GPUs that no claim holds. [default: any node]
     #[arg(
         long,
@@ -51,12 +51,12 @@ pub struct Args {
     /// Has the driver cap the memory of shares where it can (R615 and later).
     #[arg(long, env = "MEMORY_CAPS", default_value_t = false, action = clap::ArgAction::Set)]
     pub memory_caps: bool,
-    /// Folder of the supervisor of MPS daemons, the same path on the host and in the container: GPUs
-    /// are then offered in MPS shares where a GpuPolicy names them. [default: none are]
+    /// Folder of the supervisor of MPS daemons, the same path on the host and in the container:
+    /// GPUs are then offered in MPS shares where a GpuPolicy names them. [default: none are]
     #[arg(long, env = "MPS_DIR", default_value = "", hide_default_value = true, value_parser = values::absolute_or_none)]
     pub mps_dir: std::option::Option<PathBuf>,
-    /// Root of the node's control groups, as this process sees it and may write it: where the driver
-    /// caps the memory of shares, it does so by the groups of pods.
+    /// Root of the node's control groups, as this process sees it and may write it: where the
+    /// driver caps the memory of shares, it does so by the groups of pods.
     #[arg(
         long,
         env = "CGROUP_ROOT",
@@ -139,9 +139,9 @@ pub struct Args {
     /// Readings of the use of GPUs.
     #[command(flatten)]
     pub usage: UsageArgs,
-    /// The way in which containers find the driver's libraries: hook (a program makes links and adds them to the
-    /// image's loader cache), or mounts (no program runs; LD_LIBRARY_PATH leads to them and
-    /// replaces the image's own).
+    /// The way in which containers find the driver's libraries: hook (a program makes links and
+    /// adds them to the image's loader cache), or mounts (no program runs; LD_LIBRARY_PATH leads to
+    /// them and replaces the image's own).
     #[arg(long, env = "LIBRARY_DELIVERY", value_enum, default_value_t)]
     pub library_delivery: Delivery,
     /// Device nodes of the node that a claim's config may request (extraNodes), separated by

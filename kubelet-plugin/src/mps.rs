@@ -38,9 +38,9 @@ pub(crate) fn has_programs(root: &DriverRoot) -> bool {
     PROGRAMS.iter().all(is_there)
 }
 
-/// Returns what a container with a place at a target's server needs: its sockets, or those of its claim's
-/// namespace alone, and before protocol v3 the memory that the server shares with its clients. `dir` is the
-/// supervisor's folder.
+/// Returns what a container with a place at a target's server needs: its sockets, or those of its
+/// claim's namespace alone, and before protocol v3 the memory that the server shares with its
+/// clients. `dir` is the supervisor's folder.
 pub(crate) fn edits(dir: &Path, target: &GpuTarget, slot: &MpsSlot) -> ContainerEdits {
     let mount = |host: PathBuf, container: &str| Mount {
         host_path: host.display().to_string(),
@@ -54,8 +54,8 @@ pub(crate) fn edits(dir: &Path, target: &GpuTarget, slot: &MpsSlot) -> Container
         None => vec![mount(pipe, PIPE), mount(dir.join("shm"), "/dev/shm")],
     };
     if let Some(mib) = slot.server.memory_mib {
-        // By the number of the GPU, which is 0 for every client: its server sees no other. The server
-        // has the same limit; a program that names another GPU here loses both.
+        // By the number of the GPU, which is 0 for every client: its server sees no other. The
+        // server has the same limit; a program that names another GPU here loses both.
         variables.push(format!("{}=0={mib}M", env::MPS_PINNED_MEMORY));
     }
     // The limit of threads is the server's alone, and those of a namespace are all its server's.

@@ -268,7 +268,8 @@ impl Shared {
             used,
             outlets,
         } = senders;
-        // Sources feed the brain, and sinks follow it; each sender goes to the one task that writes it.
+        // Sources feed the brain, and sinks follow it; each sender goes to the one task that writes
+        // it.
         self.add_gpu_sources(tasks, seen);
         self.add_api_sources(tasks, node);
         self.add_brain(tasks, outlets, facts);

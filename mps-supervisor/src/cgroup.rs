@@ -1,5 +1,5 @@
-//! The control group of the daemons, in which they outlive the container of the supervisor: the runtime
-//! kills what is in the groups of a container that ends.
+//! The control group of the daemons, in which they outlive the container of the supervisor: the
+//! runtime kills what is in the groups of a container that ends.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// Values without which a group of version 1 takes no process.
 const OF_CPUSET: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
 
-/// Moves a daemon to the group `named`, before it starts a server, which then is there too. A failure costs it
-/// its life when the supervisor's container ends, and nothing before.
+/// Moves a daemon to the group `named`, before it starts a server, which then is there too. A
+/// failure costs it its life when the supervisor's container ends, and nothing before.
 pub(crate) fn move_to(named: &Path, pid: u32) {
     let groups = groups(named);
     let moved = groups.and_then(|groups| {

@@ -1,6 +1,6 @@
-//! `nvidia-cuda-mps-control`: with protocol v2 a command on its standard input, with v3 as its arguments
-//! (`namespaces`), the answer on its standard output. It ends with 0 whenever it has spoken to the
-//! daemon, also where that has refused.
+//! `nvidia-cuda-mps-control`: with protocol v2 a command on its standard input, with v3 as its
+//! arguments (`namespaces`), the answer on its standard output. It ends with 0 whenever it has
+//! spoken to the daemon, also where that has refused.
 
 mod namespaces;
 
@@ -138,9 +138,9 @@ impl Control<'_> {
         })
     }
 
-    /// Returns whether one of the daemon's servers is in the state FAULT, and with it the number of its
-    /// clients, if it is known. An answer of other words is no fault, and no list without clients: nothing is
-    /// ended because of words that are not known.
+    /// Returns whether one of the daemon's servers is in the state FAULT, and with it the number of
+    /// its clients, if it is known. An answer of other words is no fault, and no list without
+    /// clients: nothing is ended because of words that are not known.
     pub fn faulty_server(&self, within: Duration) -> Result<Option<Option<u32>>, ControlError> {
         for server in self.servers(within)? {
             let state = self.ask(&format!("get_server_status {server}"), within)?;
@@ -157,7 +157,8 @@ impl Control<'_> {
         Ok(None)
     }
 
-    /// Runs the program with these arguments and this on its standard input, and returns what it has written.
+    /// Runs the program with these arguments and this on its standard input, and returns what it
+    /// has written.
     pub fn run(
         &self,
         args: &[&str],
@@ -209,8 +210,8 @@ impl Control<'_> {
     }
 }
 
-/// Waits for a program to end; `None` if it has not in time. Its answers are a few lines, which a pipe
-/// holds.
+/// Waits for a program to end; `None` if it has not in time. Its answers are a few lines, which a
+/// pipe holds.
 fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
     let until = Instant::now() + within;
     let mut pause = FIRST_LOOK;

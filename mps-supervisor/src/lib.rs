@@ -4,8 +4,8 @@
 //! each a note that says which process it is.
 //!
 //! [`plan`] is pure and says what follows from what was found; [`Supervisor`] does it, by way of
-//! [`control`] (the program) and [`process`] (`/proc`). Protocol v2 has a server with one size for all
-//! (ADR 18), v3 one with a namespace for each claim (ADR 21).
+//! [`control`] (the program) and [`process`] (`/proc`). Protocol v2 has a server with one size for
+//! all (ADR 18), v3 one with a namespace for each claim (ADR 21).
 
 mod cgroup;
 pub mod control;

@@ -29,8 +29,8 @@ struct Args {
     /// The node's root, as this process sees it.
     #[arg(long, env = "HOST_ROOT", value_name = "DIR", default_value = "/")]
     host_root: PathBuf,
-    /// Root of the NVIDIA driver, as this process sees it. Without it the places known to hold drivers
-    /// are searched.
+    /// Root of the NVIDIA driver, as this process sees it. Without it the places known to hold
+    /// drivers are searched.
     #[arg(long, env = "DRIVER_ROOT", value_name = "DIR")]
     driver_root: Option<PathBuf>,
     /// The same folder, as the node names it.
@@ -66,8 +66,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Takes the lock of the folder. Waits for a supervisor that has been killed just now, whose last child may still
-/// have it: an error here costs a pod the pause before its next start.
+/// Takes the lock of the folder. Waits for a supervisor that has been killed just now, whose last
+/// child may still have it: an error here costs a pod the pause before its next start.
 fn take(lock: &fs_err::File) -> rustix::io::Result<()> {
     let until = Instant::now() + ENDING;
     loop {
@@ -84,7 +84,8 @@ fn run(args: Args) -> anyhow::Result<()> {
     init_logs(args.log_format, &args.log_level)?;
     let dir = args.mps_dir;
     let unusable = || format!("the folder {} of --mps-dir cannot be used", dir.display());
-    // Mounted into containers as their /dev/shm. In the supervisor's pod it is its own, which daemons use.
+    // Mounted into containers as their /dev/shm. In the supervisor's pod it is its own, which
+    // daemons use.
     let shared = dir.join("shm");
     fs_err::create_dir_all(&shared).with_context(unusable)?;
     let open = std::fs::Permissions::from_mode(0o1777);

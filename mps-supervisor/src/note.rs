@@ -1,6 +1,6 @@
-//! The note beside a daemon: which process it is, the limits of its server, and those of its namespaces,
-//! which the daemon rounds. It lies outside of the folders that containers have mounted, which they
-//! can write to.
+//! The note beside a daemon: which process it is, the limits of its server, and those of its
+//! namespaces, which the daemon rounds. It lies outside of the folders that containers have
+//! mounted, which they can write to.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
@@ -47,8 +47,8 @@ pub struct Note {
 }
 
 impl Note {
-    /// Reads the note; `None` if there is none, or it cannot be understood: then nothing is known of
-    /// the daemon, and what runs is killed as remains.
+    /// Reads the note; `None` if there is none, or it cannot be understood: then nothing is known
+    /// of the daemon, and what runs is killed as remains.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         match fs_err::read(path) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),

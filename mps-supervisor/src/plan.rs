@@ -37,8 +37,8 @@ pub enum Step {
     Quit(MpsProtocol),
     /// Kills the daemon and the servers that are left, and waits until they are gone.
     Kill,
-    /// Removes what is in the folder of sockets. The folder stays, and those of namespaces: containers
-    /// have them mounted.
+    /// Removes what is in the folder of sockets. The folder stays, and those of namespaces:
+    /// containers have them mounted.
     Clear(MpsProtocol),
     /// Removes the folder and the note.
     Remove,
@@ -60,7 +60,8 @@ pub fn start(found: &Found, server: MpsServer, anew: bool) -> Vec<Step> {
         Found::Running(running) if *running == server && !anew => return Vec::new(),
         Found::Nothing => Vec::new(),
         Found::Remains => vec![Step::Kill],
-        // Limits are read by a server at its start. The node plugin stops it first; this is the same.
+        // Limits are read by a server at its start. The node plugin stops it first; this is the
+        // same.
         Found::Running(running) => vec![Step::Quit(running.protocol), Step::Kill],
     };
     let fresh = [Step::Clear(server.protocol), Step::Launch(server.protocol)];

@@ -20,8 +20,8 @@ pub struct Process {
     pub program: String,
 }
 
-/// Reads a process; `None` if there is none that lives. A process that has ended and was not waited for
-/// does not live.
+/// Reads a process; `None` if there is none that lives. A process that has ended and was not waited
+/// for does not live.
 pub fn read(pid: u32) -> Option<Process> {
     let folder = PathBuf::from(format!("/proc/{pid}"));
     let (parent, start_ticks) = stat(&fs_err::read_to_string(folder.join("stat")).ok()?)?;
@@ -37,8 +37,8 @@ pub fn read(pid: u32) -> Option<Process> {
     })
 }
 
-/// Reads parent and start time from the text of `stat`. The name of the program, in parentheses, can
-/// have any character in it.
+/// Reads parent and start time from the text of `stat`. The name of the program, in parentheses,
+/// can have any character in it.
 fn stat(text: &str) -> Option<(u32, u64)> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
@@ -51,9 +51,9 @@ fn stat(text: &str) -> Option<(u32, u64)> {
     Some((parent, fields.nth(17)?.parse().ok()?))
 }
 
-/// Returns the servers of a daemon: its children, and processes of this program that were started for
-/// one of these folders of sockets, since a daemon that dies leaves them behind. A container can start
-/// this program too, which then is ended with them; it computes nothing.
+/// Returns the servers of a daemon: its children, and processes of this program that were started
+/// for one of these folders of sockets, since a daemon that dies leaves them behind. A container
+/// can start this program too, which then is ended with them; it computes nothing.
 pub fn servers(daemon: Option<u32>, program: &Path, pipes: &[PathBuf]) -> Vec<Process> {
     let file = |path: &Path| {
         let of = fs_err::metadata(path).ok()?;

@@ -1,4 +1,5 @@
-//! Starting, finding again and ending of daemons: the steps of [`crate::plan`], one after the other.
+//! Starting, finding again and ending of daemons: the steps of [`crate::plan`], one after the
+//! other.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -27,8 +28,8 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 /// File in the folder of sockets in which a daemon writes its number.
 const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
-/// Longest path of the folder of sockets with which daemons start: they fail without a word in longer
-/// ones.
+/// Longest path of the folder of sockets with which daemons start: they fail without a word in
+/// longer ones.
 const LONGEST: usize = 83;
 
 /// A command of the program takes milliseconds.
@@ -108,8 +109,8 @@ pub struct Running {
     pub unwell: Option<Unwell>,
 }
 
-/// Keeps the daemons of a node. Shared between threads; the steps for one target are done one after the
-/// other.
+/// Keeps the daemons of a node. Shared between threads; the steps for one target are done one after
+/// the other.
 #[derive(Debug)]
 pub struct Supervisor {
     settings: Settings,
@@ -120,8 +121,8 @@ pub struct Supervisor {
 
 /// The files of one daemon.
 struct Files {
-    /// UUID of the GPU or partition that a daemon sees which is started. A daemon that runs does not look at
-    /// it.
+    /// UUID of the GPU or partition that a daemon sees which is started. A daemon that runs does
+    /// not look at it.
     device: String,
     /// The folder of it all.
     dir: PathBuf,
@@ -151,9 +152,9 @@ impl Supervisor {
         }
     }
 
-    /// Returns the daemons that run, on one GPU or on all. Each is asked at the same time as the others, so
-    /// that a daemon that hangs does not add to the time of the rest. A look at all finds the servers that
-    /// do not serve.
+    /// Returns the daemons that run, on one GPU or on all. Each is asked at the same time as the
+    /// others, so that a daemon that hangs does not add to the time of the rest. A look at all
+    /// finds the servers that do not serve.
     pub fn state(
         &self,
         of: Option<&GpuUuid>,
@@ -196,8 +197,8 @@ impl Supervisor {
         }))
     }
 
-    /// Ends what an earlier process has left half done: daemons that are dead or not ready, with the
-    /// servers that they have left. Daemons that run are kept.
+    /// Ends what an earlier process has left half done: daemons that are dead or not ready, with
+    /// the servers that they have left. Daemons that run are kept.
     pub fn adopt(&self) -> Result<usize, SupervisorError> {
         let mut kept = 0;
         for target in self.known()? {
@@ -206,8 +207,8 @@ impl Supervisor {
             let files = self.files(&target);
             match self.find(&files)?.1 {
                 Found::Running(_) => kept += 1,
-                // The folder stays: the containers of a daemon that has died have it mounted, and get
-                // the next one there.
+                // The folder stays: the containers of a daemon that has died have it mounted, and
+                // get the next one there.
                 Found::Remains => self.step(&target, &files, Step::Kill)?,
                 Found::Nothing => {}
             }
@@ -215,8 +216,8 @@ impl Supervisor {
         Ok(kept)
     }
 
-    /// Starts a daemon with one server, which sees this partition where the target is one; `anew`: another one
-    /// in the place of one that runs. Ends what it has started if it fails.
+    /// Starts a daemon with one server, which sees this partition where the target is one; `anew`:
+    /// another one in the place of one that runs. Ends what it has started if it fails.
     pub fn start(
         &self,
         target: &GpuTarget,
@@ -439,8 +440,8 @@ impl Supervisor {
             .map_err(|source| file(&files.note, "written", source))
     }
 
-    /// Starts the server at once and not with the first client: until it has the GPU, which is in the
-    /// mode for one process alone, any other process could take it.
+    /// Starts the server at once and not with the first client: until it has the GPU, which is in
+    /// the mode for one process alone, any other process could take it.
     fn start_server(control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
         control.order("start_server -uid 0", COMMAND_WITHIN)?;
         let lives = |pids: Vec<u32>| pids.into_iter().any(|pid| process::read(pid).is_some());
@@ -452,8 +453,8 @@ impl Supervisor {
         })
     }
 
-    /// Makes the server of protocol v3 at once, for the same reason, and waits until it is ready: one
-    /// that dies leaves its clients without limits.
+    /// Makes the server of protocol v3 at once, for the same reason, and waits until it is ready:
+    /// one that dies leaves its clients without limits.
     fn create_server(&self, control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
         control.create_server(COMMAND_WITHIN)?;
         let daemon = pid_in(control.pipe);
@@ -506,8 +507,8 @@ impl Supervisor {
         let noted = note.as_ref().and_then(|note| {
             process::read(note.daemon.pid).filter(|process| note.daemon.is(process))
         });
-        // A start that was cut short has no note; the folder of sockets then was in no container, and
-        // its file of the number is the daemon's own.
+        // A start that was cut short has no note; the folder of sockets then was in no container,
+        // and its file of the number is the daemon's own.
         let unnoted = || {
             let mut pipes = files.pipes.iter();
             let found = pipes.find_map(|pipe| pid_in(pipe).and_then(process::read))?;

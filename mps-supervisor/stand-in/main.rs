@@ -1,14 +1,14 @@
-//! A stand-in for `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`, protocols v2 and v3 (`v3`), by the tables of
-//! `reference/limits.md` 5.1 and 5.2: which of the two it is, its file name says. For tests; it computes
-//! nothing. Each connection to the socket of a namespace is a client of it, and with protocol v2 each one to
-//! the daemon's that says nothing. GPUs that are not in a file `gpus` beside it, if there is one, are not known to a
-//! server.
+//! A stand-in for `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server`, protocols v2 and v3
+//! (`v3`), by the tables of `reference/limits.md` 5.1 and 5.2: which of the two it is, its file
+//! name says. For tests; it computes nothing. Each connection to the socket of a namespace is a
+//! client of it, and with protocol v2 each one to the daemon's that says nothing. GPUs that are not
+//! in a file `gpus` beside it, if there is one, are not known to a server.
 //!
-//! Faults are words in a file `faults` beside it:
-//! `refuse-start` (the daemon does not start), `server-dies` (each server ends at once), `slow-quit`
-//! (`quit` never ends), `refuse-limits` (the limit of threads is refused), `hang` (no command ends),
-//! `no-v3` (an older driver), `sticky` (a namespace is not ended), `refuse-clients` (clients are not listed), `fault PID` (the server with this number is in
-//! the state FAULT, for as long as the words are there).
+//! Faults are words in a file `faults` beside it: `refuse-start` (the daemon does not start),
+//! `server-dies` (each server ends at once), `slow-quit` (`quit` never ends), `refuse-limits` (the
+//! limit of threads is refused), `hang` (no command ends), `no-v3` (an older driver), `sticky` (a
+//! namespace is not ended), `refuse-clients` (clients are not listed), `fault PID` (the server with
+//! this number is in the state FAULT, for as long as the words are there).
 
 #![allow(
     clippy::unwrap_used,

@@ -1,6 +1,6 @@
-//! gRPC contracts between the kubelet and the node plugin, and between that and the MPS supervisor: messages, clients and servers, generated
-//! at build time from the files in `protos/`. Called by the node plugin's gRPC adapters, and by the
-//! fake kubelet; no other crate should see these types.
+//! gRPC contracts between the kubelet and the node plugin, and between that and the MPS supervisor:
+//! messages, clients and servers, generated at build time from the files in `protos/`. Called by
+//! the node plugin's gRPC adapters, and by the fake kubelet; no other crate should see these types.
 //!
 //! The service paths on the wire come from the protocol packages, not from the module names here.
 

@@ -50,7 +50,8 @@ pub(crate) fn run(root: &Path, args: &Args, out: &Path) -> Result<()> {
     let mutants = installed("cargo-mutants", VERSION, &[])?;
     let quick = SLOW.into_iter().flat_map(|slow| ["--skip", slow]);
     let quick: Vec<_> = ["--", "--"].into_iter().chain(quick).collect();
-    // In seconds; a test that waits for what never comes would cost the default of minutes each time.
+    // In seconds; a test that waits for what never comes would cost the default of minutes each
+    // time.
     let passes = [
         (&["--timeout", "40"][..], quick.as_slice()),
         (&["--timeout", "240", "--iterate"], &[]),

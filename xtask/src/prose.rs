@@ -24,6 +24,8 @@ const RELATIVE: &[&str] = &[
 
 /// Most characters in the name of a test.
 const LONGEST_NAME: usize = 70;
+/// Most characters in a line. The formatter wraps code and leaves comments as they are.
+const WIDEST_LINE: usize = 100;
 /// Most characters in the subject of a commit.
 const LONGEST_SUBJECT: usize = 72;
 /// Commits before this moment are older than the rule about subjects.
@@ -34,6 +36,7 @@ const SUBJECTS_SINCE: &str = "2026-11-25T12:30:00Z";
 struct Found {
     sentences: Vec<String>,
     names: Vec<String>,
+    wide: Vec<String>,
 }
 
 /// Checks comments and names of the crates, given by name and folder.
@@ -75,6 +78,7 @@ pub(crate) fn check(
                 &found.names,
                 names,
             ),
+            ("lines of comments have over 100 characters", &found.wide, 0),
         ] {
             findings.extend(ratchet(name, what, found, allowed, &changed));
         }
@@ -137,12 +141,35 @@ pub(crate) fn check_subjects(root: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Returns the text of a comment that is a line of its own; nothing for code.
+fn comment(line: &str) -> &str {
+    let text = line.strip_prefix("//").unwrap_or_default();
+    text.trim_start_matches(['/', '!']).trim()
+}
+
+/// Returns true where an example in a comment begins or ends.
+fn is_fence(line: &str) -> bool {
+    comment(line).starts_with("```")
+}
+
+/// Returns true for a comment with a place to break it, which rows of tables and addresses lack.
+fn can_be_wrapped(line: &str) -> bool {
+    let text = comment(line);
+    text.contains(' ') && !text.starts_with('|')
+}
+
 /// Adds what one file contains.
 fn look(file: &str, text: &str, found: &mut Found) {
     let mut docs = Docs::default();
+    let mut is_code = false;
     for (number, line) in text.lines().enumerate() {
         let place = format!("{file}:{}", number + 1);
+        let width = line.chars().count();
         let line = line.trim();
+        is_code = line.starts_with("//") && is_code != is_fence(line);
+        if width > WIDEST_LINE && !is_code && can_be_wrapped(line) {
+            found.wide.push(format!("{place}: {width}"));
+        }
         match line.strip_prefix("///").or(line.strip_prefix("//!")) {
             Some(text) if docs.begins_with_relative(text) => {
                 found.sentences.push(format!("{place}: {}", text.trim()));
@@ -256,6 +283,18 @@ mod tests {
         let (fits, long) = ("a".repeat(70), "b".repeat(71));
         let text = format!("fn {fits}() {{}}\n    async fn {long}() {{}}\n// fn {long}()\n");
         assert_eq!(found(&text).names, [format!("a.rs:2: {long}")]);
+    }
+
+    #[test]
+    fn wide_comments_are_found_where_they_can_be_wrapped() {
+        let fits = format!("    // {} it", "a".repeat(WIDEST_LINE - 10));
+        let wide = format!("{fits}s");
+        let (word, row) = ("b".repeat(WIDEST_LINE), format!("| {wide} |"));
+        let text = format!(
+            "{fits}\n{wide}\n/// {word}\n/// {row}\n{}\n/// ```\n{wide}\n/// ```\n{wide}\n",
+            wide.trim_start().trim_start_matches('/'),
+        );
+        assert_eq!(found(&text).wide, ["a.rs:2: 101", "a.rs:9: 101"]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask ui`: the page of `divvy demo --ui` in a real browser: what it loads and how fast it
-//! paints, names and roles, keyboard, markup in names; and in light, dark and forced colours, at the
-//! widths of a desktop and of a phone, whether it fits and can be read.
+//! paints, names and roles, keyboard, markup in names; and in light, dark and forced colours, at
+//! the widths of a desktop and of a phone, whether it fits and can be read.
 
 mod chromium;
 mod looks;

@@ -1,9 +1,9 @@
 //! `GpuPolicy`: what administrators allow the GPUs of which nodes to become. Cluster-scoped; the
 //! node plugins read it.
 //!
-//! The rule that decides about a GPU: the policies are tried in order (higher `priority` first, then
-//! by name), in each of them the rules from first to last, and the first that matches node and GPU
-//! decides everything. See `docs/policy.md`.
+//! The rule that decides about a GPU: the policies are tried in order (higher `priority` first,
+//! then by name), in each of them the rules from first to last, and the first that matches node and
+//! GPU decides everything. See `docs/policy.md`.
 
 mod burst;
 mod decode;
@@ -170,9 +170,9 @@ pub struct PolicyRule {
     /// Settings for partitioning the GPUs with MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigSettings>,
-    /// Settings for sharing the GPUs by time-slicing or MPS. Memory and cores of a time-sliced share
-    /// are accounted for, but not enforced. With drivers before R615, MPS shares are equal parts of
-    /// the GPU, and of these settings slots and reservedMemory apply to them.
+    /// Settings for sharing the GPUs by time-slicing or MPS. Memory and cores of a time-sliced
+    /// share are accounted for, but not enforced. With drivers before R615, MPS shares are equal
+    /// parts of the GPU, and of these settings slots and reservedMemory apply to them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<ShareSettings>,
     /// Actions when a GPU becomes unhealthy.
@@ -253,8 +253,8 @@ pub enum OfferedMode {
     Mig,
     /// Time-sliced shares.
     TimeSlicing,
-    /// MPS shares: each with its part of the GPU's threads, in equal slots with drivers R535 to R610,
-    /// and of any size with later ones. It requires mps.enabled in divvy's chart and MIG mode
+    /// MPS shares: each with its part of the GPU's threads, in equal slots with drivers R535 to
+    /// R610, and of any size with later ones. It requires mps.enabled in divvy's chart and MIG mode
     /// disabled.
     Mps,
 }
@@ -321,9 +321,10 @@ pub struct MigSettings {
     pub sharing: Option<BTreeSet<PartitionSharing>>,
 }
 
-/// A way in which several claims use one partition: TimeSlicing (the settings in shares say how small
-/// a share can be; none of its limits is enforced) or Mps (the settings in shares say how many equal slots
-/// a partition has; its MPS server limits their compute; it needs the chart value `mps.enabled`).
+/// A way in which several claims use one partition: TimeSlicing (the settings in shares say how
+/// small a share can be; none of its limits is enforced) or Mps (the settings in shares say how
+/// many equal slots a partition has; its MPS server limits their compute; it needs the chart value
+/// `mps.enabled`).
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -400,8 +401,8 @@ pub struct ShareSettings {
     /// MiB. It requires unit Amounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_memory: Option<MemorySize>,
-    /// The smallest part of the GPU's compute capacity that a share can get, in percent. It requires
-    /// unit Amounts.
+    /// The smallest part of the GPU's compute capacity that a share can get, in percent. It
+    /// requires unit Amounts.
     #[schemars(range(max = 100))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_cores: Option<u32>,
@@ -455,10 +456,10 @@ pub struct HealthSettings {
     /// pods that ask for it as an extended resource. The default is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evict: Option<bool>,
-    /// Restart the MPS server of a GPU or partition when it is wedged: for 30 seconds it has been in the state
-    /// FAULT, or its daemon has not answered. Programs that still use it lose their contexts. The default is
-    /// false: a server in the state FAULT is restarted when its last program has ended, and one that does not answer
-    /// ends with the last claim that has it.
+    /// Restart the MPS server of a GPU or partition when it is wedged: for 30 seconds it has been
+    /// in the state FAULT, or its daemon has not answered. Programs that still use it lose their
+    /// contexts. The default is false: a server in the state FAULT is restarted when its last
+    /// program has ended, and one that does not answer ends with the last claim that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_wedged_mps: Option<bool>,
 }

@@ -154,7 +154,8 @@ pub(crate) fn sh(line: &str) -> Outcome {
     )
 }
 
-/// Returns `true` if this machine allows user namespaces. If not, it says that the test was skipped.
+/// Returns `true` if this machine allows user namespaces. If not, it says that the test was
+/// skipped.
 pub(crate) fn namespaces_allowed() -> bool {
     let allowed = sh("unshare -Urm true").success;
     if !allowed {

@@ -12,8 +12,8 @@ pub(crate) const COMPAT: [&str; 5] = [
     LIB,
 ];
 
-/// Makes an image of CUDA with the compatibility libraries of this driver, as NVIDIA's packages install
-/// them.
+/// Makes an image of CUDA with the compatibility libraries of this driver, as NVIDIA's packages
+/// install them.
 fn with_compat(version: &str) -> Container {
     let container = with_driver();
     container.link("/usr/local/cuda", "cuda-13.1");

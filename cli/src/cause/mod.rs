@@ -1,5 +1,6 @@
 //! Why claims wait on a node, in words for those who wrote them: who has the GPUs that would do, or
-//! what of it is not offered there at all. The demo, `divvy status` and the page say the same. Pure.
+//! what of it is not offered there at all. The demo, `divvy status` and the page say the same.
+//! Pure.
 
 mod find;
 mod scene;
@@ -533,7 +534,8 @@ fn other_unit(wanted: &str, reader: Reader) -> String {
     }
 }
 
-/// Returns what is left of a profile's name without case and signs: `1g.10GB` and `1g-10gb` are one.
+/// Returns what is left of a profile's name without case and signs: `1g.10GB` and `1g-10gb` are
+/// one.
 fn letters(profile: &str) -> String {
     let plain = profile.chars().filter(char::is_ascii_alphanumeric);
     plain.map(|c| c.to_ascii_lowercase()).collect()

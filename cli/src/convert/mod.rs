@@ -1,5 +1,5 @@
-//! `divvy convert`: manifests for the device plugin, HAMi, KAI, gpu-manager and NVIDIA's DRA driver,
-//! as claims of divvy. Pure but for [`run`].
+//! `divvy convert`: manifests for the device plugin, HAMi, KAI, gpu-manager and NVIDIA's DRA
+//! driver, as claims of divvy. Pure but for [`run`].
 
 use std::path::PathBuf;
 use std::process::ExitCode;

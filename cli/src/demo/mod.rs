@@ -42,12 +42,13 @@ pub(crate) struct Args {
     #[command(flatten)]
     gpus: Gpus,
     /// Manifests to run instead of the examples: a file, a folder, or - for standard input. Without
-    /// a GpuPolicy in any of them, each GPU is offered whole, or in partitions where its MIG mode is
-    /// on; -f examples/all-modes.yaml, which the program has in it, offers every form
+    /// a GpuPolicy in any of them, each GPU is offered whole, or in partitions where its MIG mode
+    /// is on; -f examples/all-modes.yaml, which the program has in it, offers every form
     #[arg(short, long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Name of the driver: its own, or gpu.nvidia.com, with which divvy stands in for NVIDIA's driver.
-    /// Without it, it is that of NVIDIA's where the manifests use only its classes and configs
+    /// Name of the driver: its own, or gpu.nvidia.com, with which divvy stands in for NVIDIA's
+    /// driver. Without it, it is that of NVIDIA's where the manifests use only its classes and
+    /// configs
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(driver::KNOWN))]
     driver_name: Option<String>,
     /// Run only the examples whose names contain this

@@ -179,9 +179,9 @@ fn uses(claim: &str) -> String {
     format!("{pod}---\n{}", exactly(""))
 }
 
-/// Manifests that passed the demo although a cluster refuses it, or runs it as its writer did not mean it
-/// (`features.md` sections 3 and 6 of the review): each is refused or is a problem now, with the
-/// place and what to write.
+/// Manifests that passed the demo although a cluster refuses it, or runs it as its writer did not
+/// mean it (`features.md` sections 3 and 6 of the review): each is refused or is a problem now,
+/// with the place and what to write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::too_many_lines, reason = "a table of cases")]
 async fn what_a_cluster_refuses_is_refused() {
@@ -393,8 +393,8 @@ async fn names_are_refused_as_a_cluster_refuses_them() {
     }
 }
 
-/// A manifest that looks wrong and is taken by the API server (its defaults and its validation, 1.37) runs
-/// here, too.
+/// A manifest that looks wrong and is taken by the API server (its defaults and its validation,
+/// 1.37) runs here, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_cluster_takes_is_taken() {
     let class =
@@ -569,8 +569,8 @@ async fn an_init_container_uses_the_gpu_of_the_container_after_it() {
     assert_eq!(report.problems(), Vec::<String>::new());
 }
 
-/// A manifest that passes the chart's defaults here passes them on a cluster: shares and partitions must be
-/// asked for.
+/// A manifest that passes the chart's defaults here passes them on a cluster: shares and partitions
+/// must be asked for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_policy_it_is_as_with_the_charts_defaults() {
     let report = of("h100x1", &share("memory: 1Gi")).await;
@@ -587,7 +587,8 @@ async fn without_a_policy_it_is_as_with_the_charts_defaults() {
     assert_eq!(names, ["gpu-0"]);
 }
 
-/// The text that the program prints fits in 80 columns and two screens, and README shows one example whole.
+/// The text that the program prints fits in 80 columns and two screens, and README shows one
+/// example whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readme_shows_what_the_demo_prints() {
     let print = async |board: &str, only: Option<&str>| {

@@ -95,7 +95,8 @@ pub(crate) fn expand(
     Ok(workload)
 }
 
-/// Returns the requests of the claim of a pod's entry, if the manifests have the claim or its template.
+/// Returns the requests of the claim of a pod's entry, if the manifests have the claim or its
+/// template.
 pub(super) fn devices_of<'m>(
     entry: &PodResourceClaim,
     pod: &ObjectMeta,

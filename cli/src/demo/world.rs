@@ -357,8 +357,8 @@ pub(crate) fn classes(driver: &str) -> Result<Vec<DeviceClass>> {
     serde_saphyr::from_multiple(&text).context("the chart's device classes")
 }
 
-/// Differences of the chart's classes with `driverName: gpu.nvidia.com`. `cargo xtask chart` compares
-/// them, too.
+/// Differences of the chart's classes with `driverName: gpu.nvidia.com`. `cargo xtask chart`
+/// compares them, too.
 const STANDING_IN: [(&str, &str); 3] = [
     ("'gpu.divvy.dev'", "'gpu.nvidia.com'"),
     ("  name: gpu.divvy.dev\n", "  name: gpu.nvidia.com\n"),

@@ -230,7 +230,8 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>, driver: &'static str) ->
     done.collect()
 }
 
-/// Returns the amounts that a claim can name of shares. A claim of an MPS slot gets that, and names none.
+/// Returns the amounts that a claim can name of shares. A claim of an MPS slot gets that, and names
+/// none.
 fn requests(device: &Device, driver: &str) -> Vec<String> {
     let amounts = [capacity::MEMORY, capacity::CORES, capacity::PERCENT];
     let is_given_out = |name: &&str| device.allow_multiple && device.capacity.contains_key(*name);

@@ -114,7 +114,8 @@ fn device<'s>(snapshot: &'s Snapshot, node: &str, name: &str) -> Option<&'s Devi
         .find(|device| device.name == name)
 }
 
-/// Returns what claims have of the shares of the GPU and of its partitions, each with the claim's name and allocation.
+/// Returns what claims have of the shares of the GPU and of its partitions, each with the claim's
+/// name and allocation.
 fn results<'s>(
     snapshot: &'s Snapshot,
     node: &str,

@@ -210,7 +210,8 @@ async fn events(State(page): State<Page>) -> impl IntoResponse {
     }))
 }
 
-/// Answers as `divvy status gpu|node|claim NAME`, of the reading that is shown: `/about?gpu/NODE/gpu-0`.
+/// Answers as `divvy status gpu|node|claim NAME`, of the reading that is shown:
+/// `/about?gpu/NODE/gpu-0`.
 async fn about(State(page): State<Page>, request: Request) -> Response {
     let Some(snapshot) = page.shown.borrow().snapshot.clone() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "nothing was read yet\n").into_response();

@@ -20,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Plugins that are asked at once.
 const AT_ONCE: usize = 16;
 
-/// Reads all. Every source that is not permitted or does not answer is named in the result, which has the rest.
+/// Reads all. Every source that is not permitted or does not answer is named in the result, which
+/// has the rest.
 pub(crate) async fn read(client: &Client) -> Usage {
     let mut usage = Usage::default();
     let pods = Api::<Pod>::all(client.clone())

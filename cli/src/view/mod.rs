@@ -389,8 +389,8 @@ fn place_in_partitions(holds: &mut [Hold], memory: impl Fn(&str) -> Option<u64>)
     }
 }
 
-/// Places shares one behind the other, as long as their memory; with equal lengths if that is unknown,
-/// or more than there is. So are partitions whose place is unknown.
+/// Places shares one behind the other, as long as their memory; with equal lengths if that is
+/// unknown, or more than there is. So are partitions whose place is unknown.
 fn place_shares<'h>(
     shares: impl Iterator<Item = &'h mut Hold>,
     memory: Option<u64>,

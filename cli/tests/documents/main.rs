@@ -152,7 +152,8 @@ impl Page {
         folder
     }
 
-    /// Returns whether a file that a command names is there; words in capitals stand for the user's.
+    /// Returns whether a file that a command names is there; words in capitals stand for the
+    /// user's.
     fn has(&self, file: &str) -> bool {
         let placeholder = file.chars().all(|c| c.is_ascii_uppercase());
         placeholder || file == "-" || self.files.contains_key(file) || root().join(file).exists()
@@ -314,7 +315,8 @@ fn helm(words: &[String], page: &Page) -> Result<(), String> {
         if flag == "--set" && rest.contains(&CHART) && values.pointer(&pointer).is_none() {
             return Err(format!("{key} is no value of the chart"));
         }
-        // The values of a platform are on its page, those of the first pages on that of the platform.
+        // The values of a platform are on its page, those of the first pages on that of the
+        // platform.
         if flag == "--values" && value != "values.yaml" && !page.has(value) {
             return Err(format!("{value}: does not exist"));
         }

@@ -12,8 +12,8 @@ pub(crate) struct Line {
     pub(crate) text: String,
 }
 
-/// Returns the lines of all blocks of `sh`, `bash`, `shell` and `console` (of those only what follows
-/// a prompt), and of the blocks that are indented by four spaces.
+/// Returns the lines of all blocks of `sh`, `bash`, `shell` and `console` (of those only what
+/// follows a prompt), and of the blocks that are indented by four spaces.
 pub(crate) fn lines(document: &str) -> Vec<Line> {
     let mut found = Vec::new();
     let mut after_a_gap = true;

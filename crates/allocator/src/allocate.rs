@@ -72,8 +72,8 @@ pub struct Allocated {
 /// only rule out the node.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AllocError {
-    /// A request cannot be satisfied as it is written: a gate is off, a capacity is not an amount, or
-    /// it comes from a newer API.
+    /// A request cannot be satisfied as it is written: a gate is off, a capacity is not an amount,
+    /// or it comes from a newer API.
     #[error("claim {claim}, request {request:?}: {problem}")]
     Request {
         /// The claim.

@@ -1,8 +1,8 @@
 //! The scheduler's structured allocator and its CEL environment, offline and with reasons.
 //!
 //! Pure: values of `resource.k8s.io/v1` in, allocation results or reasons out; no client, file or
-//! clock. The demo uses it as its scheduler, `divvy status` asks it what would fit where and why not,
-//! and validation asks [`cel`] whether a selector compiles.
+//! clock. The demo uses it as its scheduler, `divvy status` asks it what would fit where and why
+//! not, and validation asks [`cel`] whether a selector compiles.
 //!
 //! * [`cel`]: compiles and evaluates device selectors as Kubernetes does.
 //! * [`Slices`]: the published ResourceSlices, indexed by node, from which the pools of a node are

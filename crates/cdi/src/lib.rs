@@ -15,8 +15,8 @@ mod validate;
 pub use types::{ContainerEdits, Device, DeviceNode, Hook, Mount, Spec, Stage};
 pub use validate::SpecError;
 
-/// Edits of every container with any of a driver's devices. They are by far the largest part of each
-/// document and the same in all of them: checked and turned into JSON once, then shared.
+/// Edits of every container with any of a driver's devices. They are by far the largest part of
+/// each document and the same in all of them: checked and turned into JSON once, then shared.
 #[derive(Debug)]
 pub struct CommonEdits {
     edits: ContainerEdits,
@@ -38,8 +38,9 @@ impl CommonEdits {
 }
 
 impl Spec {
-    /// Turns the document into the bytes of a `.json` file, with the common edits in the place of its
-    /// own: checked, with the lowest fitting `cdiVersion`, and the same bytes for the same content.
+    /// Turns the document into the bytes of a `.json` file, with the common edits in the place of
+    /// its own: checked, with the lowest fitting `cdiVersion`, and the same bytes for the same
+    /// content.
     ///
     /// ```
     /// use divvy_cdi::{CommonEdits, ContainerEdits, Device, Spec};

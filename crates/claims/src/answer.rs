@@ -84,8 +84,8 @@ impl Prepared {
 mod tests {
     use super::*;
 
-    /// Container runtimes read files that end so. Files of another driver, also with a longer name, are
-    /// not this driver's to remove.
+    /// Container runtimes read files that end so. Files of another driver, also with a longer name,
+    /// are not this driver's to remove.
     #[test]
     fn a_cdi_file_has_its_claim_in_its_name() {
         let claim: ClaimUid = "0f0e0d0c-1111".parse().unwrap();

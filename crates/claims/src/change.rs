@@ -47,8 +47,8 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns true if it ends something that keeps its part of the GPU from others: until it is done, the
-    /// claim goes on holding.
+    /// Returns true if it ends something that keeps its part of the GPU from others: until it is
+    /// done, the claim goes on holding.
     pub fn is_removal(&self) -> bool {
         matches!(
             self,
@@ -60,8 +60,8 @@ impl Change {
     pub fn needs(&self, failed: &Self) -> bool {
         let partition = |place: &Place| Target::Partition(*place);
         match (self, failed) {
-            // A partition is not taken away under its server, and nothing is made or started in a part
-            // of the GPU that a server still has.
+            // A partition is not taken away under its server, and nothing is made or started in a
+            // part of the GPU that a server still has.
             (Self::Remove(place, _) | Self::Create(place), Self::StopMps(other)) => {
                 partition(place).overlaps(*other)
             }
@@ -293,7 +293,8 @@ mod tests {
         assert!(put.needs(&start));
     }
 
-    /// The slices of an instance that is still there are taken, and MIG mode is not turned off under it.
+    /// The slices of an instance that is still there are taken, and MIG mode is not turned off
+    /// under it.
     #[test]
     fn what_an_instance_is_in_the_way_of_waits_for_its_end() {
         let [one, over, beside] =

@@ -17,8 +17,8 @@ use crate::seen::{GpuSeen, MpsSeen, Now};
 ///
 /// Invariants:
 /// - The order is safe to stop after any change: forget what is gone, stop and remove what no claim
-///   needs, change settings, and only then make and start something. A crash in between leaves less than the goal,
-///   never something that is not noted.
+///   needs, change settings, and only then make and start something. A crash in between leaves less
+///   than the goal, never something that is not noted.
 /// - Only instances that are noted as ours are removed; no other instance is touched.
 /// - A part that cannot be read is not at the goal: its change is listed, and carrying it out
 ///   reports the error.
@@ -96,8 +96,9 @@ fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal, start: &[Change]) -
     (now != to).then_some(Change::SetComputeMode(to))
 }
 
-/// Returns what ends MPS servers and what starts others. A server that runs with other limits cannot
-/// be changed: clients keep what it was started with. A server in a partition ends with the partition.
+/// Returns what ends MPS servers and what starts others. A server that runs with other limits
+/// cannot be changed: clients keep what it was started with. A server in a partition ends with the
+/// partition.
 fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Change>) {
     let none = BTreeMap::new();
     let running = match &seen.mps {
@@ -157,8 +158,8 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
     (stop, start)
 }
 
-/// Returns whether a server that runs is ended and started anew, since it will not serve by itself: once it
-/// has no client, which nothing is taken from, or at once where rules say so.
+/// Returns whether a server that runs is ended and started anew, since it will not serve by itself:
+/// once it has no client, which nothing is taken from, or at once where rules say so.
 fn is_started_anew(running: &MpsSeen, noted: Option<&MpsNote>, goal: &GpuGoal) -> bool {
     running
         .wedged(noted)
@@ -253,7 +254,8 @@ mod tests {
         }
     }
 
-    /// A mode that an administrator has set under a server stays; a server that is started gets its own.
+    /// A mode that an administrator has set under a server stays; a server that is started gets its
+    /// own.
     #[test]
     fn a_server_of_a_gpu_is_started_where_no_program_gets_round_it() {
         let server = MpsServer::NAMESPACES;
@@ -329,7 +331,8 @@ mod tests {
         assert_eq!(diff(&state, &seen, &goal), expected);
     }
 
-    /// A supervisor that does not answer: a server that may be another one is stopped, the same is not.
+    /// A supervisor that does not answer: a server that may be another one is stopped, the same is
+    /// not.
     #[test]
     fn a_server_that_is_not_known_is_started_again_and_another_one_stopped() {
         let server = MpsServer::NAMESPACES;
@@ -392,8 +395,8 @@ mod tests {
         assert_eq!(diff(&GpuState::default(), &seen, &goal), anew());
     }
 
-    /// A server of another partition is for a round: were it stopped here and did not end, the claim of this
-    /// partition would wait for it.
+    /// A server of another partition is for a round: were it stopped here and did not end, the
+    /// claim of this partition would wait for it.
     #[test]
     fn a_call_ends_no_server_of_a_partition_that_it_is_not_about() {
         let target = |place: &str| Target::Partition(place.parse().unwrap());
@@ -451,8 +454,8 @@ mod tests {
                 ..GpuSeen::default()
             };
             assert_eq!(diff(&state, &seen, &goal), expected);
-            // A note keeps it wedged while it does not serve, also for a supervisor that is new, and alone is no
-            // reason for a change.
+            // A note keeps it wedged while it does not serve, also for a supervisor that is new,
+            // and alone is no reason for a change.
             let mut state = state.clone();
             state.note_wedged(&seen);
             let noted = is_lasting.then_some(MpsFault::Fault);

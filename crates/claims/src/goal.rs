@@ -131,8 +131,8 @@ fn mig(holds: &Holds, grant: Granted, may_set: bool) -> Want<bool> {
     }
 }
 
-/// Works out the MPS servers. Like the time slice they are looked at for what is kept too: a server that
-/// has died is started again for those who hold a place at it. Nothing else may run beside it.
+/// Works out the MPS servers. Like the time slice they are looked at for what is kept too: a server
+/// that has died is started again for those who hold a place at it. Nothing else may run beside it.
 fn mps(holds: &Holds) -> BTreeMap<Target, Want<MpsServer>> {
     let users = holds.make.iter().chain(&holds.keep);
     let used = users.filter(|hold| hold.mps.is_some());
@@ -170,8 +170,8 @@ fn slice(holds: &Holds, grant: Granted) -> Option<TimeSlice> {
 }
 
 fn instances(holds: &Holds) -> BTreeMap<Place, Need> {
-    // Strays stay: the claim that they were made for gets a record again, or reconcile removes them on
-    // that claim's behalf.
+    // Strays stay: the claim that they were made for gets a record again, or reconcile removes them
+    // on that claim's behalf.
     let keep = holds.keep.iter().filter_map(own_place);
     let keep = keep.chain(holds.strays.iter().copied());
     // A record that cannot be read may be of another user of a shared partition.

@@ -193,11 +193,12 @@ pub struct Granted {
     /// Factor by which the memory limit of a share may be above its request.
     #[serde(default, skip_serializing_if = "Burst::is_none")]
     pub share_burst: Burst,
-    /// The MPS server that was last granted: claims may hold its slots, also after a restart. `None`:
-    /// none was.
+    /// The MPS server that was last granted: claims may hold its slots, also after a restart.
+    /// `None`: none was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsServer>,
-    /// The equal slots of a partition with MPS shares, as they were last granted. `None`: none were.
+    /// The equal slots of a partition with MPS shares, as they were last granted. `None`: none
+    /// were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_slots_in_partitions: Option<u32>,
     /// True if an MPS server that is wedged is started anew also while it has clients.
@@ -303,8 +304,8 @@ impl GpuState {
             return self;
         }
         Self {
-            // Instances, MPS servers, compute mode and time slice end with the boot, and ids in the notes may
-            // name other instances now.
+            // Instances, MPS servers, compute mode and time slice end with the boot, and ids in the
+            // notes may name other instances now.
             boot: Some(boot.clone()),
             grant: self.grant,
             mig: self.mig,
@@ -409,10 +410,10 @@ impl GpuState {
         self.mig.is_some_and(|mig| mig.ours)
     }
 
-    /// Brings notes in line with the hardware, before a difference is worked out. Drops notes of settings
-    /// that it contradicts: a reboot, a reload of the driver or
-    /// an administrator has changed them since, and what was found does not matter any more. While
-    /// a call is in flight nothing is dropped: it may be the one that sets ours.
+    /// Brings notes in line with the hardware, before a difference is worked out. Drops notes of
+    /// settings that it contradicts: a reboot, a reload of the driver or an administrator has
+    /// changed them since, and what was found does not matter any more. While a call is in flight
+    /// nothing is dropped: it may be the one that sets ours.
     pub fn correct(&mut self, seen: &GpuSeen) {
         if seen.in_flight.is_some() {
             return;
@@ -485,8 +486,8 @@ impl GpuState {
         }
     }
 
-    /// Notes which MPS servers are wedged, once it is known which run. For rounds, which report it: a call that
-    /// found it first would keep it from them.
+    /// Notes which MPS servers are wedged, once it is known which run. For rounds, which report it:
+    /// a call that found it first would keep it from them.
     pub fn note_wedged(&mut self, seen: &GpuSeen) {
         let Some(Ok(running)) = &seen.mps else {
             return;

@@ -76,7 +76,8 @@ impl RecordedDevice {
 }
 
 impl ShareAmounts {
-    /// Returns the amounts that an allocation names by itself. Percent are that part of the compute.
+    /// Returns the amounts that an allocation names by itself. Percent are that part of the
+    /// compute.
     pub(crate) fn of(allocated: &AllocatedDevice) -> Self {
         let of = |name: &str| allocated.granted(name);
         Self {

@@ -39,15 +39,16 @@ pub struct Holds {
     pub strays: BTreeSet<Place>,
     /// Places that the claim lets go and that several claims can share.
     pub leaves_shared: BTreeSet<Place>,
-    /// The MPS servers that users of targets need: the one that others have already, or
-    /// that of the claim that is the first, or has the target alone. Without those of users of an earlier
-    /// boot, or that are being undone, and of those beside the targets that the call is about.
+    /// The MPS servers that users of targets need: the one that others have already, or that of the
+    /// claim that is the first, or has the target alone. Without those of users of an earlier boot,
+    /// or that are being undone, and of those beside the targets that the call is about.
     pub servers: BTreeMap<Target, MpsServer>,
-    /// The targets that the call is about: of the claim that gets or lets go, and of a round all. A server
-    /// beside them that cannot be started or does not end keeps the claim from nothing.
+    /// The targets that the call is about: of the claim that gets or lets go, and of a round all. A
+    /// server beside them that cannot be started or does not end keeps the claim from nothing.
     pub about: Vec<Target>,
-    /// The namespaces of the server of the whole GPU: of the claim that gets something, or in other calls of all claims
-    /// that the server is needed for. A lost one keeps no other claim from getting its own.
+    /// The namespaces of the server of the whole GPU: of the claim that gets something, or in other
+    /// calls of all claims that the server is needed for. A lost one keeps no other claim from
+    /// getting its own.
     pub namespaces: BTreeMap<MpsNamespaceName, MpsNamespace>,
     /// The namespaces that go.
     pub leaves_namespaces: Ends,
@@ -126,8 +127,8 @@ impl Holds {
                         holds.vouched_for |=
                             noted.is_some() && held.iter().any(|h| h.time_slice == noted);
                     }
-                    // A record of an earlier boot is carried out again by its own call, and one that is
-                    // being undone may have stopped its server already.
+                    // A record of an earlier boot is carried out again by its own call, and one
+                    // that is being undone may have stopped its server already.
                     let undoing =
                         matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
                     if record.boot == *boot && !undoing {
@@ -178,8 +179,8 @@ impl Holds {
     }
 }
 
-/// Returns the places of instances of ours that no record holds. The claim's own ones are no strays: they
-/// are made again or removed by this very call.
+/// Returns the places of instances of ours that no record holds. The claim's own ones are no
+/// strays: they are made again or removed by this very call.
 fn strays(
     gpu: &GpuUuid,
     own: Own<'_>,
@@ -257,7 +258,8 @@ mod tests {
         }
     }
 
-    /// An instance that no record holds stays for its own claim: no other call takes it away or makes it anew.
+    /// An instance that no record holds stays for its own claim: no other call takes it away or
+    /// makes it anew.
     #[test]
     fn an_instance_without_a_record_is_a_stray_but_for_its_own_claim() {
         let [a, b]: [ClaimUid; 2] = ["a", "b"].map(|name| name.parse().unwrap());
@@ -301,7 +303,8 @@ mod tests {
             (Own::Makes(&a, &first), &none, &[4]),
             (Own::Makes(&b, &second), &none, &[0]),
             (leaves(&first[..], &nothing), &none, &[4]),
-            // Also an instance that was made for it under an earlier allocation, and one that it names.
+            // Also an instance that was made for it under an earlier allocation, and one that it
+            // names.
             (leaves(&[], &nothing), &none, &[4]),
             (leaves(&second[..], &nothing), &none, &[]),
             (leaves(&first[..], &kept), &none, &[0, 4]),

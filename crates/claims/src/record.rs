@@ -40,8 +40,8 @@ pub struct RecordedDevice {
     /// Time slice that its config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
-    /// Memory in bytes that the percent of a share, or its MPS slot, came to when it was prepared: a
-    /// later change of the policy changes nothing of it.
+    /// Memory in bytes that the percent of a share, or its MPS slot, came to when it was prepared:
+    /// a later change of the policy changes nothing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_memory: Option<u64>,
     /// Memory in bytes that the driver caps its containers' share to, as promised when it was
@@ -52,8 +52,8 @@ pub struct RecordedDevice {
     /// cleared for each of its containers before it starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub clears_caps: bool,
-    /// Place at the MPS server of its GPU: of an MPS share, or of a whole GPU whose config asks for a
-    /// server.
+    /// Place at the MPS server of its GPU: of an MPS share, or of a whole GPU whose config asks for
+    /// a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsSlot>,
     /// Device nodes of the host that its config asks for, as written there.
@@ -74,8 +74,8 @@ pub struct MpsSlot {
     /// Priority that the claim's config asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<MpsPriority>,
-    /// Namespace with all that the claim has of the GPU, at a server that has namespaces: the containers
-    /// of a claim have it together.
+    /// Namespace with all that the claim has of the GPU, at a server that has namespaces: the
+    /// containers of a claim have it together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<MpsNamespace>,
 }

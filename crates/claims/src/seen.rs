@@ -68,14 +68,14 @@ pub struct Unwell {
     pub fault: MpsFault,
     /// True if it certainly has no client.
     pub is_idle: bool,
-    /// True if it has been so for long, as far as the supervisor knows, which may be new. A shorter fault may
-    /// end by itself.
+    /// True if it has been so for long, as far as the supervisor knows, which may be new. A shorter
+    /// fault may end by itself.
     pub is_lasting: bool,
 }
 
 impl MpsSeen {
-    /// Returns the fault of a server that will not serve by itself any more: it has not for long, or was found
-    /// so before, and has not served since.
+    /// Returns the fault of a server that will not serve by itself any more: it has not for long,
+    /// or was found so before, and has not served since.
     pub fn wedged(&self, noted: Option<&MpsNote>) -> Option<Unwell> {
         let was = noted.is_some_and(|noted| noted.wedged.is_some());
         self.unwell.filter(|unwell| unwell.is_lasting || was)
@@ -131,8 +131,8 @@ impl GpuSeen {
                         server: noted.server,
                         partition: target.place().and_then(|place| state.partition_at(place)),
                         namespaces: None,
-                        // The supervisor is asked for it in each round: by its note alone a server is
-                        // not started anew.
+                        // The supervisor is asked for it in each round: by its note alone a server
+                        // is not started anew.
                         unwell: None,
                     };
                     noted.up.then_some((*target, seen))
@@ -239,8 +239,8 @@ mod tests {
         }
     }
 
-    /// Returns the changes of a GPU with this note and this content of its place, if a claim needs the
-    /// instance or none does.
+    /// Returns the changes of a GPU with this note and this content of its place, if a claim needs
+    /// the instance or none does.
     fn changes(
         (life, doubt): (&Life, Option<&str>),
         filling: Option<&Filling>,

@@ -1,10 +1,10 @@
-//! The selectors of requests and DeviceClasses, where a few values of their device are known: whether
-//! an expression can still be true.
+//! The selectors of requests and DeviceClasses, where a few values of their device are known:
+//! whether an expression can still be true.
 //!
-//! The scheduler has evaluated it in full; a node asks only about the values that have changed since.
-//! So this reads the logical operators and the comparisons with those values, and holds every other
-//! part for possible. The node plugin does without a CEL parser: that of the crate `cel` adds a
-//! megabyte to it.
+//! The scheduler has evaluated it in full; a node asks only about the values that have changed
+//! since. So this reads the logical operators and the comparisons with those values, and holds
+//! every other part for possible. The node plugin does without a CEL parser: that of the crate
+//! `cel` adds a megabyte to it.
 
 /// Values of a device by the text that reads them in an expression, without white space and with
 /// double quotes.
@@ -15,8 +15,8 @@ pub type Known<'a> = [(String, Value<'a>)];
 pub enum Value<'a> {
     Text(&'a str),
     Int(i64),
-    /// The same, or no such attribute. An expression that reads one which is not there does not hold
-    /// by that.
+    /// The same, or no such attribute. An expression that reads one which is not there does not
+    /// hold by that.
     IntIfThere(i64),
 }
 

@@ -4,8 +4,9 @@
 //! as it is, nothing is leaked and nothing is given back too early.
 //!
 //! The executor's `bring` is modelled here by the same pure transitions ([`GpuState`]); its own
-//! stories run the real one. `DIVVY_GOAL_STORIES=1000000 cargo test --release -p divvy-claims --test
-//! goals` runs a million of them; the first seed is `DIVVY_GOAL_SEED`.
+//! stories run the real one.
+//! `DIVVY_GOAL_STORIES=1000000 cargo test --release -p divvy-claims --test goals` runs a million of
+//! them; the first seed is `DIVVY_GOAL_SEED`.
 
 #![allow(
     clippy::unwrap_used,

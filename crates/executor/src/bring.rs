@@ -161,10 +161,10 @@ impl Gpus<'_> {
         self.carry_out(plan, made_for, until)
     }
 
-    /// Makes the changes of a plan, in order. Each is on disk before it begins, and its outcome with
-    /// the next one that is written, or at the end: a note that is older than the hardware is found
-    /// again. A change that fails ends a call that makes something; one that removes or gives back
-    /// goes on past it, with all that do not need it.
+    /// Makes the changes of a plan, in order. Each is on disk before it begins, and its outcome
+    /// with the next one that is written, or at the end: a note that is older than the hardware is
+    /// found again. A change that fails ends a call that makes something; one that removes or gives
+    /// back goes on past it, with all that do not need it.
     pub(crate) fn carry_out(
         self,
         plan: Plan,

@@ -291,9 +291,9 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Returns the variables from which the hook of NVIDIA's container toolkit takes limits of memory, with
-/// those of the share: an image with others must not have them set beside ours. An empty value would
-/// make that hook fail.
+/// Returns the variables from which the hook of NVIDIA's container toolkit takes limits of memory,
+/// with those of the share: an image with others must not have them set beside ours. An empty value
+/// would make that hook fail.
 fn of_toolkit(cap: u64) -> [String; 2] {
     [
         "NVIDIA_GPU_MEMORY_REQUEST=0".to_owned(),

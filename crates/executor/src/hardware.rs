@@ -237,7 +237,8 @@ impl<'a> Hardware<'a> {
     }
 }
 
-/// Returns whether a goal wants an MPS server of the whole GPU that does not certainly run and serve.
+/// Returns whether a goal wants an MPS server of the whole GPU that does not certainly run and
+/// serve.
 fn lacks_server(
     goal: &GpuGoal,
     running: Option<&Result<BTreeMap<Target, MpsSeen>, String>>,
@@ -248,9 +249,9 @@ fn lacks_server(
     matches!(goal.mps.get(&Target::Gpu), Some(Want::To(_))) && !of_gpu.is_some_and(serves)
 }
 
-/// Returns whether a code says that a thing is not there: nothing to remove, nothing that lives. With
-/// the driver unloaded, MIG mode and instances are gone too (neither outlives it). A GPU that is
-/// *lost* is still the driver's: it may come back with all that was on it, unless it is reset.
+/// Returns whether a code says that a thing is not there: nothing to remove, nothing that lives.
+/// With the driver unloaded, MIG mode and instances are gone too (neither outlives it). A GPU that
+/// is *lost* is still the driver's: it may come back with all that was on it, unless it is reset.
 fn is_gone(code: GpuErrorCode) -> bool {
     [
         GpuErrorCode::NOT_FOUND,

@@ -9,14 +9,15 @@
 //! with fakes that crash, lose what was not synced, and answer late.
 //!
 //! Rooms, from the ground up; calls go down only:
-//! - `context` (settings, ports, locks), `state` and `store` (files as values), `records` (questions
-//!   about all of them), `locked`, `locks`, `marks`, `owned` (against other drivers of ours);
-//! - `hardware` (what GPUs show, and single changes), `gpus` (their files), `files` (what containers
-//!   get), `snapshot` (what a prepare is decided on);
+//! - `context` (settings, ports, locks), `state` and `store` (files as values), `records`
+//!   (questions about all of them), `locked`, `locks`, `marks`, `owned` (against other drivers of
+//!   ours);
+//! - `hardware` (what GPUs show, and single changes), `gpus` (their files), `files` (what
+//!   containers get), `snapshot` (what a prepare is decided on);
 //! - `bring`: the one place where a GPU is changed: what `divvy-claims` says it is to be, what that
 //!   takes, and how each change is noted;
-//! - `hold` and `release`: a claim gets its devices, or lets them go; `lost`: its files are withdrawn
-//!   while a partition of it is gone; `rebuild` where its record was lost;
+//! - `hold` and `release`: a claim gets its devices, or lets them go; `lost`: its files are
+//!   withdrawn while a partition of it is gone; `rebuild` where its record was lost;
 //! - `prepare` with `handover`, `unprepare`, `restore`, `reconcile`: the calls; `executor` is the
 //!   door.
 

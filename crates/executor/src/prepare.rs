@@ -144,7 +144,8 @@ fn attempt(
     let is_fresh = is_fresh && context.now() < begun + STALE_AFTER;
 
     // Take the GPUs from other drivers of ours before looking at them: from here on no other driver
-    // can take them until this attempt has decided. A claim that is answered again has them already.
+    // can take them until this attempt has decided. A claim that is answered again has them
+    // already.
     let wanted = gpus_of(claim, &ordinals, false);
     let boot = &context.config.boot;
     let is_answered = own

@@ -159,8 +159,8 @@ pub(crate) fn unprepared_in_this_boot(
 }
 
 /// Makes a record in the place of one that cannot be read or was lost, while instances that were
-/// made for its claim are left: it holds them until they are removed. No other part of a GPU is kept
-/// from other claims.
+/// made for its claim are left: it holds them until they are removed. No other part of a GPU is
+/// kept from other claims.
 fn stand_in(
     context: &Context,
     uid: &ClaimUid,

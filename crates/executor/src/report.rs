@@ -42,14 +42,15 @@ pub enum Event {
     /// A GPU has the MIG mode, time slice or compute mode back that it had before claims needed
     /// another.
     SettingsGivenBack { gpu: GpuUuid },
-    /// The MPS server of a GPU had ended under its claims or was wedged, and was started again: the programs
-    /// of before have lost what they had on the GPU.
+    /// The MPS server of a GPU had ended under its claims or was wedged, and was started again: the
+    /// programs of before have lost what they had on the GPU.
     MpsServerRestarted {
         gpu: GpuUuid,
         /// Claims that had it.
         claims: Vec<ClaimRef>,
     },
-    /// An MPS server has not served for long: programs that use it have failed, and no other can connect.
+    /// An MPS server has not served for long: programs that use it have failed, and no other can
+    /// connect.
     MpsServerWedged {
         gpu: GpuUuid,
         target: Target,

@@ -11,9 +11,9 @@ use crate::hardware::seen_on;
 use crate::state::Gpus as GpuFiles;
 use crate::{Event, Report, StoreError};
 
-/// Returns the GPUs with an MPS server that is not as noted: it has died, or no file names it. A server that
-/// runs on a GPU without a file is one of them too, one without the namespaces that claims need, and one that is
-/// wedged.
+/// Returns the GPUs with an MPS server that is not as noted: it has died, or no file names it. A
+/// server that runs on a GPU without a file is one of them too, one without the namespaces that
+/// claims need, and one that is wedged.
 pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
     let until = gpus.context.now() + ASK_WITHIN;
     let running = match gpus.hardware.mps.running(None, until) {
@@ -86,7 +86,8 @@ pub(crate) fn wedged(state: GpuState) -> BTreeMap<Target, MpsFault> {
         .collect()
 }
 
-/// Reports the MPS servers of a GPU that are wedged now and were not before, and those that serve again.
+/// Reports the MPS servers of a GPU that are wedged now and were not before, and those that serve
+/// again.
 pub(crate) fn report_wedged(
     gpus: Gpus<'_>,
     gpu: &GpuUuid,

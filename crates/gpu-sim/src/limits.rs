@@ -1,6 +1,6 @@
-//! Limits of memory by control group, as drivers from R615 on keep them in one of two ways: in files
-//! of the controller `dmem`, or, where the kernel has none, in a table of their own beside the
-//! controller `misc`, keyed by the group's address and never tidied.
+//! Limits of memory by control group, as drivers from R615 on keep them in one of two ways: in
+//! files of the controller `dmem`, or, where the kernel has none, in a table of their own beside
+//! the controller `misc`, keyed by the group's address and never tidied.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -35,8 +35,8 @@ pub struct SimGroup {
 }
 
 impl SimGroup {
-    /// Reads a group and those above it, up to the root of the hierarchy: the last folder with a list
-    /// of controllers.
+    /// Reads a group and those above it, up to the root of the hierarchy: the last folder with a
+    /// list of controllers.
     pub fn chain(path: &Path) -> io::Result<Vec<Self>> {
         let mut chain = Vec::new();
         for folder in path.ancestors() {
@@ -207,7 +207,8 @@ impl Engine {
         }
         let charged: Vec<&SimGroup> = match self.limits.backend {
             LimitBackend::Dmem => groups.iter().filter(|group| group.has("dmem")).collect(),
-            // The controller's own group is the nearest that has it; an entry below is not looked at.
+            // The controller's own group is the nearest that has it; an entry below is not looked
+            // at.
             LimitBackend::Misc => groups
                 .iter()
                 .skip_while(|group| !group.has("misc"))

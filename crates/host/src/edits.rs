@@ -126,8 +126,8 @@ fn mount(file: &DriverFile, options: &[&str]) -> Mount {
     }
 }
 
-/// Returns the call by which the memory of a share is capped before its program runs; `None` where no
-/// program is called. It asks the node plugin at this socket.
+/// Returns the call by which the memory of a share is capped before its program runs; `None` where
+/// no program is called. It asks the node plugin at this socket.
 pub fn cap(delivery: &LibraryDelivery, socket: &str, claim: &str, device: &str) -> Option<Hook> {
     let LibraryDelivery::Hook(path) = delivery else {
         return None;

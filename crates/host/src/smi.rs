@@ -251,10 +251,10 @@ impl Smi {
 }
 
 impl Smi {
-    /// Returns the command of another program of a driver, by its path inside the driver's root, with
-    /// no variables but those by which it finds the driver's programs and libraries. It runs inside
-    /// the root of the node where the driver is there, and here where the driver has a root of its own:
-    /// the node's files are not in that.
+    /// Returns the command of another program of a driver, by its path inside the driver's root,
+    /// with no variables but those by which it finds the driver's programs and libraries. It runs
+    /// inside the root of the node where the driver is there, and here where the driver has a root
+    /// of its own: the node's files are not in that.
     pub fn program(&self, driver: &Driver, inside: &Path) -> Command {
         let root = &driver.root;
         if root.host() == Path::new("/") && is_whole(root) {

@@ -136,16 +136,16 @@ pub trait GpuDriver: Send + Sync {
         cannot(GpuOp::SmUtilization, gpu)
     }
 
-    /// Returns the limit of the memory that the programs of a control group can allocate on the GPU;
-    /// `cgroup` is the group's directory, `/sys/fs/cgroup/…`. `NOT_SUPPORTED` where none was ever set,
-    /// and for drivers that cannot limit it ([`SystemFacts::memory_caps`] shows which).
+    /// Returns the limit of the memory that the programs of a control group can allocate on the
+    /// GPU; `cgroup` is the group's directory, `/sys/fs/cgroup/…`. `NOT_SUPPORTED` where none was
+    /// ever set, and for drivers that cannot limit it ([`SystemFacts::memory_caps`] shows which).
     fn memory_limit(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<MemoryLimit, GpuError> {
         let _ = cgroup;
         cannot(GpuOp::MemoryLimit, gpu)
     }
 
-    /// Limits the bytes that the programs of a control group can allocate on the GPU together; `None`
-    /// ends the limit. Kept until the driver is unloaded or the last program closes the GPU.
+    /// Limits the bytes that the programs of a control group can allocate on the GPU together;
+    /// `None` ends the limit. Kept until the driver is unloaded or the last program closes the GPU.
     fn set_memory_limit(
         &self,
         gpu: &GpuUuid,

@@ -47,8 +47,8 @@ impl Limits {
             (Sharing::Exclusive | Sharing::Admin, _) => {
                 (Enforcement::Hardware, Enforcement::Hardware)
             }
-            // The driver charges nothing to control groups with MIG mode on. An MPS server limits memory
-            // too, but a program can make it drop that limit (ADR 18).
+            // The driver charges nothing to control groups with MIG mode on. An MPS server limits
+            // memory too, but a program can make it drop that limit (ADR 18).
             (Sharing::TimeSliced | Sharing::Mps, TargetKind::Gpu) => {
                 let memory = match caps {
                     MemoryCaps::Available => Enforcement::Cgroup,

@@ -25,15 +25,15 @@ pub struct Hold {
     /// `None` is content with any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSlice>,
-    /// The MPS server of the whole GPU that its users need: of an MPS share, or of a claim that has the GPU
-    /// alone and whose users share it by MPS.
+    /// The MPS server of the whole GPU that its users need: of an MPS share, or of a claim that has
+    /// the GPU alone and whose users share it by MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsServer>,
 }
 
 impl Hold {
-    /// Returns whether both cannot be had at once: their targets overlap, unless both are shares of one
-    /// target by the same sharing. Admin access excludes nothing.
+    /// Returns whether both cannot be had at once: their targets overlap, unless both are shares of
+    /// one target by the same sharing. Admin access excludes nothing.
     pub fn conflicts(&self, other: &Self) -> bool {
         let shared = (self.target, self.sharing) == (other.target, other.sharing)
             && self.sharing.is_shared();

@@ -23,7 +23,8 @@ pub enum MemoryCaps {
     OldDriver,
     /// The driver could, but its NVML library has no calls for it.
     NoCalls,
-    /// The node's control groups cannot be read, so that it is not known if they let the driver do so.
+    /// The node's control groups cannot be read, so that it is not known if they let the driver do
+    /// so.
     GroupsUnreadable,
     /// The node has control groups of version 1 alone.
     NoCgroup2,

@@ -121,8 +121,8 @@ pub struct Grant {
     pub share_burst: Burst,
     /// The MPS server of the GPU while claims have MPS shares of it. `None`: as granted before.
     pub mps: Option<MpsServer>,
-    /// The number of equal slots of a partition while claims have MPS shares of it. `None`: as granted
-    /// before.
+    /// The number of equal slots of a partition while claims have MPS shares of it. `None`: as
+    /// granted before.
     pub mps_slots_in_partitions: Option<u32>,
     /// True if an MPS server that is wedged is started anew also while it has clients.
     pub restarts_wedged_mps: bool,

@@ -49,8 +49,8 @@ impl MpsProtocol {
             .find(|protocol| protocol.number() == number)
     }
 
-    /// Returns the protocol for the servers of a target on a node with this one. A partition has the
-    /// one of equal slots in any case: namespaces of partitions are not documented.
+    /// Returns the protocol for the servers of a target on a node with this one. A partition has
+    /// the one of equal slots in any case: namespaces of partitions are not documented.
     #[must_use]
     pub fn of_target(self, target: Target) -> Self {
         match target {
@@ -59,8 +59,8 @@ impl MpsProtocol {
         }
     }
 
-    /// Returns the folder of sockets of a target's daemon, within the supervisor's folder. It
-    /// is short for protocol v3, where namespaces are below it, and for partitions, which have a long
+    /// Returns the folder of sockets of a target's daemon, within the supervisor's folder. It is
+    /// short for protocol v3, where namespaces are below it, and for partitions, which have a long
     /// name: a daemon fails with long paths.
     pub fn pipe(self, target: &GpuTarget) -> PathBuf {
         match (self, target.target) {
@@ -77,8 +77,8 @@ impl MpsProtocol {
     }
 }
 
-/// Ability of a node to share GPUs by MPS: in equal slots before R615 (ADR 18), and with a namespace for
-/// each claim since (ADR 21).
+/// Ability of a node to share GPUs by MPS: in equal slots before R615 (ADR 18), and with a
+/// namespace for each claim since (ADR 21).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MpsAbility {
@@ -117,8 +117,8 @@ impl MpsAbility {
         }
     }
 
-    /// Returns what a GPU of this architecture or its node lacks for an MPS server; `None` if they lack
-    /// nothing.
+    /// Returns what a GPU of this architecture or its node lacks for an MPS server; `None` if they
+    /// lack nothing.
     pub fn lack_for(self, architecture: Architecture) -> Option<&'static str> {
         match architecture {
             Architecture::Kepler | Architecture::Maxwell | Architecture::Pascal => {
@@ -141,18 +141,19 @@ impl MpsAbility {
     }
 }
 
-/// The MPS server of a GPU: limits that it sets for every client, the same for all, since a server of
-/// protocol v2 has one limit. A server of protocol v3 has none; its namespaces have.
+/// The MPS server of a GPU: limits that it sets for every client, the same for all, since a server
+/// of protocol v2 has one limit. A server of protocol v3 has none; its namespaces have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MpsServer {
-    /// Number of equal slots, for as many claims. `None`: the server of a claim that has the GPU alone,
-    /// with the limits of its config.
+    /// Number of equal slots, for as many claims. `None`: the server of a claim that has the GPU
+    /// alone, with the limits of its config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
     /// Part of the GPU's threads that a client can use, in percent.
     pub cores: u32,
-    /// Memory in MiB that a client can allocate. `None`: all of it, or the board has none of its own.
+    /// Memory in MiB that a client can allocate. `None`: all of it, or the board has none of its
+    /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
     /// Protocol that it is run with.
@@ -169,8 +170,8 @@ impl MpsServer {
         protocol: MpsProtocol::V3,
     };
 
-    /// Number of clients that a server takes on all drivers that divvy uses MPS with: more slots would be
-    /// published than can be used.
+    /// Number of clients that a server takes on all drivers that divvy uses MPS with: more slots
+    /// would be published than can be used.
     pub const MOST_SLOTS: u32 = 48;
 
     /// Returns the server of a GPU with this memory for shares, cut into equal slots. `None` if
@@ -189,14 +190,14 @@ impl MpsServer {
         })
     }
 
-    /// Returns the server of a partition with this memory, cut into equal slots. A partition without memory of its
-    /// own has 0 MiB.
+    /// Returns the server of a partition with this memory, cut into equal slots. A partition
+    /// without memory of its own has 0 MiB.
     pub fn of_partition(slots: u32, memory_mib: u64) -> Option<Self> {
         Self::equal(slots, Some(memory_mib).filter(|mib| *mib > 0))
     }
 
-    /// Returns the server of a claim that has the GPU alone: without a limit of threads its clients can
-    /// use all, and so with memory, here in bytes.
+    /// Returns the server of a claim that has the GPU alone: without a limit of threads its clients
+    /// can use all, and so with memory, here in bytes.
     pub fn of_claim(cores: Option<u32>, memory: Option<u64>) -> Self {
         Self {
             slots: None,
@@ -206,8 +207,8 @@ impl MpsServer {
         }
     }
 
-    /// Returns whether each claim has a namespace of its own, so that claims can have parts of different
-    /// sizes.
+    /// Returns whether each claim has a namespace of its own, so that claims can have parts of
+    /// different sizes.
     pub fn has_namespaces(self) -> bool {
         self.protocol == MpsProtocol::V3
     }
@@ -218,8 +219,8 @@ impl MpsServer {
     }
 }
 
-/// Name of a namespace of ours: a claim's part of a server of protocol v3. It is worked out from that part,
-/// so that no name is ever stored to be found again.
+/// Name of a namespace of ours: a claim's part of a server of protocol v3. It is worked out from
+/// that part, so that no name is ever stored to be found again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct MpsNamespaceName(u64);
@@ -292,7 +293,8 @@ pub struct MpsNamespace {
     pub name: MpsNamespaceName,
     /// Part of the GPU's threads that a client can use, in percent. 0: it was only begun.
     pub cores: u32,
-    /// Memory in MiB that a client can allocate. `None`: all of it, or the board has none of its own.
+    /// Memory in MiB that a client can allocate. `None`: all of it, or the board has none of its
+    /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
 }
@@ -301,8 +303,8 @@ pub struct MpsNamespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MpsFault {
-    /// It is in the state FAULT: a client had a fatal error, which all clients got, and it waits until
-    /// every one of them has ended.
+    /// It is in the state FAULT: a client had a fatal error, which all clients got, and it waits
+    /// until every one of them has ended.
     Fault,
     /// Its daemon does not answer.
     NoAnswer,

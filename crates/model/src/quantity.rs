@@ -229,8 +229,8 @@ impl FromStr for Quantity {
     }
 }
 
-/// The digits of a text before and after the point, as many as there are: each counts where a suffix
-/// multiplies it.
+/// The digits of a text before and after the point, as many as there are: each counts where a
+/// suffix multiplies it.
 struct Number<'a> {
     whole: &'a str,
     fraction: &'a str,
@@ -240,8 +240,8 @@ impl Number<'_> {
     /// The amount times `1024^power`, in nanos, rounded up.
     fn times_1024_pow(&self, power: u32) -> Option<i128> {
         let factor = 1024_i128.checked_pow(power)?.checked_mul(ONE)?;
-        // From the last digit of the fraction to the first: a tenth of the digit's share and of what
-        // comes after it. A remainder anywhere is less than one in the end, and rounds up.
+        // From the last digit of the fraction to the first: a tenth of the digit's share and of
+        // what comes after it. A remainder anywhere is less than one in the end, and rounds up.
         let (mut fraction, mut is_exact) = (0_i128, true);
         for digit in self.fraction.bytes().rev() {
             let share = factor.checked_mul(i128::from(digit.saturating_sub(b'0')))?;

@@ -12,8 +12,8 @@ pub enum Sharing {
     Exclusive,
     /// By several claims whose contexts take turns.
     TimeSliced,
-    /// By several claims whose contexts run at once under an MPS server. Published only where a policy
-    /// names it.
+    /// By several claims whose contexts run at once under an MPS server. Published only where a
+    /// policy names it.
     Mps,
     /// By those with admin access, whatever others have of it (KEP-5018, ADR 3).
     Admin,
@@ -50,8 +50,8 @@ impl Sharing {
         }
     }
 
-    /// Returns whether this use keeps others off the target and decides the mode of its GPU: all but admin
-    /// access do.
+    /// Returns whether this use keeps others off the target and decides the mode of its GPU: all
+    /// but admin access do.
     pub fn holds(self) -> bool {
         self != Self::Admin
     }
@@ -88,8 +88,8 @@ impl ShareUnit {
     }
 }
 
-/// An entry of what a GPU may be published as: a kind of target with a way of use. The order is that in which
-/// one is chosen where there may be only one.
+/// An entry of what a GPU may be published as: a kind of target with a way of use. The order is
+/// that in which one is chosen where there may be only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Alternative {
     /// The way of use.
@@ -117,8 +117,8 @@ impl Alternative {
     /// MPS shares of MIG partitions.
     pub const MPS_PARTITIONS: Self = Self::new(TargetKind::Partition, Sharing::Mps);
 
-    /// All that a GPU is offered as where everything is asked for. MPS and shares of partitions are not
-    /// among it: a rule has to name them.
+    /// All that a GPU is offered as where everything is asked for. MPS and shares of partitions are
+    /// not among it: a rule has to name them.
     pub const OFFERED: [Self; 3] = [Self::WHOLE, Self::PARTITIONS, Self::TIME_SLICED];
 
     /// All that claims can hold of a GPU.

@@ -7,8 +7,8 @@
 //! `$DIVVY_MOCK_GPUS` (`h100x2`). Changes to the file act from the next call on. Tests change it
 //! through [`MockState`], scripts through the program `mock-gpus`.
 //!
-//! The tests of `divvy-nvml`, of the executor and of the kubelet plugin and the end-to-end tests load
-//! the library; nothing else uses this crate.
+//! The tests of `divvy-nvml`, of the executor and of the kubelet plugin and the end-to-end tests
+//! load the library; nothing else uses this crate.
 
 mod abi;
 mod bridge;

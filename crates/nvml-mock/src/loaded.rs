@@ -54,8 +54,8 @@ impl Loaded {
         serde_json::from_slice(&self.text("divvy_mock_kept")).ok()
     }
 
-    /// Has one call in `one_in` answer oddly, and every call of one call site in `sites`; 0 is none.
-    /// The seed decides which, and how.
+    /// Has one call in `one_in` answer oddly, and every call of one call site in `sites`; 0 is
+    /// none. The seed decides which, and how.
     pub fn odd(&self, seed: u64, one_in: u64, sites: u64) {
         // SAFETY: the type is that of the function in `trial`.
         let odd = unsafe {

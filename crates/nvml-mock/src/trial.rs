@@ -126,8 +126,8 @@ pub(crate) fn odd(at: &Location<'_>, has_value: bool) -> Option<Odd> {
     odd_if(at, has_value, |_, _| true)
 }
 
-/// Returns the same for the MIG mode. A library that says at every call that a GPU has none cannot be
-/// distinguished from a good one of another GPU.
+/// Returns the same for the MIG mode. A library that says at every call that a GPU has none cannot
+/// be distinguished from a good one of another GPU.
 pub(crate) fn odd_mode(at: &Location<'_>) -> Option<Odd> {
     let none = [
         GpuErrorCode::NOT_SUPPORTED.0,
@@ -139,8 +139,8 @@ pub(crate) fn odd_mode(at: &Location<'_>) -> Option<Odd> {
     })
 }
 
-/// Returns the odd answer to a call if it can be; the second value given to `can_be` says that every
-/// call of this site has the same.
+/// Returns the odd answer to a call if it can be; the second value given to `can_be` says that
+/// every call of this site has the same.
 fn odd_if(at: &Location<'_>, has_value: bool, can_be: impl Fn(Odd, bool) -> bool) -> Option<Odd> {
     CALLS.fetch_add(1, Ordering::Relaxed);
     if !IS_ODD.load(Ordering::Relaxed) {

@@ -481,8 +481,8 @@ impl GpuDriver for NvmlDriver {
     }
 }
 
-/// Returns the failure of a question about a GPU that has a handle. It may say that there is no such
-/// thing; the GPU is there all the same.
+/// Returns the failure of a question about a GPU that has a handle. It may say that there is no
+/// such thing; the GPU is there all the same.
 fn of_present(failure: Failure) -> Failure {
     match failure.code {
         GpuErrorCode::NOT_FOUND | GpuErrorCode::GPU_NOT_FOUND => Failure {

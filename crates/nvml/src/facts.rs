@@ -74,8 +74,8 @@ struct Asked<'a> {
     gpu: Handle,
 }
 
-/// Reads the MIG mode. An answer that there is none is asked for twice: one odd answer must not make a whole GPU
-/// of one that is cut.
+/// Reads the MIG mode. An answer that there is none is asked for twice: one odd answer must not
+/// make a whole GPU of one that is cut.
 pub(crate) fn mig_mode(library: &Library, handle: Handle) -> Result<MigMode, Failure> {
     match mig_mode_once(library, handle)? {
         // A library without the function is older than MIG (before R450), and says so for good.

@@ -41,8 +41,8 @@ pub fn read_inventory_after(
             Ok(mut facts) => {
                 let topology = topology(facts.pci_address);
                 let known = before.and_then(|before| before.gpus.get(&uuid));
-                // A GPU that had a MIG mode has one: whether instances live on it is not known, and it
-                // must not be offered whole.
+                // A GPU that had a MIG mode has one: whether instances live on it is not known, and
+                // it must not be offered whole.
                 if facts.mig_mode != MigMode::Unsupported {
                     inventory.with_mig.insert(uuid.clone(), facts.mig_mode);
                 } else if let Some(last) = inventory.with_mig.get(&uuid) {
@@ -125,9 +125,9 @@ fn mig_of(
     Ok(Some(mig))
 }
 
-/// Counts the multiprocessors of the profile that takes the whole GPU, if there is one. NVML does not
-/// count cores while MIG mode is on, and where nothing was read before that this is the nearest: the
-/// same as the whole GPU's on most boards, less on A100 (98 of 108).
+/// Counts the multiprocessors of the profile that takes the whole GPU, if there is one. NVML does
+/// not count cores while MIG mode is on, and where nothing was read before that this is the
+/// nearest: the same as the whole GPU's on most boards, less on A100 (98 of 108).
 fn most_multiprocessors(mig: &GpuMig) -> Option<u32> {
     mig.capabilities
         .whole()

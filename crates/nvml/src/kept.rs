@@ -9,9 +9,9 @@ use divvy_model::{GpuUuid, lock};
 /// twice in the same way.
 const READINGS: u32 = 16;
 
-/// An answer for each GPU, or each of something, kept for a while once it came twice in a row: a single
-/// odd answer of NVML may have left something out, and must be forgotten with the next. It ages by
-/// readings, and not by use: a pod that waits does not pay for asking again.
+/// An answer for each GPU, or each of something, kept for a while once it came twice in a row: a
+/// single odd answer of NVML may have left something out, and must be forgotten with the next. It
+/// ages by readings, and not by use: a pod that waits does not pay for asking again.
 pub(crate) struct Kept<T, K = GpuUuid>(Mutex<BTreeMap<K, Answer<T>>>);
 
 struct Answer<T> {

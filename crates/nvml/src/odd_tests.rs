@@ -8,8 +8,8 @@ use crate::ffi::trial::WRITES_NOTHING;
 use crate::test_library::TestLibrary;
 use crate::{NvmlDriver, read_inventory, read_inventory_after};
 
-/// Codes that one GPU may answer without reason: a success that says nothing, an unexpected error, a
-/// moment's, and those that else mean that there is nothing to say.
+/// Codes that one GPU may answer without reason: a success that says nothing, an unexpected error,
+/// a moment's, and those that else mean that there is nothing to say.
 const CODES: [GpuErrorCode; 7] = [
     WRITES_NOTHING,
     GpuErrorCode::UNKNOWN,

@@ -131,8 +131,8 @@ impl World {
         self.settings.ask_again * ROUNDS_UNTIL_FORGOTTEN
     }
 
-    /// Returns what claims have by the last list; `None` if there is none, or nothing of it matters:
-    /// as long as every device is offered, holders are the scheduler's business alone.
+    /// Returns what claims have by the last list; `None` if there is none, or nothing of it
+    /// matters: as long as every device is offered, holders are the scheduler's business alone.
     pub(crate) fn holders_that_matter(
         &self,
         in_plain: &BTreeSet<&DeviceName>,
@@ -216,8 +216,8 @@ impl World {
 
     /// Asks now, or wakes up then.
     pub(crate) fn ask_at(&mut self, at: Duration, now: Duration, slices: bool) {
-        // A single question at a time: its answer leads to the next decision, which asks again if it
-        // must.
+        // A single question at a time: its answer leads to the next decision, which asks again if
+        // it must.
         if self.memory.asking.since.is_some() {
             return;
         }

@@ -9,8 +9,8 @@ use crate::whole::{self, Builder, Links};
 use crate::{AttributeValue, admin, partition, share};
 
 /// The attributes of a device of a GPU that answers, as they are published; of shares with the time
-/// slice that they have, and without the memory that shares by percent divide and the largest limit:
-/// both change with the policy, and a claim has its own. None of a GPU that does not answer.
+/// slice that they have, and without the memory that shares by percent divide and the largest
+/// limit: both change with the policy, and a claim has its own. None of a GPU that does not answer.
 pub fn attributes(
     device: &DeviceName,
     gpu: &GpuUuid,

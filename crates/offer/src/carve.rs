@@ -50,7 +50,8 @@ pub struct Input<'a> {
     /// another unit now gives no new shares until these are gone: amounts in two units cannot be
     /// added up.
     pub share_units: &'a BTreeMap<GpuUuid, ShareUnit>,
-    /// The MPS servers that run, by GPU: while one with slots does, shares are published as it was started.
+    /// The MPS servers that run, by GPU: while one with slots does, shares are published as it was
+    /// started.
     pub mps_servers: &'a BTreeMap<GpuTarget, MpsServer>,
     /// The pool that was carved last: devices of GPUs that no longer answer are taken from it.
     pub previous: Option<&'a Pool>,
@@ -284,8 +285,9 @@ impl GpuOffer {
     }
 }
 
-/// Makes a pool: GPUs that answer, then those that do not (a GPU is in one of the two), then devices
-/// that claims hold and that none of them has, then counters, for which all devices must be there.
+/// Makes a pool: GPUs that answer, then those that do not (a GPU is in one of the two), then
+/// devices that claims hold and that none of them has, then counters, for which all devices must be
+/// there.
 fn make(carving: &mut Carving<'_>) {
     carving.gpus_that_answer();
     carving.gpus_that_do_not();

@@ -143,7 +143,8 @@ impl Carving<'_> {
         self.card(kind.ordinal()).add(kind.alternative(), device);
     }
 
-    /// Partitions, and shares of them, that claims have and of which it is not known where on the GPU they are.
+    /// Partitions, and shares of them, that claims have and of which it is not known where on the
+    /// GPU they are.
     pub(crate) fn lost_partitions(
         &self,
         ordinal: u32,

@@ -16,13 +16,13 @@ use crate::{Device, Slice};
 /// board (31 devices).
 const GPUS_IN_SLICE: u32 = 2;
 /// GPUs in a slice that has one device of each. The first of these slices has whole GPUs and the
-/// shares of both kinds, so it is a third of the lower limit; that limit always: else the first taint
-/// on a full slice would split it.
+/// shares of both kinds, so it is a third of the lower limit; that limit always: else the first
+/// taint on a full slice would split it.
 const ONE_EACH: u32 = MAX_DEVICES_TAINTED / 3;
 
-/// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, shares of partitions,
-/// what is for admins, and the counter sets. Whole GPUs, shares and the first GPU's partitions are one slice,
-/// in turn.
+/// Whole GPUs in reverse order, shares by ascending ordinal, partitions likewise, shares of
+/// partitions, what is for admins, and the counter sets. Whole GPUs, shares and the first GPU's
+/// partitions are one slice, in turn.
 pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
     let mut whole: BTreeMap<u32, Vec<Device>> = BTreeMap::new();
     let mut shares: BTreeMap<u32, Vec<Device>> = BTreeMap::new();

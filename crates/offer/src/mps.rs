@@ -1,7 +1,8 @@
-//! The MPS shares of a GPU or partition: one device that many claims have. Where the driver has MPS of protocol v3,
-//! they are given out as time-sliced shares are, each of its own size. Before that they are equal slots,
-//! since a server of protocol v2 has one limit for all of its clients: the only capacity is
-//! `slots`, and a share takes one. The part of the GPU that a slot is, is in attributes.
+//! The MPS shares of a GPU or partition: one device that many claims have. Where the driver has MPS
+//! of protocol v3, they are given out as time-sliced shares are, each of its own size. Before that
+//! they are equal slots, since a server of protocol v2 has one limit for all of its clients: the
+//! only capacity is `slots`, and a share takes one. The part of the GPU that a slot is, is in
+//! attributes.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::mig::PartitionName;
@@ -10,8 +11,8 @@ use divvy_model::{GpuFacts, MemoryCaps, MpsAbility, MpsProtocol, MpsServer, Shar
 use crate::share::{bare, bare_of_partition};
 use crate::{Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy};
 
-/// Returns the server that the rules of a GPU ask for on such a node. `None` if nothing of its memory is
-/// left.
+/// Returns the server that the rules of a GPU ask for on such a node. `None` if nothing of its
+/// memory is left.
 pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Option<MpsServer> {
     if node.protocol() == Some(MpsProtocol::V3) {
         return Some(MpsServer::NAMESPACES);

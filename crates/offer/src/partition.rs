@@ -289,8 +289,8 @@ impl Carving<'_> {
         }
     }
 
-    /// Returns the MPS server of a partition with this memory: the one that runs, since claims have its
-    /// slots, or the one that rules ask for. `None` if a slot would have no memory.
+    /// Returns the MPS server of a partition with this memory: the one that runs, since claims have
+    /// its slots, or the one that rules ask for. `None` if a slot would have no memory.
     fn server_of(&self, from: &Source<'_>, place: Place, memory_mib: u64) -> Option<MpsServer> {
         let (gpu, target) = (from.one.uuid.clone(), Target::Partition(place));
         let running = self.input.mps_servers.get(&GpuTarget { gpu, target });
@@ -298,8 +298,8 @@ impl Carving<'_> {
         running.or_else(|| MpsServer::of_partition(from.rules.shares.slots, memory_mib))
     }
 
-    /// Publishes a partition or the shares of one, with its taints: they depend on the place, and on
-    /// whether the device is offered.
+    /// Publishes a partition or the shares of one, with its taints: they depend on the place, and
+    /// on whether the device is offered.
     fn publish_partition(
         &mut self,
         from: &Source<'_>,

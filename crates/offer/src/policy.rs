@@ -228,8 +228,8 @@ fn fits_gpu(
         })
 }
 
-/// Returns whether a product's name is like a pattern: `*` stands for any text; letter case does not
-/// matter.
+/// Returns whether a product's name is like a pattern: `*` stands for any text; letter case does
+/// not matter.
 pub fn is_like(text: &str, pattern: &str) -> bool {
     let (text, pattern) = (text.to_lowercase(), pattern.to_lowercase());
     let mut parts = pattern.split('*');

@@ -111,15 +111,15 @@ impl Modes {
 pub struct ShareRules {
     /// The unit in which they are given out.
     pub unit: ShareUnit,
-    /// The number of shares at most. A share that asks for no memory gets this part of it. Shares by
-    /// percent are as many as fit, and one that asks for none gets this part of the GPU.
+    /// The number of shares at most. A share that asks for no memory gets this part of it. Shares
+    /// by percent are as many as fit, and one that asks for none gets this part of the GPU.
     pub slots: u32,
     /// Least memory of a share in MiB. `None`: what [`Self::context_mib`] says.
     pub smallest_mib: Option<u64>,
     /// Least part of the compute in percent.
     pub smallest_cores: u32,
-    /// Least part of the GPU in percent, of shares by percent. `None`: the least part with the memory
-    /// that [`Self::context_mib`] says.
+    /// Least part of the GPU in percent, of shares by percent. `None`: the least part with the
+    /// memory that [`Self::context_mib`] says.
     pub smallest_percent: Option<u32>,
     /// The time slice while it is shared; `None`: none is set.
     pub time_slice: Option<TimeSlice>,
@@ -129,8 +129,8 @@ pub struct ShareRules {
 }
 
 impl ShareRules {
-    /// Returns the memory in MiB below which a share is of no use, whatever a claim asks for: 256 hold
-    /// a bare CUDA context. Where the driver caps the memory, a program that allocates a first
+    /// Returns the memory in MiB below which a share is of no use, whatever a claim asks for: 256
+    /// hold a bare CUDA context. Where the driver caps the memory, a program that allocates a first
     /// tensor with PyTorch has taken some 600 already, and with less it would not start.
     pub fn context_mib(caps: MemoryCaps) -> u64 {
         match caps {

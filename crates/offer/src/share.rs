@@ -1,6 +1,7 @@
 //! The shares of a GPU or a partition: one device that many claims have, each with a part of its
 //! memory, its compute and its places, or with a percentage of all. Accounted by the scheduler; the
-//! memory is capped where the driver can. Time-sliced ones, and those by MPS where its servers have namespaces.
+//! memory is capped where the driver can. Time-sliced ones, and those by MPS where its servers have
+//! namespaces.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::mig::PartitionName;
@@ -17,8 +18,8 @@ const MIB: u64 = 1 << 20;
 /// Percent.
 const ALL: u64 = 100;
 
-/// The shares of a GPU that is `whole` as a whole, by this sharing and in this unit. `None` if nothing of
-/// its memory is left for them.
+/// The shares of a GPU that is `whole` as a whole, by this sharing and in this unit. `None` if
+/// nothing of its memory is left for them.
 pub(crate) fn device(
     (ordinal, sharing): (u32, Sharing),
     whole: &Device,
@@ -72,9 +73,9 @@ fn give_out(
     }
 }
 
-/// The shares of a partition that is `plain` for one claim, in this unit. They have all of its memory:
-/// `reservedMemory` is of GPUs that are shared as a whole. Nothing is capped in partitions, and no
-/// time slice is set.
+/// The shares of a partition that is `plain` for one claim, in this unit. They have all of its
+/// memory: `reservedMemory` is of GPUs that are shared as a whole. Nothing is capped in partitions,
+/// and no time slice is set.
 pub(crate) fn of_partition(
     name: &PartitionName,
     plain: &Device,

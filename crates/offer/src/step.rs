@@ -82,7 +82,8 @@ impl Look {
         })
     }
 
-    /// Returns whether rules offer partitions of a GPU. Without a policy it is what it was found as.
+    /// Returns whether rules offer partitions of a GPU. Without a policy it is what it was found
+    /// as.
     fn offers_partitions(&self, gpu: &GpuUuid, modes: &Modes) -> bool {
         let is_on = || {
             let found = self.inventory.gpus.get(gpu);
@@ -99,8 +100,8 @@ impl Look {
         }
     }
 
-    /// Returns the MPS server that a GPU is to have while claims have MPS shares of it. `None` if its
-    /// rules name no MPS, or it does not answer.
+    /// Returns the MPS server that a GPU is to have while claims have MPS shares of it. `None` if
+    /// its rules name no MPS, or it does not answer.
     fn mps_server(&self, gpu: &GpuUuid, rules: &GpuRules) -> Option<MpsServer> {
         let asked = matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Alternative::MPS));
         let found = self.inventory.gpus.get(gpu).filter(|_| asked)?;

@@ -34,8 +34,8 @@ impl Hazards {
         // Each source adds what it knows. None takes anything away, so that a GPU with two troubles
         // is free only when both are over.
         all.of_records(records, resolved);
-        // A GPU that others were given weighs more than one on which they were seen, and comes first
-        // in the order of uses.
+        // A GPU that others were given weighs more than one on which they were seen, and comes
+        // first in the order of uses.
         for (gpu, uses) in world.inputs.neighbours.iter().flatten() {
             if let Some(first) = uses.first() {
                 all.gpu(
@@ -116,8 +116,9 @@ impl Hazards {
                 self.place(gpu, *place, taint(*ailment, evicts(gpu)));
             }
         }
-        // The driver may give the number of an instance that is gone to the next one, and containers
-        // of the claim still have the device node of that number: nothing new is made beside it.
+        // The driver may give the number of an instance that is gone to the next one, and
+        // containers of the claim still have the device node of that number: nothing new is made
+        // beside it.
         for (gpu, place) in &health.gone {
             self.gpu(gpu, Taint::no_schedule(keys::LOST, Some("partition-gone")));
             self.place(gpu, *place, taint(Ailment::Lost, evicts(gpu)));
@@ -201,8 +202,8 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Returns the value of the taint of a GPU that is held in a mode. The words for people have spaces,
-/// which the API server refuses in a taint.
+/// Returns the value of the taint of a GPU that is held in a mode. The words for people have
+/// spaces, which the API server refuses in a taint.
 fn held_as(mode: Alternative) -> String {
     format!("{}-held", mode.device_type())
 }
@@ -292,7 +293,8 @@ mod tests {
         }
     }
 
-    /// The API server refuses a slice with another value of a taint, and with it all of its devices.
+    /// The API server refuses a slice with another value of a taint, and with it all of its
+    /// devices.
     #[test]
     fn the_mode_of_a_held_gpu_is_a_value_that_a_taint_can_have() {
         let may_be = |c: char| c.is_ascii_alphanumeric() || c == '-';

@@ -98,8 +98,8 @@ pub(crate) fn limits(
 ) -> [(&'static str, &'static str); 4] {
     let limits = Limits::of(target, sharing, caps);
     [
-        // The older of them, in a single word: what no neighbour can reach. A cap ends no faults, so
-        // that it isolates nothing.
+        // The older of them, in a single word: what no neighbour can reach. A cap ends no faults,
+        // so that it isolates nothing.
         (
             attr::ISOLATION,
             match limits.memory {

@@ -256,7 +256,8 @@ pub(crate) struct Last {
 }
 
 impl Memory {
-    /// Returns whether shares of a GPU, or of a partition of it, are published in one of these ways.
+    /// Returns whether shares of a GPU, or of a partition of it, are published in one of these
+    /// ways.
     pub(crate) fn has_shares(&self, gpu: u32, sharings: &[Sharing]) -> bool {
         let is_one = |name: &DeviceName| {
             let kind = DeviceKind::parse(name);

@@ -15,8 +15,8 @@ use crate::reading::{Figure, Unknown};
 /// Readings in a row that count: a single one may be of a moment in which a claim changed.
 const READINGS: u32 = 2;
 
-/// Returns the bytes by which a claim may be above what it may use. The contexts of its processes count
-/// as used, and are some hundred MiB each.
+/// Returns the bytes by which a claim may be above what it may use. The contexts of its processes
+/// count as used, and are some hundred MiB each.
 pub fn margin(allowed: u64) -> u64 {
     const LEAST: u64 = 256 << 20;
     (allowed / 20).max(LEAST)

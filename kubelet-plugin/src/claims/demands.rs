@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::claim::{Choice, ClaimError, expressions};
 use super::fetch::ClaimFetcher;
 
-/// Time for which the selectors of a class are kept: claims come in bursts of a class, and each read
-/// is a fifth of a prepare. A class that changes meanwhile chooses no device of this node, whose
-/// slices say already that nothing is capped.
+/// Time for which the selectors of a class are kept: claims come in bursts of a class, and each
+/// read is a fifth of a prepare. A class that changes meanwhile chooses no device of this node,
+/// whose slices say already that nothing is capped.
 const KEPT: Duration = Duration::from_secs(30);
 
 /// Finds the requests that demand a cap, where the node has none.
@@ -49,8 +49,9 @@ impl Demands {
         }
     }
 
-    /// Returns the requests of a claim for shares that were chosen for a cap which the node does not
-    /// have: their selectors, or those of their DeviceClass, cannot hold for the device as it is now.
+    /// Returns the requests of a claim for shares that were chosen for a cap which the node does
+    /// not have: their selectors, or those of their DeviceClass, cannot hold for the device as it
+    /// is now.
     pub(crate) fn unmet(
         &self,
         claim: &Claim,

@@ -1,5 +1,5 @@
-//! Reads claims and their DeviceClasses from the API: few at a time, and again while the failure may
-//! pass.
+//! Reads claims and their DeviceClasses from the API: few at a time, and again while the failure
+//! may pass.
 
 use std::fmt;
 use std::sync::Mutex;

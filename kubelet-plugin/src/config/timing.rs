@@ -62,8 +62,8 @@ pub struct Timing {
     pub nvidia_plugin: Duration,
     /// Interval at which MPS servers are looked for that have died under their claims.
     pub mps: Duration,
-    /// Time without service after which an MPS server counts as wedged: one that waits for its clients to end
-    /// after a fault serves again by itself once they have.
+    /// Time without service after which an MPS server counts as wedged: one that waits for its
+    /// clients to end after a fault serves again by itself once they have.
     pub mps_wedged: Duration,
     /// Time limits of the executor.
     pub executor: divvy_executor::Timing,

@@ -34,8 +34,8 @@ pub(crate) struct RegistrationSocket {
 }
 
 impl RegistrationSocket {
-    /// Serves until `stop`, and while NVIDIA's plugin does not: the kubelet would call either of two
-    /// plugins of one name.
+    /// Serves until `stop`, and while NVIDIA's plugin does not: the kubelet would call either of
+    /// two plugins of one name.
     pub(crate) async fn serve(mut self, stop: CancellationToken) -> anyhow::Result<()> {
         while !stop.is_cancelled() {
             self.serve_once(&stop).await?;
@@ -43,10 +43,11 @@ impl RegistrationSocket {
         Ok(())
     }
 
-    /// Serves until `stop`, or until NVIDIA's plugin comes. The kubelet calls the instance that registered last, whether or not it
-    /// can work: one that finds no driver, say, would take the node over from one that does. So
-    /// while another instance is in charge this one waits until it can give GPUs to containers.
-    /// Without another it registers at once: unprepare needs no driver.
+    /// Serves until `stop`, or until NVIDIA's plugin comes. The kubelet calls the instance that
+    /// registered last, whether or not it can work: one that finds no driver, say, would take the
+    /// node over from one that does. So while another instance is in charge this one waits until it
+    /// can give GPUs to containers. Without another it registers at once: unprepare needs no
+    /// driver.
     async fn serve_once(&mut self, stop: &CancellationToken) -> anyhow::Result<()> {
         while let Some(why) = self.must_wait() {
             self.ready.waiting(why);

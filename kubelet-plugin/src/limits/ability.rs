@@ -11,8 +11,8 @@ pub(crate) const CONTROLLERS: [&str; 2] = ["dmem", "misc"];
 /// The file that lists a group's controllers; groups of version 1 have none.
 const LIST: &str = "cgroup.controllers";
 
-/// Returns the controllers of a group; `None` if it has no list, as groups of version 1. A list that
-/// cannot be read is an error: nothing is known then.
+/// Returns the controllers of a group; `None` if it has no list, as groups of version 1. A list
+/// that cannot be read is an error: nothing is known then.
 pub(crate) fn controllers(group: &Path) -> io::Result<Option<Vec<String>>> {
     match fs_err::read_to_string(group.join(LIST)) {
         Ok(list) => Ok(Some(list.split_whitespace().map(str::to_owned).collect())),
@@ -21,8 +21,8 @@ pub(crate) fn controllers(group: &Path) -> io::Result<Option<Vec<String>>> {
     }
 }
 
-/// Returns the controller by which the driver caps memory in a hierarchy with this root. A driver that
-/// uses `dmem` has its memory listed there; one that was switched to `misc` has not.
+/// Returns the controller by which the driver caps memory in a hierarchy with this root. A driver
+/// that uses `dmem` has its memory listed there; one that was switched to `misc` has not.
 pub(crate) fn backend(root: &Path) -> io::Result<Option<&'static str>> {
     let Some(list) = controllers(root)? else {
         return Ok(None);

@@ -69,8 +69,8 @@ impl Capper {
         }
     }
 
-    /// Caps the memory of the pod of a container that is about to start, for one of its devices. May
-    /// block.
+    /// Caps the memory of the pod of a container that is about to start, for one of its devices.
+    /// May block.
     pub(crate) fn cap(&self, asked: &Question) -> Result<(), Uncapped> {
         // Phase 1: the claim's record says which GPU, and how much of it.
         let refused = |claim: Option<&ClaimRef>, why: String| Uncapped {

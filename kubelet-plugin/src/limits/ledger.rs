@@ -28,9 +28,9 @@ pub(crate) struct PodCaps {
 }
 
 impl PodCaps {
-    /// Returns the same with a share of a GPU. It is not counted twice: each container
-    /// of a claim, and each restart, asks for it. An amount that stood for it until it was known again
-    /// falls by as much.
+    /// Returns the same with a share of a GPU. It is not counted twice: each container of a claim,
+    /// and each restart, asks for it. An amount that stood for it until it was known again falls by
+    /// as much.
     pub(crate) fn with(mut self, gpu: &GpuUuid, share: String, bytes: u64) -> Self {
         let shares = self.gpus.entry(gpu.clone()).or_default();
         if !shares.contains_key(&share)

@@ -131,8 +131,8 @@ impl Capper {
     }
 
     /// Sets caps again that the driver has forgotten, sets those that a container has not called
-    /// for, and forgets pods that are gone. Stops where `is_there` says that the driver is not there
-    /// any more.
+    /// for, and forgets pods that are gone. Stops where `is_there` says that the driver is not
+    /// there any more.
     pub(crate) fn round(&self, is_there: &dyn Fn() -> bool) -> Round {
         let mut round = Round::default();
         let shares = match self.shares() {
@@ -197,8 +197,8 @@ impl Capper {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Adds to a note that was made again what records say by now. Returns also the fault that a cap which
-    /// is set then puts right.
+    /// Adds to a note that was made again what records say by now. Returns also the fault that a
+    /// cap which is set then puts right.
     fn completed(
         &self,
         pod: &str,

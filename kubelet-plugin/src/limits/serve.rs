@@ -30,8 +30,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub(crate) struct Limits {
     pub(crate) capper: Arc<Capper>,
     pub(crate) socket: PathBuf,
-    /// True if the memory of shares is to be capped. While it is not, nothing is done unless a claim
-    /// from before has a cap.
+    /// True if the memory of shares is to be capped. While it is not, nothing is done unless a
+    /// claim from before has a cap.
     pub(crate) wanted: bool,
     /// Interval of the rounds.
     pub(crate) every: Duration,

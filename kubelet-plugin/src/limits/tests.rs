@@ -1,5 +1,5 @@
-//! Caps over time: containers that start, plugins that are killed, drivers that are loaded again. Each
-//! case is a directory tree in the place of control groups and a simulated driver over it.
+//! Caps over time: containers that start, plugins that are killed, drivers that are loaded again.
+//! Each case is a directory tree in the place of control groups and a simulated driver over it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -601,8 +601,8 @@ fn a_note_that_cannot_be_read_is_made_again_and_lowers_no_cap() {
     assert_eq!(world.notes(), 0, "of a pod that is gone");
 }
 
-/// A claim is prepared once. Its record learns of a pod that comes to it later with the next look at the API,
-/// after that pod's container has started.
+/// A claim is prepared once. Its record learns of a pod that comes to it later with the next look
+/// at the API, after that pod's container has started.
 #[test]
 fn a_pod_that_comes_to_a_prepared_claim_keeps_its_cap() {
     let mut world = World::new(LimitBackend::Misc);
@@ -630,7 +630,8 @@ fn a_pod_that_comes_to_a_prepared_claim_keeps_its_cap() {
     assert_eq!(caps(&world), both);
 }
 
-/// The driver's limit stands for the shares of a note that cannot be read, until they are known again.
+/// The driver's limit stands for the shares of a note that cannot be read, until they are known
+/// again.
 #[test]
 fn a_share_that_is_known_again_is_not_counted_twice() {
     for by_hook in [true, false] {

@@ -261,8 +261,8 @@ impl Recorded {
         }
     }
 
-    /// Returns the GPUs about whose state something is not certain: a change was cut off, or a later
-    /// version has written about them.
+    /// Returns the GPUs about whose state something is not certain: a change was cut off, or a
+    /// later version has written about them.
     pub(crate) fn fenced(&self) -> BTreeSet<GpuUuid> {
         let newer = self.newer.values().flat_map(|head| &head.gpus);
         self.fences.keys().chain(newer).cloned().collect()

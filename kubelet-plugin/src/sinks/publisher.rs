@@ -112,9 +112,9 @@ impl Publishing {
     /// Waits for the kubelet. Returns whether it knows this plugin; not if NVIDIA's comes or the
     /// plugin stops.
     ///
-    /// A pod that is placed here before the kubelet knows us fails its first start and waits a minute
-    /// or more for the next (seen on a real cluster), so devices appear only once they can be
-    /// prepared.
+    /// A pod that is placed here before the kubelet knows us fails its first start and waits a
+    /// minute or more for the next (seen on a real cluster), so devices appear only once they can
+    /// be prepared.
     async fn registration(&mut self, stop: &CancellationToken) -> bool {
         self.ready.waiting(
             "the kubelet has not registered this plugin yet; publishing starts afterwards",
@@ -130,9 +130,9 @@ impl Publishing {
         }
     }
 
-    /// Takes our pool back while NVIDIA's plugin serves the node, so that no claim is allocated from
-    /// it that nothing would prepare. Returns when that plugin has ended, and to look again. The
-    /// server is asked for its version all the same: the GpuNode needs it.
+    /// Takes our pool back while NVIDIA's plugin serves the node, so that no claim is allocated
+    /// from it that nothing would prepare. Returns when that plugin has ended, and to look again.
+    /// The server is asked for its version all the same: the GpuNode needs it.
     async fn withdraw(&mut self, known: &mut Option<KubeVersion>, stop: &CancellationToken) {
         let ours = pool_name(&self.config.node_name);
         let removed =
@@ -161,8 +161,8 @@ impl Publishing {
         }
     }
 
-    /// Removes the slices that NVIDIA's plugin has left behind: nothing serves its pool any more, and
-    /// the kubelet wipes slices only where no plugin of the driver's name is left.
+    /// Removes the slices that NVIDIA's plugin has left behind: nothing serves its pool any more,
+    /// and the kubelet wipes slices only where no plugin of the driver's name is left.
     async fn remove_leftovers(&self) -> Result<(), String> {
         if !Naming::of(&self.config.driver).stands_in() {
             return Ok(());

@@ -290,8 +290,8 @@ impl UsageSink {
             .any(|c| c.type_ == conditions::RECLAIM_DUE && c.status == "False");
         self.reports.spawn(async move {
             // Read now and not earlier: a claim that was let go meanwhile has no devices to write
-            // about. Records that cannot be read say no such thing: what stands in the status stays,
-            // and the claim is written in a later round.
+            // about. Records that cannot be read say no such thing: what stands in the status
+            // stays, and the claim is written in a later round.
             let Some(held) = held_of(&executor, &claim).await else {
                 return false;
             };

@@ -141,8 +141,8 @@ impl InventoryOwner {
             .exists()
             .then_some(self.release_file.as_path());
         let asked = drain::asked(node.as_deref(), file)?;
-        // GPUs that were never read have no numbers, and are not released. The cheap conditions come
-        // first: use is found out from files, and from the calls in flight.
+        // GPUs that were never read have no numbers, and are not released. The cheap conditions
+        // come first: use is found out from files, and from the calls in flight.
         self.seen.borrow().inventory.as_ref()?;
         let in_use = self.in_use.clone();
         let used = tokio::task::spawn_blocking(move || in_use())

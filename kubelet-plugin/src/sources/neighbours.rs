@@ -63,8 +63,8 @@ struct Remembered {
 struct Drivers {
     /// Devices that slices have.
     published: BTreeMap<DriverDevice, GpuUuid>,
-    /// The same, and those of NVIDIA's driver that claims or pods have, in whose place we stand: its
-    /// slices go away with its plugin, and its pods stay.
+    /// The same, and those of NVIDIA's driver that claims or pods have, in whose place we stand:
+    /// its slices go away with its plugin, and its pods stay.
     devices: BTreeMap<DriverDevice, GpuUuid>,
     /// The devices that claims have of these, by namespace and name.
     allocated: BTreeMap<(String, String), BTreeSet<GivenOut>>,
@@ -111,8 +111,8 @@ impl Neighbours {
         let Some((processes, held)) = self.processes(inventory.clone(), before).await else {
             return;
         };
-        // The first offer waits for this (`neighbours_first`), and claims may be known that only the
-        // API has.
+        // The first offer waits for this (`neighbours_first`), and claims may be known that only
+        // the API has.
         if self.config.naming().stands_in() && memory.drivers.is_none() {
             return;
         }

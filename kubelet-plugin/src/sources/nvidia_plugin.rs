@@ -1,5 +1,6 @@
 //! NVIDIA's plugin on this node, where divvy has the name of its driver. The two share that name at
-//! the kubelet and a folder, so only one of them may serve a node: divvy waits for the other to end.
+//! the kubelet and a folder, so only one of them may serve a node: divvy waits for the other to
+//! end.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

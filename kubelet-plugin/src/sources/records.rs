@@ -158,8 +158,8 @@ fn read(
     })
 }
 
-/// Reads the records between two looks at running work. Work that ends or begins meanwhile counts as
-/// running: the records may be read as they were before its end, or as they are after its begin.
+/// Reads the records between two looks at running work. Work that ends or begins meanwhile counts
+/// as running: the records may be read as they were before its end, or as they are after its begin.
 fn while_working<T>(
     busy: &dyn Fn() -> BTreeSet<ClaimUid>,
     records: impl FnOnce() -> T,

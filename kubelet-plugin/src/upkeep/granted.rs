@@ -14,14 +14,14 @@ use crate::node::facts::GpusSeen;
 /// Longest pause before what has failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
-/// Sets and gives back settings of GPUs when a policy has changed: the MIG mode of a GPU that no rule
-/// offers partitions of any more, the time slice of shares that are in use.
+/// Sets and gives back settings of GPUs when a policy has changed: the MIG mode of a GPU that no
+/// rule offers partitions of any more, the time slice of shares that are in use.
 pub(crate) struct Granted {
     pub(crate) executor: Arc<Executor>,
     /// Pause before what failed is tried again; it doubles from one failure to the next.
     pub(crate) retry: Duration,
-    /// Interval at which MPS servers are looked for that have died under their claims; `None` without a
-    /// supervisor.
+    /// Interval at which MPS servers are looked for that have died under their claims; `None`
+    /// without a supervisor.
     pub(crate) mps: Option<Duration>,
     /// Notifies that another grant of a GPU is on disk.
     pub(crate) stored: Arc<Notify>,
@@ -31,8 +31,8 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// Runs until `stop`. It asks only the GPUs, so that a policy which changes on all nodes at once
-    /// is no load for the API server; and every instance does it, under the locks of the GPUs.
+    /// Runs until `stop`. It asks only the GPUs, so that a policy which changes on all nodes at
+    /// once is no load for the API server; and every instance does it, under the locks of the GPUs.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         // Set while something is left to do.
         let mut pause = None;

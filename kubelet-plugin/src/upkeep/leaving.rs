@@ -105,8 +105,8 @@ impl Leaving {
         tracing::warn!(error, "failed to write the GpuNode, which stays as it was");
     }
 
-    /// Removes our slices in the place of NVIDIA's driver: the kubelet wipes those of a driver without a
-    /// plugin, and NVIDIA's, under the same name, may be there before it does.
+    /// Removes our slices in the place of NVIDIA's driver: the kubelet wipes those of a driver
+    /// without a plugin, and NVIDIA's, under the same name, may be there before it does.
     async fn withdraw(&self) {
         if !Naming::of(&self.driver).stands_in() {
             return;

@@ -1,8 +1,8 @@
 //! Keeps what containers and claims rely on right: CDI files are there before the kubelet may call
-//! and come back when they vanish, lingering claims are finished and GPUs follow their policies (every
-//! instance), and records are
-//! squared with the API, the kubelet and the GPUs at start and periodically (the instance that
-//! publishes). The executor knows what there is to do; here is when, with what view.
+//! and come back when they vanish, lingering claims are finished and GPUs follow their policies
+//! (every instance), and records are squared with the API, the kubelet and the GPUs at start and
+//! periodically (the instance that publishes). The executor knows what there is to do; here is
+//! when, with what view.
 
 pub(crate) mod cdi_files;
 mod cdi_watch;

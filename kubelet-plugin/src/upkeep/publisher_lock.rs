@@ -103,8 +103,8 @@ impl PublisherLock {
     }
 
     fn step(&self, state: &mut State, registered: bool) -> io::Result<()> {
-        // A holder only looks whether a newer instance wants the lock. A wish is never withdrawn: it
-        // is lower than the number of each instance that starts later.
+        // A holder only looks whether a newer instance wants the lock. A wish is never withdrawn:
+        // it is lower than the number of each instance that starts later.
         let wished = self.wished()?;
         if state.held.is_some() {
             if wished > self.number {

@@ -97,8 +97,8 @@ impl Rounds {
         let mut busy = timing.reconcile_busy;
         let (executor, config) = (self.executor.clone(), self.config.clone());
         loop {
-            // The kubelet unprepares claims of ours at NVIDIA's plugin, while that one serves the node:
-            // no other plugin is asked again.
+            // The kubelet unprepares claims of ours at NVIDIA's plugin, while that one serves the
+            // node: no other plugin is asked again.
             let registered = *self.registered.borrow_and_update() == Registered::Yes
                 || *self.nvidia_serves.borrow_and_update();
             // The grace of orphans counts only while the kubelet can unprepare: it begins anew

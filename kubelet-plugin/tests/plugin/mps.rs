@@ -1,5 +1,5 @@
-//! A claim whose pods share its GPU by MPS: what their containers find, and what they learn of a server that
-//! has died.
+//! A claim whose pods share its GPU by MPS: what their containers find, and what they learn of a
+//! server that has died.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,8 @@ fn running(servers: &ListedServers) -> Vec<MpsServer> {
     all.map(|running| running.server).collect()
 }
 
-/// Returns what the CDI files of a node say of MPS: variables, and mounts with their paths in containers.
+/// Returns what the CDI files of a node say of MPS: variables, and mounts with their paths in
+/// containers.
 fn edits(node: &Node) -> Vec<String> {
     let specs = node
         .cdi_files()
@@ -44,7 +45,8 @@ fn edits(node: &Node) -> Vec<String> {
     found.collect()
 }
 
-/// With R615 a share is a namespace of the server, and its containers get the sockets of that namespace alone.
+/// With R615 a share is a namespace of the server, and its containers get the sockets of that
+/// namespace alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_r615_a_share_has_a_namespace_and_a_cap_of_its_memory() {
     let mut node = Node::new("h100x1");
@@ -163,8 +165,8 @@ async fn a_claim_has_a_server_and_an_event_says_when_it_began_again() {
     plugin.stop().await;
 }
 
-/// A server that serves no program any more is seen by all whom it concerns, and is started anew once its
-/// programs have ended.
+/// A server that serves no program any more is seen by all whom it concerns, and is started anew
+/// once its programs have ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wedged_server_is_tainted_and_reported_until_it_is_another() {
     let mut node = Node::new("h100x1");

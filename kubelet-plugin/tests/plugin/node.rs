@@ -179,8 +179,8 @@ impl Node {
         config
     }
 
-    /// The same for a plugin that looks at nothing by the clock: a test waits for what an event brings
-    /// about.
+    /// The same for a plugin that looks at nothing by the clock: a test waits for what an event
+    /// brings about.
     pub(crate) fn seldom(&self) -> Config {
         let mut config = self.config(&[]);
         for period in [

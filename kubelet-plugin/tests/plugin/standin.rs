@@ -1,5 +1,5 @@
-//! In the place of NVIDIA's driver: under its name, beside its plugin never at once, and beside what
-//! it has left behind.
+//! In the place of NVIDIA's driver: under its name, beside its plugin never at once, and beside
+//! what it has left behind.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -328,7 +328,8 @@ async fn a_gpu_of_nvidias_pool_is_tainted_from_the_first() {
     plugin.stop().await;
 }
 
-/// A pod of NVIDIA's plugin runs on; the kubelet lists its partition under the name of both drivers.
+/// A pod of NVIDIA's plugin runs on; the kubelet lists its partition under the name of both
+/// drivers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_with_a_device_of_nvidias_pool_keeps_its_gpu() {
     let node = Node::new("h100x2");

@@ -1,6 +1,5 @@
-//! Commands of protocol v3: a server with namespaces. Only the form with commas is read; the table cuts
-//! numbers. Each effect is read back, since a daemon can refuse a command with
-//! exit status 0.
+//! Commands of protocol v3: a server with namespaces. Only the form with commas is read; the table
+//! cuts numbers. Each effect is read back, since a daemon can refuse a command with exit status 0.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,8 +39,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Returns whether the limits are these, as far as it can be seen. A board rounds a limit of threads down to
-    /// what it can do.
+    /// Returns whether the limits are these, as far as it can be seen. A board rounds a limit of
+    /// threads down to what it can do.
     fn keeps(&self, cores: u32, memory_mib: Option<u64>) -> bool {
         let most = f64::from(cores) + 0.05;
         self.percent
@@ -56,8 +55,8 @@ impl Row {
 }
 
 impl Control<'_> {
-    /// Makes the server, for users of all UIDs on this GPU alone. A UUID that the driver does not know is
-    /// taken, and the server dies of it.
+    /// Makes the server, for users of all UIDs on this GPU alone. A UUID that the driver does not
+    /// know is taken, and the server dies of it.
     pub fn create_server(&self, within: Duration) -> Result<(), ControlError> {
         let devices = format!("--allowed-devices={}", self.device);
         self.v3(
@@ -89,7 +88,8 @@ impl Control<'_> {
         Ok(rows(&self.v3(&["namespace", "list", LIST], within)?))
     }
 
-    /// Returns the number of clients of the server. A refusal comes with exit status 0 too, and is no list.
+    /// Returns the number of clients of the server. A refusal comes with exit status 0 too, and is
+    /// no list.
     pub fn count_clients(&self, within: Duration) -> Result<u32, ControlError> {
         let text = self.v3(&["client", "list", LIST], within)?;
         let lines = || text.lines().filter(|line| !line.trim().is_empty());
@@ -196,8 +196,8 @@ fn server_state(text: &str) -> ServerState {
     }
 }
 
-/// Reads the namespaces of our server from the list: name, server, state of the server, limit of memory,
-/// limit of threads. A line that is none is left out.
+/// Reads the namespaces of our server from the list: name, server, state of the server, limit of
+/// memory, limit of threads. A line that is none is left out.
 fn rows(text: &str) -> Vec<Row> {
     let row = |fields: Vec<&str>| match fields[..] {
         [name, MpsNamespaceName::SERVER, state, memory, percent, ..] => Some(Row {

@@ -35,10 +35,10 @@ pub(super) struct Seen {
 }
 
 impl Supervisor {
-    /// Asks a daemon that runs for its namespaces and for the state of its server. A daemon of protocol v2
-    /// has no namespaces, and is asked only if `all` are, or if its server did not serve when it was last asked:
-    /// a claim that waits does not wait for this, but nothing is ended because of what is not so any more.
-    /// `None` for the namespaces: they are not known.
+    /// Asks a daemon that runs for its namespaces and for the state of its server. A daemon of
+    /// protocol v2 has no namespaces, and is asked only if `all` are, or if its server did not
+    /// serve when it was last asked: a claim that waits does not wait for this, but nothing is
+    /// ended because of what is not so any more. `None` for the namespaces: they are not known.
     pub(super) fn ask(
         &self,
         target: &GpuTarget,
@@ -114,8 +114,8 @@ impl Supervisor {
     }
 }
 
-/// Returns whether an error is that of a daemon that does not answer. A program that cannot be run, or that does
-/// not know the command, as one of another driver, says nothing about the daemon.
+/// Returns whether an error is that of a daemon that does not answer. A program that cannot be run,
+/// or that does not know the command, as one of another driver, says nothing about the daemon.
 fn is_silent(error: &SupervisorError) -> bool {
     match error {
         SupervisorError::Control(ControlError::TimedOut { .. }) => true,

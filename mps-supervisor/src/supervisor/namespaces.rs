@@ -72,9 +72,9 @@ impl Supervisor {
     }
 }
 
-/// Returns the namespaces of a daemon that runs, as it lists them. A namespace that is not noted, or has
-/// other limits than noted, was only begun. A daemon that does not answer has those that are noted:
-/// nothing is lost while it lives.
+/// Returns the namespaces of a daemon that runs, as it lists them. A namespace that is not noted,
+/// or has other limits than noted, was only begun. A daemon that does not answer has those that are
+/// noted: nothing is lost while it lives.
 pub(super) fn of_rows(listed: Option<&[Row]>, note: &Note) -> Vec<MpsNamespace> {
     match listed {
         Some(rows) => rows.iter().filter_map(|row| known(row, note)).collect(),

@@ -1,8 +1,9 @@
-//! Forty-eight claims of one GPU, as many as an MPS server takes, under kill -9 of the plugin and of the
-//! supervisor. Both are processes; the GPUs are those of the mock library, which stay as they are.
+//! Forty-eight claims of one GPU, as many as an MPS server takes, under kill -9 of the plugin and
+//! of the supervisor. Both are processes; the GPUs are those of the mock library, which stay as
+//! they are.
 //!
-//! More kills than the default: `DIVVY_KILLS=100 cargo test -p divvy-mps-supervisor --test node kills --
-//! --nocapture`.
+//! More kills than the default:
+//! `DIVVY_KILLS=100 cargo test -p divvy-mps-supervisor --test node kills -- --nocapture`.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

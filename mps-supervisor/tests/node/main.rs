@@ -1,5 +1,5 @@
-//! A whole node: the plugin over simulated GPUs, a stand-in kubelet and API server, the supervisor as a
-//! process of its own, and a stand-in for NVIDIA's programs.
+//! A whole node: the plugin over simulated GPUs, a stand-in kubelet and API server, the supervisor
+//! as a process of its own, and a stand-in for NVIDIA's programs.
 
 #![allow(
     clippy::unwrap_used,
@@ -243,8 +243,8 @@ impl Node {
         self.sim.facts(&self.gpu()).unwrap().compute_mode.unwrap()
     }
 
-    /// Daemons and servers of the stand-in that were started for this node, without the runs of its program that
-    /// ask a daemon something.
+    /// Daemons and servers of the stand-in that were started for this node, without the runs of its
+    /// program that ask a daemon something.
     fn processes(&self) -> Vec<u32> {
         let programs = self.dir.path().join("h/usr/bin");
         let entries = fs_err::read_dir("/proc").unwrap().flatten();

@@ -148,7 +148,8 @@ fn a_program_that_refuses_its_arguments_is_no_fault_of_the_daemon() {
     node.has_no_process();
 }
 
-/// A server with slots that did not serve at the last look may serve again by now, and have clients.
+/// A server with slots that did not serve at the last look may serve again by now, and have
+/// clients.
 #[test]
 fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
     let node = Node::new();

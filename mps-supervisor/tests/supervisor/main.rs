@@ -164,8 +164,8 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
 }
 
-/// Partitions of a GPU have a daemon each, which sees nothing but its partition. A partition that was made anew
-/// since has another UUID, and gets another daemon.
+/// Partitions of a GPU have a daemon each, which sees nothing but its partition. A partition that
+/// was made anew since has another UUID, and gets another daemon.
 #[test]
 fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     let node = Node::new();
@@ -844,8 +844,8 @@ async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
     }
 }
 
-/// At any moment between the commands for a namespace: the next process makes it as it is asked for, and
-/// ends it.
+/// At any moment between the commands for a namespace: the next process makes it as it is asked
+/// for, and ends it.
 #[tokio::test]
 async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
     let node = Arc::new(Node::new());
@@ -886,7 +886,8 @@ async fn a_supervisor_that_is_killed_amid_namespaces_leaves_none_half_made() {
             drop(asks.remove_namespace(ends).await);
             drop(asks.put_namespace(second).await);
         });
-        // A moment that depends on the round: before there is anything, once it is there, and once it is gone.
+        // A moment that depends on the round: before there is anything, once it is there, and once
+        // it is gone.
         for is_there in [true, false].into_iter().take((round % 3) as usize) {
             let until = Instant::now() + Duration::from_secs(1);
             while sockets(&node, 7).exists() != is_there && Instant::now() < until {

@@ -31,8 +31,8 @@ use crate::table::Report;
 /// Measures the released plugin.
 #[derive(Debug, Parser)]
 struct Args {
-    /// The plugin's binary, with those of the MPS supervisor and its stand-in for NVIDIA's program in
-    /// the same folder
+    /// The plugin's binary, with those of the MPS supervisor and its stand-in for NVIDIA's program
+    /// in the same folder
     #[arg(long)]
     plugin: PathBuf,
     /// The mock NVML library

@@ -1,6 +1,6 @@
-//! Shares by MPS: the time that a claim takes which is the first of its GPU, so that a daemon with a server
-//! is started for it, and that of a later one; and the memory of the supervisor. In the place of NVIDIA's
-//! program is the stand-in of the tests, which answers at once.
+//! Shares by MPS: the time that a claim takes which is the first of its GPU, so that a daemon with
+//! a server is started for it, and that of a later one; and the memory of the supervisor. In the
+//! place of NVIDIA's program is the stand-in of the tests, which answers at once.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -87,8 +87,9 @@ pub(crate) fn measure(
     Ok(rows)
 }
 
-/// Measures shares of a MIG partition, which have equal slots with any driver, beside those in time. The
-/// partition is made with the first share and removed with the last; the mock library does that at once.
+/// Measures shares of a MIG partition, which have equal slots with any driver, beside those in
+/// time. The partition is made with the first share and removed with the last; the mock library
+/// does that at once.
 pub(crate) fn measure_in_partitions(
     programs: &Programs,
     parent: &Path,
@@ -189,8 +190,8 @@ impl Node {
         })
     }
 
-    /// Measures the supervisor without daemons, with that of a GPU, and with those of all; then further
-    /// claims.
+    /// Measures the supervisor without daemons, with that of a GPU, and with those of all; then
+    /// further claims.
     fn with_all_daemons(&mut self, rounds: usize) -> Result<(Vec<Row>, Times)> {
         let none = self.supervisor.memory()?;
         let mut claims = vec![self.by_mps(0)?];
@@ -229,8 +230,8 @@ impl Node {
         Ok((rows, times))
     }
 
-    /// Measures claims on a GPU that no claim has at the begin of a round: a time-sliced share, then two MPS
-    /// shares one after the other.
+    /// Measures claims on a GPU that no claim has at the begin of a round: a time-sliced share,
+    /// then two MPS shares one after the other.
     fn claims(&mut self, rounds: usize, on_a_full_node: &Times) -> Result<Vec<Row>> {
         let (mut sliced, mut by_mps) = (Times::default(), Pair::default());
         for round in 0..WARM_UP + rounds {

@@ -443,8 +443,8 @@ fn state_dir(name: &str) -> Result<PathBuf> {
     Ok(clusters_dir().join(name))
 }
 
-/// Makes the state folder. Another cluster that begins or ends removes the folder above it while that
-/// is empty.
+/// Makes the state folder. Another cluster that begins or ends removes the folder above it while
+/// that is empty.
 fn make(state: &Path) -> Result<()> {
     const TIMES: usize = 100;
     for _ in 1..TIMES {

@@ -182,7 +182,8 @@ impl Layout {
         self.state.join("host")
     }
 
-    /// Returns the runtimes that make twins of control groups: with crun only where it is installed.
+    /// Returns the runtimes that make twins of control groups: with crun only where it is
+    /// installed.
     pub fn runtimes_with_groups() -> Vec<&'static str> {
         let by_crun = crun().map(|_| Self::CRUN_WITH_GROUPS);
         [Self::RUNTIME_WITH_GROUPS]

@@ -175,7 +175,8 @@ impl Gpus {
         mps::install(&self.driver_files(), stand_in)
     }
 
-    /// Has the MPS server with this number on the node be in the state FAULT; none any more without one.
+    /// Has the MPS server with this number on the node be in the state FAULT; none any more without
+    /// one.
     pub fn fault_mps(&self, server: Option<u32>) -> Result<()> {
         mps::fault(&self.driver_files(), server)
     }

@@ -1,5 +1,6 @@
-//! The questions about caps of memory that can be asked without a change: whether NVML has the calls,
-//! by which controller the kernel module would cap, and what it says of a group without a limit.
+//! The questions about caps of memory that can be asked without a change: whether NVML has the
+//! calls, by which controller the kernel module would cap, and what it says of a group without a
+//! limit.
 
 use std::path::Path;
 

@@ -1,6 +1,7 @@
-//! NVIDIA's program for MPS on an idle GPU. The supervisor starts a server of each protocol that the driver
-//! has, and ends it; between the two each command that divvy gives is given once, and what the program
-//! answered is captured, to be compared with the stand-in of the tests. No setting of the GPU is changed.
+//! NVIDIA's program for MPS on an idle GPU. The supervisor starts a server of each protocol that
+//! the driver has, and ends it; between the two each command that divvy gives is given once, and
+//! what the program answered is captured, to be compared with the stand-in of the tests. No setting
+//! of the GPU is changed.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::symlink;

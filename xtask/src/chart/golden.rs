@@ -165,8 +165,8 @@ pub(super) fn check(root: &Path, helm: &Helm) -> Result<()> {
     )
 }
 
-/// Checks that the classes of `divvy demo --driver-name gpu.nvidia.com` are the chart's: these names
-/// are all that it makes different (`classes` in `cli/src/demo/world.rs`).
+/// Checks that the classes of `divvy demo --driver-name gpu.nvidia.com` are the chart's: these
+/// names are all that it makes different (`classes` in `cli/src/demo/world.rs`).
 fn standing_in(root: &Path, rendered: &BTreeMap<String, String>) -> Result<()> {
     let demo = fs_err::read_to_string(root.join(DEMO))?;
     let demo = [

@@ -166,8 +166,9 @@ fn account_of<'a>(objects: &'a [Value], component: &str) -> Result<&'a str> {
     Ok(text(found, account))
 }
 
-/// Fails unless each rule of an admission policy says something whatever it meets: without `message`, the API
-/// server shows the rule itself where its `messageExpression` has no valid result.
+/// Fails unless each rule of an admission policy says something whatever it meets: without
+/// `message`, the API server shows the rule itself where its `messageExpression` has no valid
+/// result.
 fn messages(name: &str, object: &Value) -> Result<()> {
     let rules = object
         .pointer("/spec/validations")
@@ -309,8 +310,8 @@ const PROGRAMS: [(&str, &str); 3] = [
 /// Variables that libraries and NVIDIA's runtime read.
 const OF_OTHERS: [&str; 2] = ["MALLOC_ARENA_MAX", "NVIDIA_VISIBLE_DEVICES"];
 
-/// Checks that the programs read every variable of the chart: one that a program does not know would
-/// be ignored without a word, since its settings have no prefix of their own.
+/// Checks that the programs read every variable of the chart: one that a program does not know
+/// would be ignored without a word, since its settings have no prefix of their own.
 fn known_variables(root: &Path) -> Result<()> {
     for (template, source) in PROGRAMS {
         let templates = root.join("deploy/chart/divvy/templates");

@@ -162,8 +162,8 @@ fn fields(example: &Value, intervals: &str) -> Result<Vec<String>> {
     Ok(rows)
 }
 
-/// Counts the fields that are described: those with a value, apiVersion and kind among them, and `mps`, which
-/// means something without any.
+/// Counts the fields that are described: those with a value, apiVersion and kind among them, and
+/// `mps`, which means something without any.
 fn objects_and_values(value: &Value) -> usize {
     let Some(fields) = value.as_object() else {
         return 1;

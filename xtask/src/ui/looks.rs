@@ -1,4 +1,5 @@
-//! The looks of the page: in windows of a desktop and of a phone, in light, dark and forced colours.
+//! The looks of the page: in windows of a desktop and of a phone, in light, dark and forced
+//! colours.
 
 use std::path::Path;
 

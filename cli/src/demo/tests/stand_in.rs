@@ -1,5 +1,5 @@
-//! divvy in the place of NVIDIA's driver: manifests of the forms that its demos and test suites have
-//! (`fixtures/stand-in`, in words of our own), and its slices beside those of NVIDIA's driver.
+//! divvy in the place of NVIDIA's driver: manifests of the forms that its demos and test suites
+//! have (`fixtures/stand-in`, in words of our own), and its slices beside those of NVIDIA's driver.
 
 use std::collections::BTreeSet;
 
@@ -186,8 +186,8 @@ fn only_manifests_with_names_of_nvidia_alone_make_a_stand_in() {
     }
 }
 
-/// Value of an attribute or capacity as NVIDIA's driver publishes it (its commit 95932046): the field
-/// of the attribute and its value, or a form where the simulation chooses the value.
+/// Value of an attribute or capacity as NVIDIA's driver publishes it (its commit 95932046): the
+/// field of the attribute and its value, or a form where the simulation chooses the value.
 #[derive(Debug, Clone, Copy)]
 enum Theirs {
     /// The field, and the value.
@@ -261,8 +261,8 @@ fn of_partition(
     own.into_iter().chain(common).collect()
 }
 
-/// Memory of a whole GPU is what NVML reports. NVIDIA's driver has the same, and with `DynamicMIG` on
-/// a GPU with MIG the memory of the largest profile.
+/// Memory of a whole GPU is what NVML reports. NVIDIA's driver has the same, and with `DynamicMIG`
+/// on a GPU with MIG the memory of the largest profile.
 const ENGINES: [&str; 6] = [
     "multiprocessors",
     "copyEngines",
@@ -436,7 +436,8 @@ async fn slices_have_what_nvidias_driver_publishes_for_the_same_boards() {
 
 /// Reads a device as dcgm-exporter does (`internal/pkg/transformation/dra.go`): by the slices of
 /// `gpu.nvidia.com` of the newest whole generation of a pool, by the name of the device, and four
-/// attributes without a domain, all text. Returns the UUID of the GPU, and for partitions the profile.
+/// attributes without a domain, all text. Returns the UUID of the GPU, and for partitions the
+/// profile.
 fn as_dcgm_exporter(
     slices: &[ResourceSlice],
     pool: &str,
@@ -461,8 +462,9 @@ fn as_dcgm_exporter(
     }
 }
 
-/// dcgm-exporter's finds GPUs and partitions, and no shares. The name of a partition that is made on
-/// demand says its profile and place to it; the number in it is taken for the minor number of the GPU.
+/// dcgm-exporter's finds GPUs and partitions, and no shares. The name of a partition that is made
+/// on demand says its profile and place to it; the number in it is taken for the minor number of
+/// the GPU.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dcgm_exporter_finds_gpus_and_partitions() {
     let (sim, _) = gpus("h100x1").start().unwrap();

@@ -1,7 +1,7 @@
 //! The accounts of a search: counters of pools, capacities of shared devices.
 //!
-//! The devices of existing claims are taken off at the start; what the search picks is charged and given
-//! back.
+//! The devices of existing claims are taken off at the start; what the search picks is charged and
+//! given back.
 
 use crate::allocated::{AllocatedState, Holder, Uses};
 use crate::pools::{Charge, Gathered, Pool};

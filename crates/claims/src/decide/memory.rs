@@ -22,8 +22,9 @@ const NO_MEMORY: &str = "its GPU has no memory of its own";
 /// The lack of a device whose memory the driver does not cap.
 const OTHER: &str = "the driver caps only the memory of shares of a whole GPU";
 
-/// Returns the memory in bytes that a share by percent has of its target: of what the policy leaves to
-/// shares of a GPU, or of all that a partition has. `None` for shares by amounts, and where it is not known or nothing.
+/// Returns the memory in bytes that a share by percent has of its target: of what the policy leaves
+/// to shares of a GPU, or of all that a partition has. `None` for shares by amounts, and where it
+/// is not known or nothing.
 pub(super) fn of_percent(
     result: &AllocatedDevice,
     target: Target,

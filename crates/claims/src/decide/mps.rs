@@ -1,6 +1,7 @@
-//! MPS servers: the place that an MPS share gets, the server of a claim that has its GPU alone, and what
-//! is in their way. Where the driver has protocol v2, the places are equal slots, since a server has one
-//! limit for all of its clients (ADR 18). With v3 a claim has a namespace of its own size (ADR 21).
+//! MPS servers: the place that an MPS share gets, the server of a claim that has its GPU alone, and
+//! what is in their way. Where the driver has protocol v2, the places are equal slots, since a
+//! server has one limit for all of its clients (ADR 18). With v3 a claim has a namespace of its own
+//! size (ADR 21).
 
 use divvy_api::{MpsLimits, MpsOptions};
 use divvy_model::{
@@ -15,14 +16,16 @@ use crate::{AllocatedDevice, Claim, MpsSlot, Record, RecordedDevice, ShareAmount
 /// The lack of a GPU whose rules never asked for MPS.
 const NOT_GRANTED: &str = "no GpuPolicy has offered its GPU in MPS shares";
 
-/// The lack of a partition of an administrator: its life is not divvy's, and a server would end with it.
+/// The lack of a partition of an administrator: its life is not divvy's, and a server would end
+/// with it.
 const STATIC: &str = "its partition was made by an administrator and not by divvy";
 
 /// The lack of a place at a server of another protocol.
 const OTHER_PROTOCOL: &str =
     "the NVIDIA driver of its node has been exchanged for one with another protocol of MPS";
 
-/// Returns the place of a share: at the server that others have, or at the one that the rules ask for.
+/// Returns the place of a share: at the server that others have, or at the one that the rules ask
+/// for.
 pub(super) fn slot(
     claim: &ClaimUid,
     (gpu, target, result): (&Gpu, Target, &AllocatedDevice),
@@ -156,8 +159,8 @@ pub(super) fn of_claim(
     }
 }
 
-/// Refuses a device with MPS beside that of another target: both would set the one variable that names the
-/// folder of sockets.
+/// Refuses a device with MPS beside that of another target: both would set the one variable that
+/// names the folder of sockets.
 pub(super) fn one_target(devices: &[RecordedDevice], new: &RecordedDevice) -> Result<(), Why> {
     let mut others = devices.iter().filter(|device| device.mps.is_some());
     let target = |device: &RecordedDevice| (device.gpu.clone(), device.target);
@@ -213,7 +216,8 @@ pub(super) fn servable(
     let Some(slots) = slot.server.slots else {
         return Ok(());
     };
-    // Whatever the scheduler has counted: a change of the policy may have made the slots fewer since.
+    // Whatever the scheduler has counted: a change of the policy may have made the slots fewer
+    // since.
     let taken = others(&claim.uid, target, seen).count();
     let own = claim.allocation.results.iter();
     let own = own.filter(|result| result.device == device.allocated.device);

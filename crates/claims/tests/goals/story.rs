@@ -195,8 +195,8 @@ impl Story {
 
     // ---- what claims want
 
-    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU. A claim that
-    /// has something alone perhaps wants an MPS server of its own.
+    /// `a` and `b` want a half, `c` and `d` share one or the whole GPU, `w` wants the whole GPU. A
+    /// claim that has something alone perhaps wants an MPS server of its own.
     fn device(&mut self, uid: &ClaimUid) -> RecordedDevice {
         let half = Target::Partition(place(if self.chance.one_in(2) { 0 } else { 4 }));
         let slice = [None, Some(TimeSlice::Medium)];
@@ -332,8 +332,8 @@ impl Story {
         }
     }
 
-    /// After a round each claim of this boot has its namespace, and no other is left. The server of claims
-    /// that are being undone is theirs to stop.
+    /// After a round each claim of this boot has its namespace, and no other is left. The server of
+    /// claims that are being undone is theirs to stop.
     fn check_namespaces(&self) {
         let boot = self.boot();
         let fine = self.records.values().filter(|record| {
@@ -391,7 +391,8 @@ impl Story {
             assert_eq!(*partition, given, "the server of another partition");
             let wedged = self.hardware.wedged.get(&device.target).copied();
             let noted = self.open().mps[&device.target].wedged.is_some();
-            // A start whose outcome is not known is asked for again, and its note says so in the next round.
+            // A start whose outcome is not known is asked for again, and its note says so in the
+            // next round.
             assert!(wedged.is_some() || !noted, "a note of a server that serves");
             let may_stay = |is_idle: bool| !is_idle && !self.granted.restarts_wedged_mps;
             assert!(wedged.is_none_or(may_stay), "a wedged server stays");

@@ -8,12 +8,13 @@ use divvy_model::{GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer,
 use super::{Failed, Work};
 use crate::hardware::ServerStart;
 
-/// Time limit for a change of an MPS server: for its end 5 s in which it may end by itself, and what
-/// killing it takes.
+/// Time limit for a change of an MPS server: for its end 5 s in which it may end by itself, and
+/// what killing it takes.
 const SERVER_WITHIN: Duration = Duration::from_secs(15);
 
 impl Work<'_, '_> {
-    /// Ends the MPS server of a target, whichever runs. The note goes only when it has certainly ended.
+    /// Ends the MPS server of a target, whichever runs. The note goes only when it has certainly
+    /// ended.
     pub(super) fn stop_mps(&mut self, target: Target) -> Result<(), ChangeError> {
         let of = self.of_gpu(target);
         let stopped = self.gpus.hardware.mps.stop(&of, self.server_until());
@@ -46,9 +47,9 @@ impl Work<'_, '_> {
         Ok(started?)
     }
 
-    /// Starts an MPS server anew. Until another one is certainly there, its note says that none may be, so that
-    /// the next round starts one, and that it is wedged, so that a daemon which cannot be ended is reported
-    /// once.
+    /// Starts an MPS server anew. Until another one is certainly there, its note says that none may
+    /// be, so that the next round starts one, and that it is wedged, so that a daemon which cannot
+    /// be ended is reported once.
     pub(super) fn restart_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
         let partition = self.partition_of(target)?;
         // Note it before the call.
@@ -80,7 +81,8 @@ impl Work<'_, '_> {
         servers.start(&self.of_gpu(target), start, self.server_until())
     }
 
-    /// Returns the partition of a target, by its UUID, which is another one each time that it is made.
+    /// Returns the partition of a target, by its UUID, which is another one each time that it is
+    /// made.
     fn partition_of(&self, target: Target) -> Result<Option<MigUuid>, ChangeError> {
         let partition = target.place().map(|place| {
             let made = self.open.state.partition_at(place);

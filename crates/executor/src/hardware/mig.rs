@@ -100,7 +100,8 @@ impl Hardware<'_> {
     /// Makes a GPU instance, and in it a compute instance that takes it whole. The caller has seen
     /// that nothing fills the place, and finds out what an error left there.
     pub fn create(self, gpu: &GpuUuid, place: Place) -> Result<Made, ChangeError> {
-        // Beside a call that has not returned its outcome could not be distinguished from that of this one.
+        // Beside a call that has not returned its outcome could not be distinguished from that of
+        // this one.
         self.nothing_in_flight(gpu)?;
         let made = self
             .gpus

@@ -50,12 +50,12 @@ pub struct ServerStart<'a> {
     pub anew: bool,
 }
 
-/// Starts and stops MPS servers; filled by the kubelet plugin with the supervisor. One
-/// request after the other is carried out for a target: what was asked for and is not answered is over
+/// Starts and stops MPS servers; filled by the kubelet plugin with the supervisor. One request
+/// after the other is carried out for a target: what was asked for and is not answered is over
 /// before the next.
 pub trait MpsServers: Send + Sync {
-    /// Returns the servers that run, at least those of this GPU, or in words why they are not known. Not past
-    /// `until` (time since boot).
+    /// Returns the servers that run, at least those of this GPU, or in words why they are not
+    /// known. Not past `until` (time since boot).
     fn running(
         &self,
         of: Option<&GpuUuid>,

@@ -102,8 +102,8 @@ fn missing_driver_files_are_waited_for_then_named_and_leave_nothing() {
     assert!(crate::mig_world::is_clean(&world));
 }
 
-/// The API is asked before a claim gets something after a wait. Where it does not answer, the cause of the wait
-/// is still said.
+/// The API is asked before a claim gets something after a wait. Where it does not answer, the cause
+/// of the wait is still said.
 #[test]
 fn a_cause_is_named_also_where_the_api_does_not_answer_after_a_wait() {
     let world = World::new("h100x2", 1);

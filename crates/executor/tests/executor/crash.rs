@@ -112,8 +112,8 @@ impl Story {
         self.recover();
     }
 
-    /// Returns whether containers of this allocation of the claim may be running: it was prepared in this
-    /// boot, and nothing has been undone.
+    /// Returns whether containers of this allocation of the claim may be running: it was prepared
+    /// in this boot, and nothing has been undone.
     fn holds(&self, claim: &Claim) -> bool {
         let m = self.world.lock();
         let records = m.records();

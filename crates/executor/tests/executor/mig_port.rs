@@ -202,7 +202,8 @@ fn an_error_says_that_a_list_failed_instead_of_taking_it_for_empty() {
     }
 }
 
-/// Instances that are gone count as removed; one that could not be read or removed is not taken for gone.
+/// Instances that are gone count as removed; one that could not be read or removed is not taken for
+/// gone.
 #[test]
 fn a_removal_succeeds_for_what_is_gone_and_is_exact_about_the_rest() {
     let node = SimNode::parse("h100x2").unwrap();

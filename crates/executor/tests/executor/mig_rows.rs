@@ -301,8 +301,8 @@ fn a_removal_that_times_out_fences_its_gpu_until_it_comes_back() {
     }
 }
 
-/// A file that cannot be read is copied before it is written anew. A full disk has no room for the copy, and
-/// a claim must still be let go; any other error may be over soon.
+/// A file that cannot be read is copied before it is written anew. A full disk has no room for the
+/// copy, and a claim must still be let go; any other error may be over soon.
 #[test]
 fn a_damaged_file_of_a_gpu_is_written_over_only_with_a_copy_or_no_room() {
     for (kind, is_gone) in [

@@ -53,7 +53,8 @@ pub(crate) fn claim(
     configured(name, devices, config, allocated_at)
 }
 
-/// The same, with these fields in the config of whole GPUs; options of MPS in that of partitions too.
+/// The same, with these fields in the config of whole GPUs; options of MPS in that of partitions
+/// too.
 fn configured(name: &str, devices: &[String], config: Option<Value>, allocated_at: &str) -> Claim {
     let names: Vec<_> = devices.iter().map(String::as_str).collect();
     let mut claim = claim_of(name, &names, allocated_at);
@@ -373,8 +374,8 @@ impl Story {
         }
     }
 
-    /// After a reconcile each partition that lives has the MPS server that its claim needs, and no other
-    /// runs.
+    /// After a reconcile each partition that lives has the MPS server that its claim needs, and no
+    /// other runs.
     fn check_servers_of_partitions(&self) {
         let records = self.records();
         let mut running = self.world.lock().mps_in.clone();

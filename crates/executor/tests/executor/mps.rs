@@ -1,5 +1,5 @@
-//! MPS shares: the server of a GPU comes with the first claim and goes with the last, whatever fails
-//! and wherever a process dies.
+//! MPS shares: the server of a GPU comes with the first claim and goes with the last, whatever
+//! fails and wherever a process dies.
 
 mod wedged;
 
@@ -52,7 +52,8 @@ fn with_config(name: &str, mut config: Value) -> Claim {
     claim
 }
 
-/// A claim of these devices, of which those of `requests` have an MPS server of its own with these limits.
+/// A claim of these devices, of which those of `requests` have an MPS server of its own with these
+/// limits.
 fn owned(name: &str, devices: &[&str], requests: &[&str], limits: &Value) -> Claim {
     let mut claim = claim_of(name, devices, "t1");
     claim.configs.push(ConfigEntry {
@@ -244,7 +245,8 @@ fn a_crumb_of_memory_is_a_limit_all_the_same() {
     assert_eq!(namespaces(&world, &gpu), [(30, Some(1))]);
 }
 
-/// A record that cannot be read keeps what may be its claim's, and keeps no other claim from its own.
+/// A record that cannot be read keeps what may be its claim's, and keeps no other claim from its
+/// own.
 #[test]
 fn lost_namespaces_are_made_again_beside_a_record_that_cannot_be_read() {
     let (world, executor, gpu) = setup_with_namespaces();

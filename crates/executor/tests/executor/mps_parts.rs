@@ -1,5 +1,5 @@
-//! The MPS server of a partition that a claim has alone: it comes after the partition, goes before it,
-//! and leaves nothing wherever a process dies.
+//! The MPS server of a partition that a claim has alone: it comes after the partition, goes before
+//! it, and leaves nothing wherever a process dies.
 
 use std::collections::BTreeMap;
 

@@ -696,8 +696,8 @@ fn a_prepare_pays_for_no_answer_that_is_asked_for_again() {
                 story.world.unprepare(&story.executor, &claim.uid).unwrap();
             });
             println!("  prepares of {device}: {prepares:?}; with unprepare: {both:?}");
-            // The first may turn MIG mode on or off, and lists a partition of its kind for the first
-            // time.
+            // The first may turn MIG mode on or off, and lists a partition of its kind for the
+            // first time.
             let later: BTreeSet<_> = prepares.iter().skip(1).collect();
             assert_eq!(later.len(), 1, "{device}: {prepares:?}");
             assert!(prepares[0] < 130, "{device}: {prepares:?}");
@@ -729,7 +729,8 @@ fn an_odd_answer_that_nothing_lives_leaves_no_partition_behind() {
     }
 }
 
-/// A GPU is gone, with all that lived on it, if it is not listed any more, and not by what it answers.
+/// A GPU is gone, with all that lived on it, if it is not listed any more, and not by what it
+/// answers.
 #[test]
 fn a_gpu_that_is_listed_keeps_its_partitions_whatever_it_says() {
     let codes = [
@@ -754,8 +755,8 @@ fn a_gpu_that_is_listed_keeps_its_partitions_whatever_it_says() {
     }
 }
 
-/// Three questions show that a driver is gone with all that lived on its GPUs; an odd answer to each
-/// does not.
+/// Three questions show that a driver is gone with all that lived on its GPUs; an odd answer to
+/// each does not.
 #[test]
 fn partitions_are_not_gone_with_a_driver_that_is_away_for_a_moment() {
     let ops = [GpuOp::GpuInstances, GpuOp::MigMode, GpuOp::List];

@@ -102,7 +102,8 @@ fn the_unit_of_shares_is_known_to_the_next_process() {
     assert_eq!(units, [(gpu, ShareUnit::Percent)].into());
 }
 
-/// The process dies between the call and the note of it. The claim is prepared as far as its record says.
+/// The process dies between the call and the note of it. The claim is prepared as far as its record
+/// says.
 #[test]
 fn a_time_slice_that_was_given_back_before_a_crash_is_set_again() {
     let world = mig_world("h100x2", 1);

@@ -4,7 +4,8 @@
 //! kubelet.
 //!
 //! Facts: `nvmlDeviceGetFieldValues` field 230 (recovery action), `nvmlDeviceGetRemappedRows`,
-//! `nvmlDeviceGetTotalEccErrors`, `nvmlDeviceGetGpuFabricInfoV`, `nvmlEventSetWait_v2`, and NVIDIA's Xid catalog of October 2025.
+//! `nvmlDeviceGetTotalEccErrors`, `nvmlDeviceGetGpuFabricInfoV`, `nvmlEventSetWait_v2`, and
+//! NVIDIA's Xid catalog of October 2025.
 
 mod book;
 mod fabric;
@@ -224,8 +225,8 @@ impl Ailment {
         self.is_of_a_moment() || self.is_of_memory()
     }
 
-    /// Returns whether it comes and goes without a fault of the GPU: a restart of the fabric manager
-    /// registers the GPUs anew.
+    /// Returns whether it comes and goes without a fault of the GPU: a restart of the fabric
+    /// manager registers the GPUs anew.
     pub fn may_pass(self) -> bool {
         matches!(
             self,

@@ -52,7 +52,8 @@ pub(super) unsafe fn put_list<T>(
     count: *mut c_uint,
     answer: Answer<Vec<T>>,
 ) -> nvmlReturn_t {
-    // Nothing that lives is left out: a list that is too short cannot be distinguished from the right one.
+    // Nothing that lives is left out: a list that is too short cannot be distinguished from the
+    // right one.
     let odd = trial::odd(Location::caller(), true)
         .filter(|odd| !matches!(odd, Odd::WritesNothing | Odd::LeavesOut));
     // SAFETY: by this function's contract.

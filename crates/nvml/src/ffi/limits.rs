@@ -80,8 +80,8 @@ impl Library {
             hard: NO_LIMIT,
             used: 0,
         };
-        // SAFETY: the function lives as long as `limits`; the handle comes from this process's NVML;
-        // `answer` and the path in it are living locals.
+        // SAFETY: the function lives as long as `limits`; the handle comes from this process's
+        // NVML; `answer` and the path in it are living locals.
         check(unsafe { (limits.get)(gpu.0, &raw mut answer) })?;
         Ok(MemoryLimit {
             hard: (answer.hard != NO_LIMIT).then_some(answer.hard),
@@ -89,8 +89,8 @@ impl Library {
         })
     }
 
-    /// Limits a control group on a GPU. No memory is guaranteed to it (`softLimit` 0): a guarantee is
-    /// added to those of the groups above, and never taken back.
+    /// Limits a control group on a GPU. No memory is guaranteed to it (`softLimit` 0): a guarantee
+    /// is added to those of the groups above, and never taken back.
     pub(crate) fn set_memory_limit(
         &self,
         gpu: Handle,

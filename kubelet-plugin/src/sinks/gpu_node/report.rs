@@ -14,8 +14,8 @@ use crate::node::findings::Known;
 /// Behind the device of a holder with admin access, which holds nothing.
 const ADMIN: &str = " (admin)";
 
-/// Returns whether a claim can have the GPU now in whatever form it is offered. A form that is being
-/// withdrawn does not count: it takes nothing from the others.
+/// Returns whether a claim can have the GPU now in whatever form it is offered. A form that is
+/// being withdrawn does not count: it takes nothing from the others.
 fn is_open(known: &Known<'_>, ordinal: u32) -> bool {
     let mut offered = known.offered(ordinal).peekable();
     offered.peek().is_some() && offered.all(|device| device.taints.is_empty())

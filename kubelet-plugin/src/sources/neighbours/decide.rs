@@ -157,8 +157,8 @@ fn plugin_device(inventory: &Inventory, resource: &str, id: &str) -> Option<GpuU
         .cloned()
 }
 
-/// Returns the GPU behind a device name of NVIDIA's DRA driver: `gpu-<minor>`, or a partition of it,
-/// `gpu-<minor>-mig-…`. The minor number is that of `/dev/nvidia<minor>`.
+/// Returns the GPU behind a device name of NVIDIA's DRA driver: `gpu-<minor>`, or a partition of
+/// it, `gpu-<minor>-mig-…`. The minor number is that of `/dev/nvidia<minor>`.
 pub(crate) fn by_minor(device: &str, inventory: &Inventory) -> Option<GpuUuid> {
     let rest = device.strip_prefix("gpu-")?;
     let number = rest.split_once("-mig-").map_or(rest, |(number, _)| number);

@@ -302,7 +302,8 @@ impl OnGpu {
         let samples = ask(since);
         let is_silent = |samples: &[ProcessSample]| !samples.iter().any(|s| s.at > since);
         // Nothing has computed, or the clock was set back: samples that are older than the newest
-        // known are left out of the answer. Only a list of all that the driver has distinguishes the two.
+        // known are left out of the answer. Only a list of all that the driver has distinguishes
+        // the two.
         let all = match &samples {
             Ok(samples) if since > 0 && is_silent(samples) => Some(ask(0)),
             _ => None,

@@ -56,8 +56,9 @@ pub(super) fn one_by_one(env: &Env) -> Result<()> {
     ];
     let moved = moves(env, &mut nodes);
     env.api().delete(&format!("{CLASS}/{NAME}"), &json!({}))?;
-    // With the newer class the scheduler forgets the resource (Kubernetes 1.37, extendedresourcecache):
-    // the chart's class counts again once it changes, as docs/migrate/device-plugin.md says.
+    // With the newer class the scheduler forgets the resource (Kubernetes 1.37,
+    // extendedresourcecache): the chart's class counts again once it changes, as
+    // docs/migrate/device-plugin.md says.
     let touched = json!({"metadata": {"annotations": {"example.com/touched": NAME}}});
     env.api()
         .patch(&format!("{CLASS}/{}", names::CLASS_GPU), &touched)?;

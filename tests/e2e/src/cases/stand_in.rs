@@ -1,6 +1,6 @@
-//! divvy in the place of NVIDIA's driver: the release has its name. The first case runs manifests that
-//! are written for it; in the second a cluster moves from it node by node, and back. Each has the
-//! cluster to itself, and gives the release its name back.
+//! divvy in the place of NVIDIA's driver: the release has its name. The first case runs manifests
+//! that are written for it; in the second a cluster moves from it node by node, and back. Each has
+//! the cluster to itself, and gives the release its name back.
 
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ const FORMS: [&str; 10] = [
 
 /// The release with NVIDIA's name.
 const RENAMED: &str = "driverName=gpu.nvidia.com";
-/// A class without a resource. The chart moves `nvidia.com/gpu` from one class to another in two steps.
+/// A class without a resource. The chart moves `nvidia.com/gpu` from one class to another in two
+/// steps.
 const WITHOUT: &str = "deviceClass.extendedResourceNames.gpu=";
 
 /// Gives the release NVIDIA's name while something is done, and then its own again.
@@ -219,8 +220,8 @@ fn undisturbed(env: &Env, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// From NVIDIA's driver to divvy under its name: node 2 first, then node 1 under the pod of node 2, and
-/// node 1 back.
+/// From NVIDIA's driver to divvy under its name: node 2 first, then node 1 under the pod of node 2,
+/// and node 1 back.
 pub(super) fn node_by_node(env: &Env) -> Result<()> {
     let cluster = env.cluster.second_node()?;
     let gpus = env.driver.prepare_second(&cluster, "h200x1")?;

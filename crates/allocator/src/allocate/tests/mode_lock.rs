@@ -6,8 +6,8 @@ use super::*;
 
 const GPU: &str = "driver-a/gpu";
 
-/// Devices that a GPU offers: the whole, a time-sliced and an MPS share, the halves, 1g placements and
-/// their shared twins.
+/// Devices that a GPU offers: the whole, a time-sliced and an MPS share, the halves, 1g placements
+/// and their shared twins.
 fn alternatives(gpu: usize) -> Vec<Device> {
     let slices: Vec<String> = (0..8).map(|i| format!("slice-{i}")).collect();
     let draws = |kind: &str, name: String, from: usize, to: usize, compute: &str| {

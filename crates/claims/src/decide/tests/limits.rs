@@ -182,8 +182,9 @@ fn a_limit_on_a_node_that_keeps_none_is_refused() {
     assert!(text.contains("no memory of its own"), "{text}");
 }
 
-/// A request that selects a device whose memory is capped is not served by another: the node fell below
-/// that after it was published. Whole devices have no cap, and none of another request counts.
+/// A request that selects a device whose memory is capped is not served by another: the node fell
+/// below that after it was published. Whole devices have no cap, and none of another request
+/// counts.
 #[test]
 fn a_demanded_cap_that_cannot_be_kept_refuses_the_share() {
     let demands = |device: &str, request: &str| {

@@ -96,7 +96,8 @@ fn claim_of_admin() -> Claim {
     }
 }
 
-/// The file of a GPU can name another server: a claim's record was lost, or a crash came before the note.
+/// The file of a GPU can name another server: a claim's record was lost, or a crash came before the
+/// note.
 #[test]
 fn a_claim_keeps_its_own_server_whatever_the_gpus_file_says() {
     let world = able();

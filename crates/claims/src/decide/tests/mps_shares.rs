@@ -156,7 +156,8 @@ fn as_many_claims_have_a_slot_as_there_are() {
     hold(&mut world, &plain("a"));
     let b = hold(&mut world, &plain("b"));
     assert_eq!(world.refusal(&plain("c")).0, "mps-full");
-    // A claim that is let go leaves its slot. One of another GPU, or with its GPU alone, has none here.
+    // A claim that is let go leaves its slot. One of another GPU, or with its GPU alone, has none
+    // here.
     world.records.remove(&"b".parse().unwrap());
     plan(world.decide(&plain("c")));
     for change in [
@@ -257,7 +258,8 @@ fn a_claim_has_mps_of_one_gpu() {
     assert_eq!(plan(world.decide(&beside)).devices.len(), 2);
 }
 
-/// Its container could not connect. The first claim gets another server, and one of before a boot is no more.
+/// Its container could not connect. The first claim gets another server, and one of before a boot
+/// is no more.
 #[test]
 fn no_claim_shares_a_server_that_is_wedged() {
     let mut world = slots(4);

@@ -1,5 +1,5 @@
-//! Extra nodes, numbers that are not known yet, slots of a known size, and whole GPUs on nodes whose driver
-//! keeps caps of groups that are gone.
+//! Extra nodes, numbers that are not known yet, slots of a known size, and whole GPUs on nodes
+//! whose driver keeps caps of groups that are gone.
 
 use divvy_model::{MemoryCaps, MpsAbility, MpsProtocol, MpsServer};
 use serde_json::json;
@@ -39,7 +39,8 @@ fn extra_nodes_are_given_only_if_the_node_offers_all_of_them() {
     assert!(text.contains("this node offers none to claims"), "{text}");
 }
 
-/// Before the driver has answered, and while the file of numbers is lost, a number may only be late.
+/// Before the driver has answered, and while the file of numbers is lost, a number may only be
+/// late.
 #[test]
 fn a_number_is_unknown_for_good_once_the_gpus_have_numbers() {
     let device = claim("a", vec![result("main", "gpu-9")]);
@@ -131,7 +132,8 @@ fn an_instance_without_its_record_is_in_the_way_where_it_is() {
     let nothing = |_: &mut World| {};
     assert!(found("a", 3, &nothing));
     assert!(!found("a", 4, &nothing), "beside it");
-    // Another claim is known to hold the place, or its own claim has a record, which says where it is.
+    // Another claim is known to hold the place, or its own claim has a record, which says where it
+    // is.
     let other = |name, device| {
         move |world: &mut World| {
             let record = world.record(&claim(name, vec![result("main", device)]), Phase::Prepared);

@@ -1,5 +1,5 @@
-//! Servers that do not serve any more: left to their clients, started anew once these have ended or at once by
-//! the rules, and reported with the claims that use them.
+//! Servers that do not serve any more: left to their clients, started anew once these have ended or
+//! at once by the rules, and reported with the claims that use them.
 
 use divvy_claims::Unwell;
 use divvy_executor::{Event, Executor, Refresh};
@@ -97,8 +97,8 @@ fn a_wedged_server_that_has_ended_is_not_said_to_serve_again() {
     assert_eq!(executor.mps_servers().unwrap(), [].into());
 }
 
-/// A claim that comes gets no place at a server that it cannot connect to. It waits, since the server may be
-/// started anew meanwhile, and what others have stays as it is.
+/// A claim that comes gets no place at a server that it cannot connect to. It waits, since the
+/// server may be started anew meanwhile, and what others have stays as it is.
 #[test]
 fn no_other_claim_gets_a_place_at_a_wedged_server() {
     let (world, executor, gpu) = setup();
@@ -137,7 +137,8 @@ fn rules_may_have_a_wedged_server_started_anew_at_once() {
     assert_eq!(namespaces(&world, &gpu), before);
 }
 
-/// A daemon that hangs in the driver cannot be ended. Its claims get one Event, and its taint stays.
+/// A daemon that hangs in the driver cannot be ended. Its claims get one Event, and its taint
+/// stays.
 #[test]
 fn a_restart_that_fails_is_tried_again_and_reported_once() {
     let (world, executor, gpu) = setup();

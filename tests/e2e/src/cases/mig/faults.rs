@@ -242,8 +242,8 @@ pub(in crate::cases) fn gone(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The node's label is taken off, as when the node goes to another driver: a GPU that no claim holds
-/// has its MIG mode back before the plugin's pod is gone.
+/// The node's label is taken off, as when the node goes to another driver: a GPU that no claim
+/// holds has its MIG mode back before the plugin's pod is gone.
 pub(in crate::cases) fn left(env: &Env) -> Result<()> {
     everything(env)?;
     let gpu = h100(env, 8)?;

@@ -1,5 +1,5 @@
-//! Shares by MPS of a driver that caps memory: each has its namespace at the GPU's server and, as the
-//! time-sliced shares of another GPU, a cap in its pod's control group.
+//! Shares by MPS of a driver that caps memory: each has its namespace at the GPU's server and, as
+//! the time-sliced shares of another GPU, a cap in its pod's control group.
 
 use anyhow::{Result, ensure};
 use divvy_api::names;
@@ -165,7 +165,8 @@ impl<'a> Node<'a> {
         Env::uid(&self.env.create(&claim_for(name, &spec))?)
     }
 
-    /// Runs a pod with an MPS share of so many percent and GiB, or with that of a claim that is there.
+    /// Runs a pod with an MPS share of so many percent and GiB, or with that of a claim that is
+    /// there.
     fn run_by_mps(&self, pod: &str, claim: &str, size: Option<(u32, u64)>) -> Result<String> {
         let mut uid = String::new();
         if let Some((cores, gib)) = size {

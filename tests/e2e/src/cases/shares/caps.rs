@@ -1,6 +1,7 @@
-//! The memory of shares, capped by the driver from R615 on: the hook of a CDI file, called by the real
-//! runtime, and the plugin that it asks. The kernel's part, control groups with the controller `misc`, is
-//! a twin of each group (see `runtime-with-groups.sh`), and the driver's is the mock library.
+//! The memory of shares, capped by the driver from R615 on: the hook of a CDI file, called by the
+//! real runtime, and the plugin that it asks. The kernel's part, control groups with the controller
+//! `misc`, is a twin of each group (see `runtime-with-groups.sh`), and the driver's is the mock
+//! library.
 
 use std::convert::identity;
 
@@ -81,8 +82,8 @@ impl<'a> Sharing<'a> {
         self.groups.wait_until_forgotten()
     }
 
-    /// Runs four pods with shares of different sizes, and one in a user namespace. A program that takes
-    /// more than its pod's share is out of memory; the others get theirs.
+    /// Runs four pods with shares of different sizes, and one in a user namespace. A program that
+    /// takes more than its pod's share is out of memory; the others get theirs.
     fn of_different_sizes(&self) -> Result<Vec<(String, Claims)>> {
         let mut pods = Vec::new();
         for (name, gib) in [("small", 4), ("medium", 8), ("large", 16), ("larger", 20)] {
@@ -112,8 +113,8 @@ impl<'a> Sharing<'a> {
         Ok(pods)
     }
 
-    /// Runs a pod whose containers have one claim together, and one with two claims: each pod has the sum
-    /// of its shares, whatever its containers are.
+    /// Runs a pod whose containers have one claim together, and one with two claims: each pod has
+    /// the sum of its shares, whatever its containers are.
     fn of_several(&self) -> Result<Vec<(String, Claims)>> {
         let shared = self.run("shared", &[4], &["one", "two"], identity)?;
         self.groups.capped("shared", 4)?;
@@ -155,8 +156,8 @@ impl<'a> Sharing<'a> {
         .map(drop)
     }
 
-    /// Restarts a container while no plugin runs: it waits, fails with words, and starts once one is
-    /// back.
+    /// Restarts a container while no plugin runs: it waits, fails with words, and starts once one
+    /// is back.
     fn plugin_away(&self, pod: &str, gib: u64) -> Result<()> {
         let before = self.groups.only_container(pod)?;
         self.env.driver.stop()?;
@@ -206,8 +207,8 @@ impl<'a> Sharing<'a> {
         Ok(("bare".to_owned(), claims))
     }
 
-    /// Does the same by another runtime, whose hooks get the same of it: of what they say it passes on the
-    /// exit status alone.
+    /// Does the same by another runtime, whose hooks get the same of it: of what they say it passes
+    /// on the exit status alone.
     fn by_crun(&self) -> Result<(String, Claims)> {
         let of = |pod: Pod| pod.runtime_class(Layout::CRUN_WITH_GROUPS);
         let (claims, _) = self.mended("crun", of, "exit code: 71")?;
@@ -223,8 +224,8 @@ impl<'a> Sharing<'a> {
         Ok(("crun".to_owned(), claims))
     }
 
-    /// Creates a pod without the controller: it does not start until that is mended. Returns also the Event
-    /// of the pod with these words of its runtime.
+    /// Creates a pod without the controller: it does not start until that is mended. Returns also
+    /// the Event of the pod with these words of its runtime.
     fn mended(
         &self,
         name: &str,
@@ -257,8 +258,8 @@ impl<'a> Sharing<'a> {
         Ok(said)
     }
 
-    /// Creates a pod with a claim for a share of each size, used by all of these containers, and otherwise
-    /// as `so` makes it.
+    /// Creates a pod with a claim for a share of each size, used by all of these containers, and
+    /// otherwise as `so` makes it.
     fn create(
         &self,
         name: &str,

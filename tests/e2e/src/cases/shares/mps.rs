@@ -1,5 +1,5 @@
-//! Shares of a GPU by MPS, with a stand-in for NVIDIA's programs: the chart's second DaemonSet, and what
-//! becomes of its daemon when another process dies.
+//! Shares of a GPU by MPS, with a stand-in for NVIDIA's programs: the chart's second DaemonSet, and
+//! what becomes of its daemon when another process dies.
 
 use std::collections::BTreeSet;
 
@@ -21,9 +21,9 @@ use crate::wait::{poll, wait_for};
 /// Number of shares of the GPU.
 const SLOTS: usize = 4;
 
-/// Four pods with a share each beside a time-sliced GPU and a partitioned one: they have one server, which
-/// goes on when supervisor and plugin are replaced, comes again when it is killed, and ends with the last
-/// of them.
+/// Four pods with a share each beside a time-sliced GPU and a partitioned one: they have one
+/// server, which goes on when supervisor and plugin are replaced, comes again when it is killed,
+/// and ends with the last of them.
 pub(in crate::cases) fn mps(env: &Env) -> Result<()> {
     with_mps(env, switched_on)
 }
@@ -90,9 +90,9 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// With a driver from R615 on, pods have MPS shares of different sizes, each a namespace of the GPU's one
-/// server: they outlive supervisor and plugin, come again with a daemon that was killed, and end with their
-/// claims.
+/// With a driver from R615 on, pods have MPS shares of different sizes, each a namespace of the
+/// GPU's one server: they outlive supervisor and plugin, come again with a daemon that was killed,
+/// and end with their claims.
 pub(in crate::cases) fn mps_of_any_size(env: &Env) -> Result<()> {
     let first = env.driver.gpus().driver_version();
     env.driver.stop()?;

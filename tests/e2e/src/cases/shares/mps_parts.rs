@@ -1,5 +1,5 @@
-//! MPS inside MIG partitions, with a stand-in for NVIDIA's programs: shares of a partition by policy, and
-//! the server of a claim that has a partition alone.
+//! MPS inside MIG partitions, with a stand-in for NVIDIA's programs: shares of a partition by
+//! policy, and the server of a claim that has a partition alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,9 +16,9 @@ use crate::objects::{Pod, claim_for};
 use crate::process::Signal;
 use crate::wait::{poll, wait_for};
 
-/// Two pods share a partition by MPS, one has a partition alone with a server for its containers, and one
-/// has a plain partition: two daemons, each of which sees its partition alone. They outlive supervisor and
-/// plugin, come again when they are killed, and end with their partitions.
+/// Two pods share a partition by MPS, one has a partition alone with a server for its containers,
+/// and one has a plain partition: two daemons, each of which sees its partition alone. They outlive
+/// supervisor and plugin, come again when they are killed, and end with their partitions.
 pub(in crate::cases) fn mps_in_partitions(env: &Env) -> Result<()> {
     with_mps(env, switched_on)
 }
@@ -97,7 +97,8 @@ fn switched_on(env: &Env) -> Result<()> {
         Ok((now.keys().eq(before.keys()) && other).then_some(()))
     })?;
 
-    // One user of the partition goes, and it stays for the other; with the last, server and partition go.
+    // One user of the partition goes, and it stays for the other; with the last, server and
+    // partition go.
     for (pod, uid) in pods {
         end(env, pod, &uid)?;
         let left = partitions(env, gpu)?.len();

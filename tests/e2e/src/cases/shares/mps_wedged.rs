@@ -1,5 +1,5 @@
-//! An MPS server in the state FAULT, with a stand-in for NVIDIA's programs: who learns of it, and when another
-//! takes its place.
+//! An MPS server in the state FAULT, with a stand-in for NVIDIA's programs: who learns of it, and
+//! when another takes its place.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -20,9 +20,9 @@ use crate::wait::{poll, wait_for};
 /// Longest time until a fault of half a minute is acted on: rounds come every ten seconds.
 const HALF_A_MINUTE_AND_ROUNDS: Duration = Duration::from_mins(2);
 
-/// Two pods use a server that gets a fault: the GPU is tainted, both claims have an Event, and a third pod
-/// waits. The server is left to its clients. Once they have ended, another takes its place, and the third pod
-/// runs. Where the policy says so, that happens under the clients.
+/// Two pods use a server that gets a fault: the GPU is tainted, both claims have an Event, and a
+/// third pod waits. The server is left to its clients. Once they have ended, another takes its
+/// place, and the third pod runs. Where the policy says so, that happens under the clients.
 pub(in crate::cases) fn wedged_mps(env: &Env) -> Result<()> {
     with_mps(env, |env| {
         let outcome = wedged(env);
