@@ -632,6 +632,30 @@ fn a_silent_api_does_not_make_a_call_outlast_the_kubelets_wait() {
     assert!(took <= secs(11), "{took:?}");
 }
 
+/// Its answer decides for how long another claim waits, and every call on the node asks it.
+#[test]
+fn the_api_is_asked_for_a_holder_every_two_seconds_and_not_for_one_that_leaves() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    let asked = || {
+        let began = world.lock().now;
+        let before = world.lock().look_ups;
+        let b = claim("b", &[0], "t2");
+        let error = world.prepare(&executor, &b).unwrap_err();
+        assert_eq!(error.category(), "held");
+        let took = world.lock().now.saturating_sub(began);
+        assert!(took >= secs(39), "{took:?}");
+        world.lock().look_ups - before
+    };
+    let times = asked();
+    assert!((15..=21).contains(&times), "{times}");
+    busy(&world, 0);
+    world.unprepare(&executor, &a.uid).unwrap();
+    assert_eq!(asked(), 0);
+}
+
 #[test]
 fn of_the_unreadable_files_that_were_set_aside_the_newest_twenty_are_kept() {
     let world = World::new("h100x2", 1);

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
@@ -75,6 +75,7 @@ impl World {
                 published: Vec::new(),
                 asked: BTreeMap::new(),
                 api_down: false,
+                look_ups: 0,
                 api_takes: None,
                 inventory: Some(Arc::new(inventory)),
                 edits_missing: false,
@@ -112,10 +113,22 @@ impl World {
         )
     }
 
+    /// Locks the machine. A test that locks it twice in one expression fails here, where the lock
+    /// alone would wait for ever.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Machine> {
-        self.0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        let mut began = None;
+        loop {
+            match self.0.try_lock() {
+                Ok(machine) => return machine,
+                Err(TryLockError::Poisoned(error)) => return error.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    let began = began.get_or_insert_with(Instant::now);
+                    let stuck = "the machine is locked already, perhaps in the same expression";
+                    assert!(began.elapsed() < Duration::from_secs(30), "{stuck}");
+                    std::thread::yield_now();
+                }
+            }
+        }
     }
 
     /// GPUs by their number.

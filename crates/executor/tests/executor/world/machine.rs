@@ -75,6 +75,8 @@ pub(crate) struct Machine {
     /// Claims that a prepare was asked for and that are not among these.
     pub asked: BTreeMap<ClaimUid, Claim>,
     pub api_down: bool,
+    /// Questions to the API about a claim so far.
+    pub look_ups: usize,
     /// How long each question to the API takes.
     pub api_takes: Option<Duration>,
     pub inventory: Option<Arc<Inventory>>,

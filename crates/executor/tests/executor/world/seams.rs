@@ -571,6 +571,7 @@ impl InventorySource for World {
 impl ClaimsApi for World {
     fn look_up(&self, uid: &ClaimUid, _: Option<&ClaimRef>, until: Duration) -> Lookup {
         let mut m = self.lock();
+        m.look_ups += 1;
         if let Some(takes) = m.api_takes {
             let late = m.now + takes > until;
             m.now = (m.now + takes).min(until.max(m.now));
