@@ -29,8 +29,8 @@ fn alerts() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Whether `metric{label="value"} == number` (or `>`) holds for any series. An increase since a
-/// plugin began is what its counter says, since it began at zero.
+/// Returns true if `metric{label="value"} == number` (or `>`) holds for any series. An increase
+/// since a plugin began is its counter's value, since that began at zero.
 fn holds(term: &str, metrics: &str) -> bool {
     let (series, number) = term.rsplit_once(' ').unwrap();
     let (series, operator) = series.rsplit_once(' ').unwrap();

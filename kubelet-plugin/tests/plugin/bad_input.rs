@@ -1,4 +1,4 @@
-//! What is wrong with a claim or a node, and exactly what the user sees of it.
+//! Faults of a claim or a node, and exactly what the user sees of them.
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_fake_cluster::{ClaimRef, Fault};

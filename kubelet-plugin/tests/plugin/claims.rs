@@ -82,7 +82,7 @@ async fn two_gpus_of_one_request_and_separate_requests_are_distinguished() {
     plugin.stop().await;
 }
 
-/// How often the plugin has compared records with the API.
+/// Returns how often the plugin has compared records with the API.
 fn rounds(plugin: &Plugin) -> Option<u64> {
     let text = plugin.metrics.encode();
     text.lines()

@@ -1,4 +1,4 @@
-//! How containers find the driver's libraries.
+//! Delivery of the driver's libraries to containers.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -29,8 +29,8 @@ async fn without_a_hook_the_plugin_starts_only_where_mounts_are_chosen() {
     plugin.stop().await;
 }
 
-/// What every container's CDI file names must be reached by a user to whom only what is open to all
-/// is open.
+/// The hook that every container's CDI file names must be reached by a user to whom only what is
+/// open to all is open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_hook_is_where_a_user_of_a_namespace_can_call_it() {
     let node = Node::new("h100x1");

@@ -449,7 +449,7 @@ impl GpuDriver for Counted {
     }
 }
 
-/// As it is when a node is given to divvy: drained first, and open to pods when divvy is ready.
+/// A node that is given to divvy is drained first, and open to pods when divvy is ready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_cordoned_node_a_new_plugin_gets_ready_and_publishes() {
     let node = Node::new("l4x2");

@@ -141,7 +141,7 @@ fn of_gpu(device: &str, number: usize) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-/// What becomes of a claim that has a device allocated, and of its end.
+/// Prepares a claim that has a device allocated and undoes it. Returns `ok`, or the refusal.
 async fn prepared_and_undone(node: &Node, device: &str) -> String {
     let claim = node.claim("c", &[device]);
     let outcome = match node.prepare(&claim).await {

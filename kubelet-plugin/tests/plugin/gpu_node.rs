@@ -1,4 +1,4 @@
-//! What a node says about its GPUs.
+//! GpuNode objects, in which a node reports on its GPUs.
 
 use divvy_api::node::{GpuNodeStatus, Holder};
 use divvy_fake_cluster::{Fault, GpuNode, GpuPolicy};

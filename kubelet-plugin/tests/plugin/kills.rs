@@ -70,7 +70,7 @@ pub(crate) async fn unprepare(node: &Node, claim: &ClaimRef) -> Result<(), Strin
         .unwrap_or_else(|| Err("left out".to_owned()))
 }
 
-/// One claim's life. Some give up between the two, as a pod that is deleted while it starts does.
+/// Prepares and undoes a claim. Some give up in between, as a pod deleted while it starts does.
 async fn life(node: &Node, claim: &ClaimRef, patient: bool) {
     if patient {
         until_done("prepare", async || prepare(node, claim).await).await;

@@ -1,4 +1,4 @@
-//! What containers can read about their devices.
+//! Metadata that containers can read about their devices.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use crate::node::{DRIVER, Node, POOL, wait};
 
 const FOLDER: &str = "/var/run/kubernetes.io/dra-device-attributes";
 
-/// What a container finds there: the newest object of each file that CDI files mount, by the path
-/// in the container.
+/// Returns what a container finds there: the newest object of each file that CDI files mount, by
+/// the path in the container.
 fn seen(node: &Node) -> BTreeMap<String, Value> {
     let specs = node
         .cdi_files()

@@ -33,7 +33,7 @@ impl Node {
             .unwrap()
     }
 
-    /// Whether MIG mode of a GPU is on.
+    /// Returns true if MIG mode of a GPU is on.
     fn mig_is_on(&self, ordinal: usize) -> bool {
         self.look_at(ordinal).facts.mig_mode.is_on()
     }
@@ -44,7 +44,7 @@ impl Node {
             .edit(|engine| engine.gpu(&gpu).unwrap().facts.mig_mode = ON);
     }
 
-    /// What lives on a GPU: profile id, start and size, by start.
+    /// Returns the instances that live on a GPU: profile id, start and size, by start.
     fn instances(&self, ordinal: usize) -> Vec<(u32, u32, u32)> {
         let live = self.look_at(ordinal).mig.unwrap().instances.unwrap();
         let mut live: Vec<_> = live
@@ -412,7 +412,7 @@ async fn a_plugin_that_died_between_instance_and_record_leaves_nothing() {
     plugin.stop().await;
 }
 
-/// As the kubelet does: again until it works.
+/// Prepares a claim as the kubelet does: again until it works.
 async fn wait_prepared(node: &Node, claim: &ClaimRef) -> Vec<divvy_proto::dra::v1::Device> {
     let until = tokio::time::Instant::now() + crate::node::PATIENCE;
     loop {

@@ -312,7 +312,7 @@ fn pod_of_driver(driver: &str, device: &str) -> PodResources {
     }
 }
 
-/// What we publish.
+/// Returns the devices that we publish.
 fn ours(node: &Node) -> Vec<(String, Vec<String>)> {
     let slices = node.api.list::<ResourceSlice>().into_iter();
     crate::node::devices(

@@ -39,13 +39,13 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    /// As SIGTERM does.
+    /// Stops the plugin as SIGTERM does.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap().unwrap();
     }
 
-    /// As near to SIGKILL as one process allows: sockets stay behind, nothing is finished.
+    /// Ends it as near to SIGKILL as one process allows: sockets stay behind, nothing is finished.
     pub(crate) async fn kill(self) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
@@ -62,7 +62,7 @@ impl Plugin {
         self.task.is_finished()
     }
 
-    /// How the run ends by itself.
+    /// Returns the error with which the run ends by itself.
     pub(crate) async fn ended(self) -> String {
         let error = tokio::time::timeout(PATIENCE, self.task)
             .await
@@ -79,7 +79,7 @@ pub(crate) struct Node {
     pub(crate) kubelet: FakeKubelet,
     pub(crate) sim: SimNode,
     pub(crate) host: FixtureHost,
-    /// What the host was made of.
+    /// Description that the host was made from.
     pub(crate) fixture: Fixture,
     pub(crate) dir: TempDir,
 }
@@ -295,7 +295,7 @@ impl Node {
         ClaimRef::new("default", &name, &stored.metadata.uid.unwrap())
     }
 
-    /// One claim's prepare, as the kubelet calls it.
+    /// Calls prepare for one claim, as the kubelet does.
     pub(crate) async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>, String> {
         self.kubelet
             .prepare(DRIVER, std::slice::from_ref(claim))

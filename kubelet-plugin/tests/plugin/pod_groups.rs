@@ -23,7 +23,7 @@ async fn start(node: &Node) -> Plugin {
 }
 
 /// Starts a pod of the group, as a kubelet does, which makes a folder for its logs; with a process
-/// of its number. As many containers have the claim.
+/// of its number. The pod has as many containers, each with the claim.
 async fn start_pod(node: &Node, pod: u32, claim: &str) {
     let name = format!("worker-{pod}");
     let mut object = mk_pod("default", &name, Some("n1"), &[claim]);

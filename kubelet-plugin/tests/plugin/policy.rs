@@ -16,7 +16,7 @@ fn put(node: &Node, name: &str, spec: Value) {
     node.api.put(&GpuPolicy::new(name, spec)).unwrap();
 }
 
-/// What GPUs are published as, by ordinal: `w` whole, `m` in partitions, `t` in time-sliced shares.
+/// Returns the offers of GPUs, by ordinal: `w` whole, `m` in partitions, `t` in time-sliced shares.
 fn offers(node: &Node) -> BTreeMap<u32, String> {
     let mut offers = BTreeMap::<u32, [bool; 3]>::new();
     for (name, taints) in node.published() {

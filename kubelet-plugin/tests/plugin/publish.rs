@@ -1,4 +1,4 @@
-//! What is published, and that it stays so.
+//! Devices and slices that are published, and stay so.
 
 use std::time::Duration;
 

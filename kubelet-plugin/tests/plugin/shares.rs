@@ -315,8 +315,8 @@ async fn an_unreadable_time_slice_is_set_and_taken_for_the_default() {
     plugin.stop().await;
 }
 
-/// What was set on a GPU and could not be given back at once is given back when the plugin looks
-/// again.
+/// Checks that nothing is left. Settings of a GPU that could not be given back at once are given
+/// back when the plugin looks again.
 async fn assert_nothing_is_left(node: &Node) {
     let files = node.cdi_files().into_keys().chain(node.records());
     assert_eq!(files.collect::<Vec<_>>(), Vec::<String>::new());

@@ -1,5 +1,5 @@
-//! Who uses what: what a plugin shows of scripted use, when it reports, and what it asks of the
-//! driver.
+//! Use of GPUs by claims: what a plugin shows of scripted use, when it reports, and what it asks of
+//! the driver.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -255,8 +255,8 @@ async fn nothing_is_asked_while_nothing_is_held_or_it_is_turned_off() {
     plugin.stop().await;
 }
 
-/// What the driver was asked that only the reader of use asks, by the driver's own count, and what
-/// that reader has asked by the plugin's: others list processes too.
+/// Returns the driver's own count of calls that only the reader of use makes, and the plugin's
+/// count of what that reader has asked: others list processes too.
 fn asked(node: &Node, plugin: &Plugin) -> (u64, BTreeMap<String, u64>) {
     const OPS: [GpuOp; 4] = [
         GpuOp::Memory,

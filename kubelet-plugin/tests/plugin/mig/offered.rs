@@ -1,4 +1,4 @@
-//! Which partitions are published, and where their counters are.
+//! Partitions that are published, and the place of their counters.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
