@@ -58,8 +58,8 @@ enum Round {
     Usual,
     /// The driver may have been loaded anew: time slices are set once more.
     DriverLoadedAnew,
-    /// The node goes to another driver, so that no partitions are offered any more. What rules
-    /// grant stays on disk as it is: the node may come back.
+    /// The node goes to another driver, so that no partitions are offered any more. Grants of rules
+    /// stay on disk as they are: the node may come back.
     NodeIsLeft,
 }
 

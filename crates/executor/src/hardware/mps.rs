@@ -50,9 +50,8 @@ pub struct ServerStart<'a> {
     pub anew: bool,
 }
 
-/// Starts and stops MPS servers; filled by the kubelet plugin with the supervisor. One request
-/// after the other is carried out for a target: what was asked for and is not answered is over
-/// before the next.
+/// Starts and stops MPS servers; filled by the kubelet plugin with the supervisor. Requests for a
+/// target are carried out one after the other: an unanswered one is over before the next.
 pub trait MpsServers: Send + Sync {
     /// Returns the servers that run, at least those of this GPU, or in words why they are not
     /// known. Not past `until` (time since boot).

@@ -1,4 +1,4 @@
-//! What a user or an admin reads when something is wrong: whole messages.
+//! Whole messages that a user or an admin reads when something is wrong.
 
 use std::io::ErrorKind;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the executor does, one sentence at a time.
+//! Behaviour of the executor, one sentence at a time.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -211,7 +211,7 @@ fn what_was_found_is_not_forgotten_before_it_is_certainly_back() {
     );
 }
 
-/// What was found is given back at once also where another GPU of the same claim keeps it.
+/// The mode that was found is given back at once also where another GPU makes its claim linger.
 #[test]
 fn a_gpu_beside_a_lost_one_of_its_claim_has_its_mode_back() {
     let (world, executor, gpu) = left_exclusive();

@@ -363,7 +363,7 @@ fn a_record_of_another_claim_under_a_claims_name_counts_as_unreadable() {
     assert!(events.contains(&kept), "{events:?}");
 }
 
-/// Whether any claim lingers still: the plugin looks again soon only then.
+/// The plugin looks again soon only if an answer says that a claim lingers still.
 #[test]
 fn finishing_lingering_claims_says_whether_any_is_left() {
     let world = World::new("h100x2", 1);
@@ -734,7 +734,7 @@ fn a_shared_gpu_is_not_given_away_while_a_later_pod_computes() {
     );
 }
 
-/// H10. A privileged pod sees all GPUs. One that has a claim of GPU 1 and computes on GPU 0 is a
+/// H10. A privileged pod sees all GPUs. If it has a claim of GPU 1 and computes on GPU 0, it is a
 /// stranger there.
 #[test]
 fn a_process_of_a_pod_with_another_gpu_is_a_stranger() {
@@ -805,7 +805,7 @@ fn reconcile_follows_the_pods_of_a_claim_and_says_so() {
     assert_eq!(executor.held().unwrap()[0].pods.len(), 2);
 }
 
-/// What another process does between a look and the lock that is taken for it.
+/// Another process acts between a look and the lock that is taken for it.
 #[test]
 fn what_was_read_before_a_lock_is_read_again_under_it() {
     let setup = || {

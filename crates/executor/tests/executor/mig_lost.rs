@@ -1,5 +1,5 @@
-//! A GPU that falls off the bus while a claim has a partition of it. Whether the partition outlives
-//! that is the GPU's secret until it answers again, so the record is kept until then, and no longer
+//! A GPU that falls off the bus while a claim has a partition of it. Until it answers again it is
+//! not known whether the partition outlives that, so the record is kept until then, and no longer
 //! than the partition can live.
 
 use std::time::Duration;

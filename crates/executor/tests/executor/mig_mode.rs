@@ -197,7 +197,7 @@ fn a_mode_that_was_changed_and_could_not_be_read_is_remembered_as_ours() {
     assert!(!mode(&world, &gpu));
 }
 
-/// H7. What the inventory says is old.
+/// H7. The inventory is old.
 #[test]
 fn a_whole_gpu_whose_mig_mode_was_just_turned_on_is_not_prepared_as_whole() {
     let (world, executor, _, gpu) = setup();

@@ -309,8 +309,8 @@ fn what_was_granted_outlives_the_file_of_a_gpu() {
     }
 }
 
-/// What the file of a GPU has lost of two partitions, all or the first, is noted again from what
-/// their claim was given, as soon as anything of the GPU is written.
+/// Notes of two partitions that the file of a GPU has lost, all or the first, are made again from
+/// what their claim was given, as soon as anything of the GPU is written.
 #[test]
 fn instances_that_are_on_record_only_are_accounted_for_and_removed() {
     for dropped in [2, 1] {

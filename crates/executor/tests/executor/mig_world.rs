@@ -52,7 +52,7 @@ pub(crate) fn sim(world: &World) -> SimNode {
     world.lock().sim.clone()
 }
 
-/// What lives on a GPU now, whether or not it can be asked.
+/// Returns the instances that live on a GPU now, whether or not it can be asked.
 pub(crate) fn living(world: &World, gpu: &GpuUuid) -> Vec<(GpuInstance, Vec<ComputeInstance>)> {
     let engine = sim(world).engine();
     let there = engine
@@ -91,7 +91,7 @@ pub(crate) fn is_clean(world: &World) -> bool {
     }
 }
 
-/// Whether MIG mode of a GPU is on.
+/// Returns true if MIG mode of a GPU is on.
 pub(crate) fn mode(world: &World, gpu: &GpuUuid) -> bool {
     sim(world).mig_mode(gpu).is_ok_and(MigMode::is_on)
 }

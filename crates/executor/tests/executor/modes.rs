@@ -93,7 +93,7 @@ struct Story {
     fixed: BTreeSet<GpuUuid>,
     /// Instances created outside of divvy.
     foreign: BTreeMap<GpuUuid, Vec<ComputeInstance>>,
-    /// How often a prepare was refused, by why.
+    /// Numbers of prepares that were refused, by why.
     refused: BTreeMap<&'static str, usize>,
     /// Protocol of the node's MPS servers.
     protocol: MpsProtocol,

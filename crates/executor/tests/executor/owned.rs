@@ -18,7 +18,7 @@ fn driver(name: &'static str, dir: &Path) -> World {
     world
 }
 
-/// As before the kubelet may call.
+/// Starts an executor and has it restore CDI files, as before the kubelet may call.
 fn start(world: &World) -> Executor {
     let executor = world.start();
     executor.restore_cdi(Refresh::All);

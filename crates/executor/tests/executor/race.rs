@@ -18,7 +18,7 @@ use crate::mig_world::{HALF, claim_of, living, mig_world, mode, shape, sim};
 use crate::world::accessors::picture_of;
 use crate::world::{DRIVER, World};
 
-/// One plugin instance on real files and real locks.
+/// Returns a plugin instance on real files and real locks.
 fn instance(root: &Path, world: &World, gpus: Arc<dyn GpuDriver>, timing: Timing) -> Executor {
     let seam = Arc::new(world.clone());
     let clock = Arc::new(SystemClock);
@@ -81,7 +81,7 @@ const DEVICES: [(&str, u32, u32, usize); 7] = [
     ("gpu-1-mig-1g10gb-19-0", 0, 1, 1),
 ];
 
-/// What the threads of a race have in common.
+/// State that the threads of a race have in common.
 struct Race<'a> {
     world: &'a World,
     instances: [Executor; 2],
@@ -95,7 +95,7 @@ impl Race<'_> {
         self.broken.lock().unwrap().push(what);
     }
 
-    /// One claim's life through one instance, and its end through another.
+    /// Runs a claim's life through one instance, and its end through another.
     fn live(&self, thread: usize, round: usize) {
         let (device, start, size, gpu) =
             DEVICES[(round * 5 + thread * 3 + round / 7) % DEVICES.len()];

@@ -1,4 +1,4 @@
-//! What all stories have in common: the API server and the kubelet around a machine, their
+//! Parts that all stories have in common: the API server and the kubelet around a machine, their
 //! knowledge, and how a story is shown when it fails.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,7 +169,7 @@ impl Cast {
         self.world.crash_in(self.chance.below(calls), moment);
     }
 
-    /// One of the names, mostly one for which it matters.
+    /// Returns one of the names, mostly one for which it matters.
     pub(crate) fn one_of(&mut self, names: &[String], any: &str) -> String {
         if names.is_empty() || self.chance.one_in(4) {
             any.to_owned()
@@ -237,7 +237,7 @@ pub(crate) fn sequences(variable: &str, default: u64, mut play: impl FnMut(u64) 
     );
 }
 
-/// How a sequence is run alone.
+/// Returns words that say how a sequence is run alone.
 pub(crate) fn alone(variable: &str, seed: u64) -> String {
     format!("sequence {seed} failed (DIVVY_SEED={seed} {variable}=1 runs it alone)")
 }

@@ -45,13 +45,13 @@ pub(crate) struct World(
     pub Arc<Mutex<Machine>>,
     Arc<Mutex<Vec<(Duration, Later)>>>,
     Arc<Mutex<Option<Later>>>,
-    /// What happens before a lock is taken.
+    /// Action before a lock is taken.
     Arc<Mutex<Option<(LockName, usize, Later)>>>,
-    /// What happens after the records are listed.
+    /// Action after the records are listed.
     Arc<Mutex<Option<(usize, Later)>>>,
 );
 
-/// What happens while a call waits.
+/// An action of others in the middle of a call.
 type Later = Box<dyn FnOnce() + Send>;
 
 impl World {
@@ -389,11 +389,11 @@ pub(crate) struct FinalState {
     pub metadata: BTreeSet<(ClaimUid, String)>,
     /// Places of GPU instances, each with the number of compute instances in it.
     pub instances: BTreeMap<GpuUuid, Vec<(Place3, usize)>>,
-    /// Of GPUs whose files say more than what is granted.
+    /// GPUs whose files say more than what is granted.
     pub gpu_states: BTreeMap<GpuUuid, KeptOfGpu>,
 }
 
-/// What is kept of a GPU beside names that are given anew each time.
+/// State that is kept of a GPU, without names that are given anew each time.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeptOfGpu {
     /// MIG mode only where partitions are held: off is lazy, an idle GPU may be left on.

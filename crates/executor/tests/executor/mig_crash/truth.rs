@@ -1,4 +1,4 @@
-//! What is true of a story: after every event, and at its end.
+//! Checks of a story: after every event, and at its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use crate::mig_world::{living, mig_world, mode};
 use crate::world::World;
 use crate::world::accessors::{given, place_of, places_given};
 
-/// What must not depend on how the machine got there.
+/// State at the end, which must not depend on how the machine got there.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct End {
     records: BTreeMap<ClaimUid, (Allocation, Phase, usize)>,
     cdi: BTreeMap<String, String>,
     /// Without what others made.
     instances: BTreeMap<GpuUuid, Vec<(Partition, usize)>>,
-    /// Of GPUs that are held. (Off is lazy: an idle GPU may be left in either mode.)
+    /// MIG modes of GPUs that are held. (Off is lazy: an idle GPU may be left in either mode.)
     modes: BTreeMap<GpuUuid, bool>,
 }
 

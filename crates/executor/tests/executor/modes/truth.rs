@@ -1,4 +1,4 @@
-//! What is true of a story after every event.
+//! Checks of a story after every event.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What tests read and write of claims' records and GPUs' files, in words of their own. All that
-//! depends on how the product stores it is in here: the tests assert on these types.
+//! Access of tests to claims' records and GPUs' files, in words of their own. All that depends on
+//! how the product stores it is in here: the tests assert on these types.
 
 use divvy_cdi::{Hook, Stage};
 use divvy_claims::{
@@ -18,7 +18,7 @@ pub(crate) struct Made {
     pub uuid: MigUuid,
 }
 
-/// How far an instance has come that a GPU's file notes.
+/// Progress of an instance that a GPU's file notes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Far {
     /// It may have been made.
@@ -57,12 +57,12 @@ pub(crate) struct Settings {
 /// An open question about a GPU: nothing new is put there until it is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Open {
-    /// Whose call has an outcome that is not known; `None`: the GPU's own file cannot be read.
+    /// Claim of a call whose outcome is not known; `None`: the GPU's own file cannot be read.
     pub claim: Option<ClaimUid>,
     pub boot: BootId,
 }
 
-/// What a GPU's file says.
+/// Content of a GPU's file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct GpuPicture {
     pub settings: Settings,
@@ -73,7 +73,7 @@ pub(crate) struct GpuPicture {
 }
 
 impl GpuPicture {
-    /// Of a GPU that nothing was done to.
+    /// Returns the picture of a GPU that nothing was done to.
     pub(crate) fn untouched(may_change_mode: bool) -> Self {
         Self {
             grant: Grant {
@@ -86,7 +86,7 @@ impl GpuPicture {
         }
     }
 
-    /// Whether MIG mode is on and we have turned it on.
+    /// Returns true if MIG mode is on and we have turned it on.
     pub(crate) fn turned_mig_on(&self) -> bool {
         self.settings.mig.is_some_and(|mig| mig.ours == Some(true))
     }
@@ -94,7 +94,7 @@ impl GpuPicture {
 
 // --- Records ---
 
-/// What a claim was given for a device: a partition of ours or of others.
+/// Returns the partition that a claim was given for a device, be it ours or of others.
 pub(crate) fn given(_record: &Record, device: &RecordedDevice) -> Option<Made> {
     let made = device.given.as_ref()?;
     Some(Made {
@@ -117,22 +117,22 @@ fn partition(gpu: &GpuUuid, place: divvy_model::Place) -> Partition {
     }
 }
 
-/// Whether others have made the device: it is found, and never removed.
+/// Returns true if others have made the device: it is found, and never removed.
 pub(crate) fn is_theirs(device: &RecordedDevice) -> bool {
     device.theirs
 }
 
-/// Whether a device counts: admin access reserves nothing.
+/// Returns true if a device counts: admin access reserves nothing.
 pub(crate) fn counts(device: &RecordedDevice) -> bool {
     device.sharing.holds()
 }
 
-/// Whether a device is a whole GPU for one claim.
+/// Returns true if a device is a whole GPU for one claim.
 pub(crate) fn is_whole(device: &RecordedDevice) -> bool {
     (device.target, device.sharing) == (Target::Gpu, Sharing::Exclusive)
 }
 
-/// Whether something is begun for the claim of which the end is not on record.
+/// Returns true if something is begun for the claim of which the end is not on record.
 pub(crate) fn is_under_way(record: &Record) -> bool {
     record.phase == Phase::Preparing
 }
@@ -159,7 +159,7 @@ pub(crate) fn place3(place: &Partition) -> Place3 {
     (profile.0, placement.start, placement.size)
 }
 
-/// What a claim was given, by device; empty without a record.
+/// Returns the partitions that a claim was given, by device; empty without a record.
 pub(crate) fn made(world: &World, claim: &ClaimUid) -> Vec<(GpuUuid, Made)> {
     let records = world.lock().records();
     let record = records.get(claim).and_then(Stored::fine);
@@ -181,7 +181,7 @@ fn file_of(gpu: &GpuUuid) -> String {
     format!("{gpu}.json")
 }
 
-/// What the bytes of a GPU's file say. They must be readable.
+/// Decodes the bytes of a GPU's file, which must be readable.
 pub(crate) fn picture_of(bytes: &[u8]) -> GpuPicture {
     match GpuState::decode(bytes) {
         Stored::Fine(state) => seen(&any_gpu(), &state),
@@ -189,7 +189,7 @@ pub(crate) fn picture_of(bytes: &[u8]) -> GpuPicture {
     }
 }
 
-/// What a GPU's file says; without a file, of a GPU that was never touched.
+/// Returns the content of a GPU's file; without a file, of a GPU that was never touched.
 pub(crate) fn picture(world: &World, gpu: &GpuUuid) -> GpuPicture {
     let bytes = world.lock().file(Folder::Gpus, &file_of(gpu));
     match bytes.map(|bytes| GpuState::decode(&bytes)) {
@@ -209,7 +209,7 @@ pub(crate) fn settings(world: &World, gpu: &GpuUuid) -> Settings {
     picture(world, gpu).settings
 }
 
-/// What policies let a prepare do with a GPU, as stored.
+/// Returns what policies let a prepare do with a GPU, as stored.
 pub(crate) fn granted(world: &World, gpu: &GpuUuid) -> Grant {
     picture(world, gpu).grant
 }

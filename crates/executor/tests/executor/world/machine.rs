@@ -36,13 +36,13 @@ pub(crate) struct Crash {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct File {
-    /// What processes see.
+    /// Content that processes see.
     pub(super) seen: Option<(Vec<u8>, u64)>,
-    /// What a loss of power leaves.
+    /// Content that a loss of power leaves.
     pub(super) synced: Option<Vec<u8>>,
 }
 
-/// What the next hardware call does instead of working.
+/// Fault of the next hardware call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum HardwareFault {
     Refuses,
@@ -77,7 +77,7 @@ pub(crate) struct Machine {
     pub api_down: bool,
     /// Questions to the API about a claim so far.
     pub look_ups: usize,
-    /// How long each question to the API takes.
+    /// Time that each question to the API takes.
     pub api_takes: Option<Duration>,
     pub inventory: Option<Arc<Inventory>>,
     pub edits_missing: bool,
@@ -94,7 +94,7 @@ pub(crate) struct Machine {
     pub log: Vec<String>,
     /// Locks that are held, of whichever process.
     pub locked: BTreeSet<LockName>,
-    /// How often the policies have let MIG modes change; the first start does.
+    /// Number of times that the policies have let MIG modes change; the first start does.
     pub grants: usize,
     /// Its GPUs and their driver.
     pub sim: SimNode,
@@ -106,7 +106,7 @@ pub(crate) struct Machine {
     pub mig_late: Vec<MigLate>,
     /// Time slices that are not the default; `None`: cards that have none that can be set.
     pub slices: Option<BTreeMap<GpuUuid, TimeSlice>>,
-    /// What the next change of a time slice does instead.
+    /// Fault of the next change of a time slice.
     pub slice_fault: Option<HardwareFault>,
     /// MPS servers of whole GPUs that run.
     pub mps: BTreeMap<GpuUuid, MpsServer>,
@@ -118,7 +118,7 @@ pub(crate) struct Machine {
     pub wedged: BTreeMap<GpuTarget, Unwell>,
     /// True while the supervisor does not answer.
     pub no_supervisor: bool,
-    /// What the next start or stop of one does instead.
+    /// Fault of the next change of a server or of a namespace.
     pub mps_fault: Option<HardwareFault>,
     /// Pods of the processes on them.
     pub pods: BTreeMap<u32, String>,
@@ -286,7 +286,7 @@ impl Machine {
             .map(|(bytes, _)| bytes.clone())
     }
 
-    /// What a loss of power would leave.
+    /// Returns what a loss of power would leave.
     pub(crate) fn synced(&self, folder: Folder, name: &str) -> Option<Vec<u8>> {
         self.disk.get(&(folder, name.to_owned()))?.synced.clone()
     }

@@ -490,7 +490,7 @@ impl Machine {
     }
 }
 
-/// What containers get; [`DeviceEdits`] itself is among the accessors.
+/// Edits that containers get; [`DeviceEdits`] itself is among the accessors.
 impl World {
     pub(super) fn common_edits(&self) -> Result<Arc<CommonEdits>, EditsError> {
         if self.lock().edits_missing {
