@@ -145,7 +145,7 @@ pub fn at<'a>(object: &'a Value, path: &str) -> &'a Value {
         })
 }
 
-/// Whether an object has this condition with status `True`.
+/// Returns true if an object has this condition with status `True`.
 pub fn has_condition(object: &Value, name: &str) -> bool {
     let conditions = at(object, "status.conditions")
         .as_array()

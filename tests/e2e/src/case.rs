@@ -1,4 +1,4 @@
-//! One end-to-end case and what it has: a namespace of its own on a cluster with the driver.
+//! An end-to-end case and what it has: a namespace of its own on a cluster with the driver.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::options::Gates;
 use crate::parts::numbers;
 use crate::wait::{poll, wait_for};
 
-/// How long a pod may take to run, or to end, on a busy machine.
+/// Time that a pod may take to run, or to end, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A case: a sentence that is true of the driver, and the code that finds out.
@@ -23,9 +23,9 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 pub struct Case {
     /// The sentence, with `_` for spaces.
     pub name: &'static str,
-    /// Whether it disturbs others (it stops components), so that it has the cluster to itself.
+    /// True if it disturbs others (it stops components), so that it has the cluster to itself.
     pub alone: bool,
-    /// Whether it is run on older releases, too: it is about partitions and shares, or about what
+    /// True if it is run on older releases, too: it is about partitions and shares, or about what
     /// an API server takes.
     pub of_sharing: bool,
     /// On which clusters it is true.
@@ -38,16 +38,16 @@ pub struct Case {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clusters {
     All,
-    /// Those whose scheduler keeps the modes of a GPU apart: 1.36.2 and later.
+    /// Clusters whose scheduler keeps the modes of a GPU apart: 1.36.2 and later.
     SeveralModes,
-    /// Those that know shares: 1.36 and later, 1.35 with their gates on.
+    /// Clusters that know shares: 1.36 and later, 1.35 with their gates on.
     Shares,
-    /// Those below 1.36.2.
+    /// Clusters below 1.36.2.
     OneMode,
 }
 
 impl Case {
-    /// Whether it is true of a cluster of this version with these gates.
+    /// Returns true if it suits a cluster of this version with these gates.
     pub fn suits(&self, version: &str, gates: Gates) -> bool {
         let at_least = |least| numbers(version).is_some_and(|numbers| numbers >= least);
         match self.clusters {
@@ -61,7 +61,7 @@ impl Case {
     }
 }
 
-/// What a case has.
+/// Cluster, driver and namespace of a case.
 #[derive(Debug)]
 pub struct Env<'a> {
     pub cluster: &'a Cluster,
@@ -173,7 +173,7 @@ impl Env<'_> {
         })
     }
 
-    /// What Events say about an object of the namespace.
+    /// Returns the messages of Events about an object of the namespace.
     pub fn messages(&self, object: &str) -> Vec<String> {
         let path = collection("Event", &self.namespace).unwrap_or_default();
         let events = self.api().list(&path).unwrap_or_default();
@@ -185,7 +185,7 @@ impl Env<'_> {
             .collect()
     }
 
-    /// What Events say about the node.
+    /// Returns the messages of Events about the node.
     pub fn node_messages(&self) -> Result<Vec<String>> {
         let events = self.api().list("/api/v1/namespaces/default/events")?;
         let about = events

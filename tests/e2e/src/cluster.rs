@@ -27,7 +27,7 @@ use crate::parts::Parts;
 use crate::process::{Daemon, Signal, output, output_of};
 use crate::wait::{poll, wait_for};
 
-/// How long a start may take on a busy machine. It takes seconds on an idle one.
+/// Time that a start may take on a busy machine. It takes seconds on an idle one.
 const START: Duration = Duration::from_mins(2);
 
 /// A running cluster.
@@ -385,12 +385,12 @@ impl Cluster {
         logs::collect(self, dir)
     }
 
-    /// Whether the cluster's first process lives.
+    /// Returns true if the cluster's first process lives.
     pub fn is_up(&self) -> bool {
         self.namespaces.are_alive()
     }
 
-    /// What the components that have ended said last.
+    /// Returns the last lines of the components that have ended.
     fn component_tails(&self) -> String {
         let mut tails = Vec::new();
         for component in Component::ALL {

@@ -64,7 +64,7 @@ impl Component {
             .find(|component| component.name() == name)
     }
 
-    /// Whether it knows Kubernetes' feature gates of devices.
+    /// Returns true if it knows Kubernetes' feature gates of devices.
     pub(crate) fn has_gates(self) -> bool {
         matches!(
             self,

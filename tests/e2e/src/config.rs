@@ -46,7 +46,7 @@ const SECOND: Node = Node {
     user: "kubelet-2",
 };
 
-/// Who talks to the API server: name of the kubeconfig, user, group.
+/// Users of the API server: name of the kubeconfig, user, group.
 const USERS: &[(&str, &str, &str)] = &[
     ("admin", "admin", "system:masters"),
     ("controller-manager", "system:kube-controller-manager", ""),
@@ -79,7 +79,7 @@ impl Layout {
         }
     }
 
-    /// That of the second node of this cluster, whose own files are in `state`.
+    /// Returns the layout of this cluster's second node, whose own files are in `state`.
     pub(crate) fn second(&self, name: &str, state: &Path) -> Self {
         let (name, first) = (name.to_owned(), self.first.clone());
         Self {
@@ -90,7 +90,7 @@ impl Layout {
         }
     }
 
-    /// Whether this is the node with the API server.
+    /// Returns true if this is the node with the API server.
     pub(crate) fn is_first(&self) -> bool {
         *self.node == FIRST
     }

@@ -22,7 +22,7 @@ use crate::wait::{poll, wait_for};
 pub const NAMESPACE: &str = "divvy";
 /// The plugin's program.
 const PROGRAM: &str = "divvy-kubelet-plugin";
-/// How long the driver may take to start or stop on a busy machine.
+/// Time that the driver may take to start or stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Values of a release whose classes stand for no extended resource, since another's do.
@@ -47,8 +47,8 @@ impl<'a> Driver<'a> {
         Self::install_with(cluster, programs, gpus, &[], &[])
     }
 
-    /// As [`Driver::install`], with these variables for the plugin, also after upgrades, and at
-    /// first with these values (`key=value`) of the chart.
+    /// Installs it as [`Driver::install`] does, with these variables for the plugin, also after
+    /// upgrades, and at first with these values (`key=value`) of the chart.
     pub fn install_with(
         cluster: &'a Cluster,
         programs: &Programs,
@@ -103,7 +103,7 @@ impl<'a> Driver<'a> {
         ))?)
     }
 
-    /// What people type in the cluster. A folder of ready programs may lack ours.
+    /// Links programs that people call in the cluster. A folder of ready programs may lack ours.
     fn link_tools(&self) -> Result<()> {
         self.cluster.link("helm", &parts::helm()?)?;
         if self.programs.cli.exists() {
@@ -540,7 +540,7 @@ impl<'a> Driver<'a> {
             .node_path(format!("/var/lib/kubelet/plugins/{}", names::DRIVER))
     }
 
-    /// What the plugin said last, for an error message.
+    /// Returns the last lines of the plugin, for an error message.
     fn explain(&self) -> String {
         let args = [
             "logs",

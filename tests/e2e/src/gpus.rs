@@ -33,7 +33,7 @@ pub struct Gpus {
     fixture: Fixture,
 }
 
-/// What tests want to know of a simulated GPU.
+/// Facts that tests want to know of a simulated GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// The number in its device node, `/dev/nvidia<minor>`.
@@ -186,7 +186,7 @@ impl Gpus {
         mps::remove(&self.driver_files())
     }
 
-    /// How the driver's `nvidia-smi` was called for a GPU, one line a call.
+    /// Returns the calls of the driver's `nvidia-smi` for a GPU, one line a call.
     pub fn smi_calls(&self, uuid: &str) -> Result<Vec<String>> {
         smi::calls(&self.driver_files(), uuid)
     }
@@ -306,14 +306,14 @@ impl Gpus {
         .context("no such GPU")
     }
 
-    /// How many there are.
+    /// Returns the number of GPUs.
     pub fn count(&self) -> usize {
         self.by_uuid.len()
     }
 }
 
-/// What the kernel module would write into proc as instances are made: here for all that there can
-/// be, beforehand.
+/// Makes what the kernel module would write into proc as instances are made: here for all that
+/// there can be, beforehand.
 pub fn capabilities(host: &FixtureHost, gpu: u32) -> Result<()> {
     const INSTANCES: u32 = 15;
     let first = ComputeInstanceId(0);

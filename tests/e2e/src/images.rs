@@ -69,8 +69,8 @@ pub fn of_examples() -> Result<BTreeSet<String>> {
     Ok(images)
 }
 
-/// What NVIDIA's `libnvidia-ml.so.1` asks for beside libc. Nothing of ours does: these are empty
-/// files since glibc 2.34, but the loader wants to see them.
+/// Libraries that NVIDIA's `libnvidia-ml.so.1` asks for beside libc. Nothing of ours does: these
+/// are empty files since glibc 2.34, but the loader wants to see them.
 const NVML_NEEDS: [&str; 4] = ["libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"];
 
 /// The driver's image of this name: its programs, the libraries they and NVIDIA's NVML link,

@@ -1,4 +1,4 @@
-//! What a failed case leaves behind: one folder that explains it.
+//! The folder that a failed case leaves behind, which explains it.
 
 use std::path::Path;
 use std::process::Command;
@@ -66,8 +66,8 @@ const COPIED: &[(&str, &str)] = &[
     ("/var/log/pods", "pods"),
 ];
 
-/// Writes all of it. What cannot be had (the API server may be what failed) is noted in its own
-/// file.
+/// Writes all of it. A part that cannot be had (the API server may be what failed) is noted in its
+/// own file.
 pub(crate) fn collect(cluster: &Cluster, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir)?;
     copy(&cluster.state().join("logs"), &dir.join("logs"))?;

@@ -1,8 +1,8 @@
 //! The namespaces of a cluster: own network, own mounts, own processes.
 //!
 //! No traffic leaves them, several exist side by side, every program keeps its default paths, and
-//! one kill ends all. What is in them is reached from outside: files as [`Namespaces::path`], Unix
-//! sockets on the host's disk as they are.
+//! one kill ends all. Files in them are reached from outside as [`Namespaces::path`], Unix sockets
+//! on the host's disk as they are.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -200,15 +200,15 @@ impl Namespaces {
         Ok(())
     }
 
-    /// Whether a process, by its number inside, runs (one that has ended and was not reaped does
-    /// not).
+    /// Returns true if a process, by its number inside, runs (one that has ended and was not reaped
+    /// does not).
     pub(crate) fn is_alive(&self, pid: u32) -> bool {
         let stat = fs::read_to_string(self.path(format!("/proc/{pid}/stat"))).unwrap_or_default();
         stat.rsplit_once(") ")
             .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
     }
 
-    /// Whether their first process lives.
+    /// Returns true if their first process lives.
     pub fn are_alive(&self) -> bool {
         self.init.is_alive()
     }

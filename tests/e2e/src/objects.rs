@@ -74,7 +74,7 @@ impl Pod {
         self
     }
 
-    /// How long containers may take to end after SIGTERM, in seconds.
+    /// Sets the time that containers may take to end after SIGTERM, in seconds.
     #[must_use]
     pub fn grace(mut self, seconds: u32) -> Self {
         self.grace = seconds;

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use crate::target::Target;
 
-/// What is at a path of an image.
+/// Content at a path of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
     File { source: PathBuf, mode: u32 },
@@ -33,7 +33,7 @@ pub struct Image {
     entries: BTreeMap<String, Entry>,
     entrypoint: Vec<String>,
     labels: BTreeMap<String, String>,
-    /// As OCI calls it.
+    /// Name of the architecture in OCI.
     pub architecture: &'static str,
 }
 

@@ -1,18 +1,18 @@
-//! What cluster to bring up: its version, how much of it, its feature gates.
+//! Options of a cluster to bring up: its version, how much of it, its feature gates.
 
 use crate::components::Component;
 use crate::parts;
 
-/// What cluster to bring up.
+/// Options of a cluster to bring up.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Its name; clusters of different names do not touch each other.
     pub name: String,
     /// The Kubernetes version, as `1.37.1`.
     pub version: String,
-    /// Whether it ends with the value returned and with this process; else `Cluster::down` ends it.
+    /// True if it ends with the value returned and with this process; else `Cluster::down` ends it.
     pub owned: bool,
-    /// How much of it.
+    /// Parts of it to bring up.
     pub extent: Extent,
     pub gates: Gates,
 }
@@ -20,15 +20,15 @@ pub struct Options {
 /// Feature gates of all its programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Gates {
-    /// As the version has them.
+    /// Gates as the version has them.
     #[default]
     Default,
-    /// Those of partitions and shares are on, too: before 1.36 they are off by default.
+    /// Gates of partitions and shares that are on, too: before 1.36 they are off by default.
     Sharing,
 }
 
 impl Gates {
-    /// As people call it.
+    /// Returns the name that people use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "default gates",
@@ -47,7 +47,7 @@ impl Gates {
     }
 }
 
-/// How much of a cluster is brought up.
+/// Parts of a cluster that are brought up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Extent {
     /// All of it, with a node that runs pods.
@@ -61,7 +61,7 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// What runs, in the order it is started.
+    /// Returns the components that run, in the order they are started.
     pub(crate) fn components(self) -> &'static [Component] {
         match self {
             Self::Whole => &Component::ALL,

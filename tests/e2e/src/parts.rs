@@ -19,7 +19,7 @@ use crate::process::{output, run};
 /// The version whose module and sums are checked in.
 pub const DEFAULT_VERSION: &str = "1.37.1";
 
-/// One Go module of ours and what is built from it.
+/// A Go module of ours and what is built from it.
 struct Part {
     name: &'static str,
     packages: &'static [&'static str],
@@ -320,7 +320,7 @@ fn build(part: &Part, module: &Path, ldflags: &[String]) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// What the program of a package is called.
+/// Returns the name of the program that a package is built into.
 fn program_name<'a>(part: &'a Part, package: &'a str) -> &'a str {
     if package == "." || part.packages.len() == 1 {
         return part.name;

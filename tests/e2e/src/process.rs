@@ -68,7 +68,7 @@ pub fn output_of(command: &mut Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// What a program is sent.
+/// A signal that a program is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// `SIGTERM`: it may finish what it is doing.
@@ -183,7 +183,7 @@ impl<'a> Daemon<'a> {
         self.namespaces.is_alive(pid).then_some(pid)
     }
 
-    /// Whether it runs.
+    /// Returns true if it runs.
     pub fn is_running(&self) -> bool {
         self.pid().is_some()
     }
@@ -226,7 +226,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// One word for a shell.
+/// Quotes a word for a shell.
 fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

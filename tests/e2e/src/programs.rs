@@ -12,12 +12,12 @@ use crate::target::Target;
 /// The profile of what nodes run; cargo's folder for it has the same name.
 const NODE: &str = "node";
 
-/// Built programs. What an image or a node gets is a copy of these.
+/// Built programs. Images and nodes get copies of these.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The node plugin.
     pub plugin: PathBuf,
-    /// What CDI files call, a static program: containers' files must not reach it.
+    /// The program that CDI files call, a static one: containers' files must not reach it.
     pub hook: PathBuf,
     /// The cluster controller.
     pub controller: PathBuf,
@@ -62,7 +62,7 @@ impl Programs {
         .image(name)
     }
 
-    /// Those in one folder.
+    /// Takes the programs in one folder.
     pub fn in_folder(folder: &Path) -> Result<Self> {
         Self::at(folder, folder.join("divvy-cdi-hook"), folder.join("divvy"))
     }
@@ -90,7 +90,7 @@ impl Programs {
     }
 }
 
-/// What the image has, built for an architecture as it is shipped.
+/// Programs of the image, built for an architecture as they are shipped.
 #[derive(Debug, Clone)]
 pub struct OfNode {
     pub target: Target,

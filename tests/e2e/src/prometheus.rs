@@ -86,7 +86,7 @@ impl<'a> Prometheus<'a> {
             .and_then(|series| at(series, "value.1").as_str()?.parse().ok()))
     }
 
-    /// What Prometheus' own API has at `alerts`, `rules`, …
+    /// Returns the answer of Prometheus' own API at `alerts`, `rules`, …
     pub fn get(&self, what: &str) -> Result<Value> {
         let answer = self.cluster.api().get(&path(&format!("api/v1/{what}")))?;
         answer.with_context(|| format!("Prometheus has no {what}"))

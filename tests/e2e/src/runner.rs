@@ -14,18 +14,18 @@ use crate::case::{Case, Env};
 use crate::cluster::Cluster;
 use crate::driver::Driver;
 
-/// How to run the cases.
+/// Settings of a run of the cases.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The cases, in the order they are started.
     pub cases: Vec<Case>,
-    /// How many at once.
+    /// Number of cases that run at once.
     pub jobs: usize,
     /// Where a failed case leaves its folder.
     pub failures: PathBuf,
 }
 
-/// How many cases did what.
+/// Numbers of cases that passed and that failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub passed: usize,

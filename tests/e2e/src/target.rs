@@ -14,9 +14,9 @@ use crate::programs::workspace;
 /// An architecture, with glibc or, for static programs, musl.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// As Rust and GNU call it.
+    /// Name that Rust and GNU use.
     pub name: &'static str,
-    /// As OCI calls it.
+    /// Name that OCI uses.
     pub oci: &'static str,
 }
 
@@ -29,9 +29,9 @@ impl Target {
         name: "aarch64",
         oci: "arm64",
     };
-    /// Those that divvy is shipped for.
+    /// Targets that divvy is shipped for.
     pub const ALL: [Self; 2] = [Self::AMD64, Self::ARM64];
-    /// That of this machine.
+    /// Target of this machine.
     pub const HOST: Self = if cfg!(target_arch = "aarch64") {
         Self::ARM64
     } else {
@@ -127,7 +127,7 @@ impl Target {
     }
 }
 
-/// What readelf says that a program needs: first the path of its loader, then names of libraries.
+/// Returns what a program needs, by readelf's words: first the path of its loader, then libraries.
 fn needed(text: &str) -> Vec<&str> {
     let value = |line| {
         let keys = ["program interpreter: ", "Shared library: ["];

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-/// How often a state is looked at. Looking costs about a millisecond, on both sides.
+/// Time between looks at a state. Looking costs about a millisecond, on both sides.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Looks until `check` gives a value. An error of `check` is not final (servers come and go in

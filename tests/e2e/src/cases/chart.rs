@@ -1,5 +1,5 @@
-//! The chart on an API server. What it makes of which values is checked without one, by `cargo
-//! xtask chart`.
+//! The chart on an API server. `cargo xtask chart` checks without one what it makes of which
+//! values.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -120,8 +120,8 @@ pub(super) fn reserved_for_edited(env: &Env) -> Result<()> {
     env.end("kept", &uid)
 }
 
-/// Whose allocation is wiped under its pod keeps the GPU until that pod is gone: the scheduler
-/// gives it to another claim.
+/// A claim whose allocation is wiped under its pod keeps the GPU until that pod is gone: the
+/// scheduler gives it to another claim.
 pub(super) fn status_wiped(env: &Env) -> Result<()> {
     let uid = pod_with_gpu(env, "first")?;
     let device = at(

@@ -13,7 +13,7 @@ use crate::process::{Signal, output, say};
 use crate::programs::workspace;
 use crate::wait::poll;
 
-/// What the publisher's cases ask whether it is on.
+/// Feature gates that the publisher's cases depend on.
 const GATES: [&str; 3] = [
     "DRADeviceTaints",
     "DRAPartitionableDevices",
@@ -73,7 +73,7 @@ fn run(env: &Env, program: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether the API server says that a feature is on.
+/// Returns true if the API server says that a feature is on.
 fn is_on(metrics: &str, gate: &str) -> bool {
     let line = format!("kubernetes_feature_enabled{{name=\"{gate}\"");
     metrics
@@ -81,8 +81,8 @@ fn is_on(metrics: &str, gate: &str) -> bool {
         .any(|found| found.starts_with(&line) && found.ends_with(" 1"))
 }
 
-/// Builds the corpus' test program and returns its path. Of the whole workspace, so that nothing is
-/// built again in another way after `cargo test --workspace`.
+/// Builds the corpus' test program and returns its path. The whole workspace is selected, so that
+/// nothing is built again in another way after `cargo test --workspace`.
 fn built() -> Result<String> {
     let mut cargo = Command::new("cargo");
     cargo.args([

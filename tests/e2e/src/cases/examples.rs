@@ -27,10 +27,10 @@ use documents::How;
 const PATIENCE: Duration = Duration::from_secs(150);
 /// The label by which the policies of the examples choose nodes.
 const LABEL: &str = "divvy.dev/try";
-/// What the fixture's `nvidia-smi` says: the driver's programs are in the container.
+/// Output of the fixture's `nvidia-smi`: the driver's programs are in the container.
 const SAID: &str = "nvidia-smi of driver";
 
-/// How many examples run beside each other: no three need more GPUs than the node has.
+/// Number of examples that run beside each other: no three need more GPUs than the node has.
 const AT_ONCE: usize = 3;
 
 /// Its GPUs must be in one mode: where a GPU is in use and offered in several, there is a class of
@@ -268,7 +268,7 @@ fn runs(env: &Env, namespace: &str) -> Result<usize> {
     Ok(pods.len())
 }
 
-/// What Kubernetes reports in the namespace.
+/// Returns the Events of the namespace as text.
 fn reasons(env: &Env, namespace: &str) -> String {
     let columns = "custom-columns=OF:.involvedObject.name,WHAT:.message";
     let events = env.cluster.kubectl(&[
@@ -294,7 +294,7 @@ fn said(env: &Env, namespace: &str, pod: &str, container: &str) -> Result<()> {
     )
 }
 
-/// Whether the example says that the pod stays pending.
+/// Returns true if the example says that the pod stays pending.
 fn waits(pod: &Value) -> bool {
     let annotations = at(pod, "metadata.annotations");
     annotations

@@ -162,7 +162,7 @@ pub(super) fn api_server_stopped(env: &Env) -> Result<()> {
     env.end("after", &after)
 }
 
-/// Whether what containers get of the driver is mounted from this folder of the node.
+/// Returns true if what containers get of the driver is mounted from this folder of the node.
 fn mounts_from(env: &Env, claim_uid: &str, folder: &str) -> Result<bool> {
     let mut text = String::new();
     for file in env.driver.cdi_files(claim_uid)? {

@@ -20,7 +20,7 @@ const PRODUCT: &str = "NVIDIA L4";
 /// A recovered GPU counts as well after a while without its ailment.
 pub(super) const WELL: Duration = Duration::from_mins(3);
 
-/// What a pod's status says of the health of its first device, and the message.
+/// Returns the health of a pod's first device, by the pod's status, and the message.
 pub(super) fn reported(env: &Env, pod: &str) -> Result<(String, String)> {
     let pod = env
         .api()
@@ -42,7 +42,7 @@ pub(super) fn wait_reported(env: &Env, pod: &str, health: &str) -> Result<String
     Ok(reported(env, pod)?.1)
 }
 
-/// Whether a GPU's devices have this taint, and no other device of the node has.
+/// Returns true if a GPU's devices have this taint; fails if other devices of the node have it.
 fn tainted(env: &Env, gpu: &str, key: &str) -> Result<bool> {
     let has = |keys: &[String]| keys.iter().any(|one| one == key);
     let others: Vec<&str> = env

@@ -25,7 +25,7 @@ const CLASS: &str = "/apis/resource.k8s.io/v1/deviceclasses";
 /// The Deployment, and the class that its resource stands for where divvy is.
 const NAME: &str = "e2e-migration";
 const GPUS: usize = 2;
-/// What a policy before has offered is published for a minute and a half.
+/// Devices that a policy before has offered are published for a minute and a half.
 const WITHDRAWN: Duration = Duration::from_secs(150);
 
 /// A node, and who gives its GPUs out.

@@ -424,7 +424,7 @@ const fn together(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     }
 }
 
-/// What each release of Kubernetes is asked, too.
+/// Makes a case that is run on each release of Kubernetes, too.
 const fn of_versions(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     Case {
         of_sharing: true,
@@ -448,7 +448,7 @@ const fn modes(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     }
 }
 
-/// As [`modes`], beside others: each takes GPUs of its own.
+/// Makes a case as [`modes`] does, beside others: each takes GPUs of its own.
 const fn beside(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     Case {
         alone: false,
@@ -465,7 +465,7 @@ const fn shares(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     }
 }
 
-/// What older clusters get.
+/// Makes a case of what older clusters get.
 const fn older(name: &'static str, run: fn(&Env) -> Result<()>) -> Case {
     Case {
         of_sharing: true,

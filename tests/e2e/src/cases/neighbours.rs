@@ -17,7 +17,7 @@ use crate::gpus::Gpus;
 use crate::objects::{Pod, claim, claim_for};
 use crate::wait::{poll, wait_for};
 
-/// What NVIDIA's device plugin calls its GPUs.
+/// Resource name that NVIDIA's device plugin gives to its GPUs.
 pub(super) const RESOURCE: &str = "nvidia.com/gpu";
 const NOTICED: Duration = Duration::from_mins(1);
 /// A process that no claim accounts for.

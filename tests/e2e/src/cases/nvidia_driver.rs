@@ -25,7 +25,7 @@ const NEXT: &str = "590.44.01";
 /// The same as a published attribute.
 const NEXT_PUBLISHED: &str = "590.44.1";
 
-/// What a claim's containers get, as text.
+/// Returns what a claim's containers get, as text.
 fn cdi_text(env: &Env, claim_uid: &str) -> Result<String> {
     let texts: Vec<String> = env
         .driver

@@ -34,8 +34,8 @@ pub(super) fn two_pods_two_gpus(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What the container reads about its devices is what was published of them; it is there again for
-/// a later pod after a killed plugin has lost the files.
+/// A container reads about its devices what was published of them; so does a later pod after a
+/// killed plugin has lost the files.
 pub(super) fn metadata(env: &Env) -> Result<()> {
     let script = "echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; ls -d /dev/nvidia[0-9]*; \
                   cd /var/run/kubernetes.io/dra-device-attributes; \

@@ -1,4 +1,4 @@
-//! What the chart installs beside the plugin: rights and the admission policies.
+//! Rights and admission policies, which the chart installs beside the plugin.
 
 use anyhow::{Context, Result, bail, ensure};
 use divvy_api::names;

@@ -11,7 +11,7 @@ use crate::config::Layout;
 use crate::objects::{Pod, claim, product};
 use crate::wait::{poll, wait_for};
 
-/// Of this kind there is one: cases that have the cluster to themselves may lose it.
+/// A kind of which there is one GPU: cases that have the cluster to themselves may lose it.
 const PRODUCT: &str = "NVIDIA L4";
 
 /// Asks until the answer has this exit status and all of these words: nodes write their reports a

@@ -1,5 +1,5 @@
-//! One GPU, one pod after another: the next must not wait a kubelet's retry, and must not come too
-//! early.
+//! Pods that have a GPU one after another: the next must not wait a kubelet's retry, and must not
+//! come too early.
 
 use std::time::{Duration, Instant};
 
@@ -75,7 +75,7 @@ pub(super) fn force_deleted(env: &Env) -> Result<()> {
 
 /// The id of a process that only the NVML library knows of.
 const GHOST: u32 = 4_000_001;
-/// How long a GPU may take to be given out again after its last process has ended.
+/// Time that a GPU may take to be given out again after its last process has ended.
 const SECONDS: Duration = Duration::from_secs(15);
 
 pub(super) fn in_use(env: &Env) -> Result<()> {

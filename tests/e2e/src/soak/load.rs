@@ -16,7 +16,7 @@ use crate::wait::{poll, wait_for};
 /// prepare after 60 to 90 s, and everything may have been down in between.
 const STUCK: Duration = Duration::from_mins(4);
 
-/// What a pod asks for.
+/// Devices that a pod asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Whole,

@@ -31,22 +31,22 @@ use crate::wait::{poll, wait_for};
 /// The node's GPUs.
 pub const GPUS: &str = "h100x4,l4x2";
 const NAMESPACE: &str = "soak";
-/// How long the end may take, with everything running again.
+/// Time that the end may take, with everything running again.
 const END: Duration = Duration::from_mins(5);
 
-/// What kind of day.
+/// Settings of a day.
 #[derive(Debug, Clone)]
 pub struct Day {
     pub length: Duration,
     /// Decides what happens; not in which order the cluster does it.
     pub seed: u64,
-    /// What may go wrong.
+    /// Troubles that may happen.
     pub troubles: Vec<Trouble>,
-    /// How many pods there are, about.
+    /// Number of pods, about.
     pub pods: usize,
 }
 
-/// What all threads have.
+/// State that all threads share.
 struct Shared<'a> {
     env: Env<'a>,
     over: AtomicBool,

@@ -1,4 +1,4 @@
-//! What happened, counted.
+//! Counts of events.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::fmt;
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     counts: BTreeMap<String, u64>,
-    /// What must not have happened.
+    /// Events that must not have happened.
     pub wrong: Vec<String>,
 }
 
 impl Tally {
-    /// One more of these.
+    /// Counts one more of these.
     pub fn count(&mut self, what: impl Into<String>) {
         *self.counts.entry(what.into()).or_default() += 1;
     }

@@ -1,4 +1,4 @@
-//! What goes wrong, and what admins do.
+//! Troubles, and changes that admins make.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const POLICIES: &str = "/apis/divvy.dev/v1beta1/gpupolicies";
 const POLICY: &str = "soak";
 /// Drivers that come one after the other.
 const VERSIONS: [&str; 3] = ["580.95.05", "580.105.08", "590.44.01"];
-/// What a start may take on a busy machine.
+/// Time that a start may take on a busy machine.
 const START: Duration = Duration::from_mins(2);
 
 /// Something that goes wrong.
@@ -53,7 +53,7 @@ impl Trouble {
         Self::DriverReload,
     ];
 
-    /// As on the command line and in the tally.
+    /// Returns the name on the command line and in the tally.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plugin => "plugin",

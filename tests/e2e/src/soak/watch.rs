@@ -48,7 +48,7 @@ struct Allocated {
     device: DeviceName,
 }
 
-/// What the driver has on record.
+/// Returns what the driver has on record.
 pub(super) fn records(env: &Env) -> Result<Vec<Held>> {
     let folder = format!("/var/lib/kubelet/plugins/{}/claims", names::DRIVER);
     let mut all = Vec::new();
@@ -95,8 +95,8 @@ fn of_record(bytes: &[u8]) -> Result<Vec<Held>> {
     held.collect()
 }
 
-/// What contradicts each other. Only what is prepared counts: a successor may be on record while it
-/// waits.
+/// Returns pairs of holds that contradict each other. Only what is prepared counts: a successor may
+/// be on record while it waits.
 fn contradictions(held: &[Held]) -> BTreeSet<String> {
     let prepared = held.iter().filter(|held| held.phase == "prepared");
     let prepared: Vec<&Held> = prepared.collect();
@@ -111,8 +111,8 @@ fn contradictions(held: &[Held]) -> BTreeSet<String> {
     found
 }
 
-/// Looks until the day is over. What is seen twice in a row is no accident of looking while files
-/// change.
+/// Looks until the day is over. A contradiction seen twice in a row is no accident of looking while
+/// files change.
 pub(super) fn run(shared: &Shared) {
     let (mut before, mut reported) = (BTreeSet::new(), BTreeSet::new());
     while !shared.is_over() {
@@ -131,7 +131,7 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// Looks until it is over, for a case. What is seen twice in a row counts.
+/// Looks until it is over, for a case. A contradiction that is seen twice in a row counts.
 pub(crate) fn contradictions_until(env: &Env, over: &AtomicBool) -> BTreeSet<String> {
     let (mut before, mut found) = (BTreeSet::new(), BTreeSet::new());
     while !over.load(Ordering::Relaxed) {

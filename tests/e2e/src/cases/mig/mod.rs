@@ -1,8 +1,8 @@
 //! GPUs offered whole and in partitions at once. These cases come last: the first of them installs
 //! the chart with `offer=everything`, and each can say what lives on a GPU and what does not.
 //!
-//! What [`Gpus::instances`](crate::gpus::Gpus::instances) says is what the hardware would say, not
-//! the driver.
+//! [`Gpus::instances`](crate::gpus::Gpus::instances) says what the hardware would say, not the
+//! driver.
 
 mod faults;
 mod pods;
@@ -57,7 +57,7 @@ fn is_partition(device: &Value) -> bool {
     at(device, "attributes.type.string") == "mig"
 }
 
-/// One of the H100s. Each case takes others.
+/// Returns an H100 by its index. Each case takes others.
 fn h100<'a>(env: &Env<'a>, index: usize) -> Result<&'a str> {
     let all = env.driver.gpus().of_product(SHARED);
     all.get(index)
@@ -114,7 +114,7 @@ fn create_whole(env: &Env, name: &str, gpu: &str) -> Result<String> {
     Ok(uid)
 }
 
-/// What a claim's request was given (empty: all its requests), by the name of the device.
+/// Returns the partitions that a claim's request (empty: all requests) was given, by device name.
 fn allocated(env: &Env, claim: &str, request: &str) -> Result<BTreeMap<String, Place>> {
     let results = wait_for(&format!("allocation of claim {claim}"), PATIENCE, || {
         Ok(at(&env.claim(claim)?, "status.allocation.devices.results")
@@ -231,7 +231,7 @@ fn places(env: &Env, gpu: &str) -> Result<BTreeSet<Place>> {
         .collect())
 }
 
-/// Whether a taint is on exactly those devices of a GPU that overlap this place, or on none.
+/// Returns true if a taint is on exactly the devices of a GPU that overlap this place, or on none.
 fn tainted_as(
     env: &Env,
     gpu: &str,

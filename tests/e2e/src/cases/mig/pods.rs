@@ -222,7 +222,7 @@ pub(in crate::cases) fn ampere(env: &Env) -> Result<()> {
     })
 }
 
-/// Whether a device is all of this GPU, to one claim. The one for admins has its UUID too.
+/// Returns true if a device is all of this GPU, to one claim. The one for admins has its UUID too.
 fn is_whole(device: &Value, gpu: &str) -> bool {
     at(device, "attributes.uuid.string") == gpu && at(device, "attributes.type.string") == "gpu"
 }

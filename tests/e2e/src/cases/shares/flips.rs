@@ -15,7 +15,7 @@ use crate::soak;
 const ROUNDS: usize = 2;
 const PODS: usize = 8;
 
-/// How far a pod is.
+/// Progress of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Waits,
@@ -86,7 +86,7 @@ fn kept(env: &Env, claim: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many pods were between allocation and prepare when the policy changed.
+/// Returns the number of pods that were between allocation and prepare when the policy changed.
 fn rounds(env: &Env) -> Result<usize> {
     let gpus = [h100(env, 4)?, h100(env, 5)?];
     let policy = Policy::modes(env, &gpus, &["TimeSlicing"])?;

@@ -37,7 +37,7 @@ fn change(env: &Env, policy: &Policy<'_>, gpu: &str, slice: TimeSlice) -> Result
     })
 }
 
-/// One exclusive claim of two containers that asks for an interval.
+/// Creates an exclusive claim of two containers that asks for an interval. Returns its UID.
 fn exclusive(env: &Env, gpu: &str, slice: TimeSlice) -> Result<String> {
     let slicing = json!({"interval": slice.name()});
     let parameters =

@@ -161,7 +161,7 @@ pub(in crate::cases) fn leaves(env: &Env) -> Result<()> {
     end(env, "whole", &waits)
 }
 
-/// Whether the scheduler has placed a pod, as soon as it has placed or refused it.
+/// Returns true if the scheduler has placed a pod, as soon as it has placed or refused it.
 fn placed(env: &Env, pod: &str) -> Result<bool> {
     let path = env.path("Pod", pod)?;
     wait_for(&format!("pod {pod} placed or refused"), PATIENCE, || {

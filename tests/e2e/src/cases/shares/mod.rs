@@ -51,7 +51,7 @@ use crate::wait::{poll, wait_for};
 /// The policies of the cluster.
 const POLICIES: &str = "/apis/divvy.dev/v1beta1/gpupolicies";
 
-/// One of the H100s.
+/// Returns an H100 by its index.
 fn h100<'a>(env: &Env<'a>, index: usize) -> Result<&'a str> {
     let all = env.driver.gpus().of_product(SHARED);
     all.get(index)
@@ -80,7 +80,7 @@ impl<'a> Policy<'a> {
         })
     }
 
-    /// What these GPUs may become: `Whole`, `Mig`, `TimeSlicing`.
+    /// Creates a policy of what these GPUs may become: `Whole`, `Mig`, `TimeSlicing`.
     pub(super) fn modes(env: &'a Env<'a>, gpus: &[&str], modes: &[&str]) -> Result<Self> {
         let name = env.namespace.clone();
         let policy = Self::create(env, &name, &spec(gpus, modes))?;
@@ -138,7 +138,7 @@ fn offered(env: &Env, gpu: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Whether the device is published only until no claim can have it.
+/// Returns true if the device is published only until no claim can have it.
 pub(super) fn is_withdrawn(device: &Value) -> bool {
     let taints = at(device, "taints").as_array().cloned().unwrap_or_default();
     taints.iter().any(|taint| {
@@ -239,7 +239,7 @@ fn run(env: &Env, name: &str, requests: &[Value]) -> Result<String> {
     Ok(uid)
 }
 
-/// One device that a claim was given.
+/// A device that a claim was given.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Given {
     device: String,
@@ -248,7 +248,7 @@ struct Given {
     cores: String,
 }
 
-/// What a claim was given.
+/// Returns the devices that a claim was given.
 fn given(env: &Env, claim: &str) -> Result<Vec<Given>> {
     let results = wait_for(&format!("allocation of claim {claim}"), PATIENCE, || {
         Ok(at(&env.claim(claim)?, "status.allocation.devices.results")

@@ -1,4 +1,4 @@
-//! What policies make of GPUs, and what a change of one does to those who hold GPUs already.
+//! Effects of policies on GPUs, and of a change of one on those who hold GPUs already.
 
 use super::{
     Context, Env, POLICIES, Policy, Result, Value, check, create, end, ensure, h100, json, names,

@@ -1,5 +1,5 @@
-//! What a Prometheus makes of the plugin's metrics with the chart's rules, dashboards and the rule
-//! of an adapter, while pods use what is scripted in [`super::usage`].
+//! A Prometheus on the plugin's metrics, with the chart's rules, dashboards and the rule of an
+//! adapter, while pods use what is scripted in [`super::usage`].
 
 use super::usage::with_pods;
 use super::{Context, Env, Result, Value, at, ensure, json, poll};

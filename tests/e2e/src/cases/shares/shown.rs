@@ -1,5 +1,4 @@
-//! What people see of the use that [`super::usage`] scripts: `kubectl divvy top` and the page of
-//! `divvy ui`.
+//! Views of the use that [`super::usage`] scripts: `kubectl divvy top` and the page of `divvy ui`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -27,7 +26,7 @@ pub(super) fn agree(env: &Env, gpus: (&str, &str)) -> Result<()> {
     page.refuses_others()
 }
 
-/// What of the answers of `top` is not as scripted.
+/// Returns what is not as scripted in the answers of `top`.
 fn of_top(env: &Env, (shared, cut): (&str, &str)) -> Result<Vec<String>> {
     let of = |by: &str| {
         let args = ["top", by, "--namespace", &env.namespace, "--output", "json"];
@@ -68,7 +67,7 @@ fn of_top(env: &Env, (shared, cut): (&str, &str)) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-/// What of the page's data is not as scripted.
+/// Returns what is not as scripted in the page's data.
 fn of_page(env: &Env, (shared, cut): (&str, &str), view: &Value) -> Vec<String> {
     let nodes = at(view, "nodes").as_array().into_iter().flatten();
     let gpus: Vec<Value> = nodes
@@ -102,7 +101,7 @@ fn line<'a>(lines: &'a [Value], key: &str, wanted: &str) -> &'a Value {
         .unwrap_or(&Value::Null)
 }
 
-/// What of the claims' parts of GPUs is not as scripted.
+/// Returns what is not as scripted in the claims' parts of GPUs.
 fn of_claims(what: &str, holds: &[Value]) -> Vec<String> {
     let differs = |(pod, gib, percent, source): &(&str, Option<u32>, u32, &str)| {
         let hold = line(holds, "claim", pod);
@@ -125,8 +124,8 @@ fn of_claims(what: &str, holds: &[Value]) -> Vec<String> {
     SCRIPTED.iter().filter_map(differs).collect()
 }
 
-/// What of a sum is not so: parts of GPUs, GiB that they use as far as it is known, and of how many
-/// it is not.
+/// Returns a sum that is not so: parts of GPUs, GiB that they use as far as it is known, and of how
+/// many it is not.
 fn of_sum(what: &str, line: &Value, (held, gib, unknown): (u64, u64, u64)) -> Option<String> {
     let number = |path: &str| at(line, path).as_u64();
     let fine = number("held") == Some(held)
@@ -217,7 +216,7 @@ impl<'a> Page<'a> {
         Ok(answer)
     }
 
-    /// What a tab that is opened now shows first.
+    /// Returns what a tab that is opened now shows first.
     fn view(&self) -> Result<Value> {
         let answer = BufReader::new(self.request("/events", &self.host(), &self.cookie)?);
         for line in answer.lines() {

@@ -1,6 +1,6 @@
 //! The scheduler has picked a GPU and its write of the allocation takes long; meanwhile a policy
-//! makes the GPU something else. What may still be allocated stays published, so that the GPU is
-//! not given out a second time.
+//! makes the GPU something else. Devices that may still be allocated stay published, so that the
+//! GPU is not given out a second time.
 
 use super::{
     Context, Env, Policy, Result, create, end, ensure, h100, json, offered, poll, share, spec,
@@ -9,7 +9,7 @@ use super::{
 use crate::api::at;
 use crate::case::PATIENCE;
 
-/// How long the write is held: longer than any write takes on a healthy cluster, less than the
+/// Seconds that the write is held: longer than any write takes on a healthy cluster, less than the
 /// longest webhook (30 s).
 const HELD: u32 = 20;
 
@@ -109,7 +109,7 @@ impl<'a> SlowWrites<'a> {
         Ok(created)
     }
 
-    /// How many packets to the webhook there have been.
+    /// Returns the number of packets to the webhook so far.
     fn held(&self) -> Result<u64> {
         let said = self.nft("list chain inet", "out")?;
         let count = said

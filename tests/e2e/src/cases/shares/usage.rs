@@ -1,4 +1,4 @@
-//! Who uses what, as the plugin's metrics show it: four pods on shares, two on partitions, with
+//! Use of GPUs as the plugin's metrics show it: four pods on shares, two on partitions, with
 //! scripted use.
 
 use divvy_gpu_sim::Engine;
@@ -24,7 +24,7 @@ const PIDS: [(&str, u32); 6] = [
     ("right", 4_100_006),
 ];
 
-/// What pods use: memory in GiB, percent, and what that is read from.
+/// Use of GPUs by pods: memory in GiB, percent, and what that is read from.
 pub(super) const SCRIPTED: [(&str, Option<u32>, u32, &str); 6] = [
     ("over", Some(12), 60, "process"),
     ("fine", Some(9), 10, "process"),
@@ -212,7 +212,7 @@ fn bytes(gib: u32) -> f64 {
     f64::from(gib) * f64::from(1_u32 << 30)
 }
 
-/// What of a pod's metrics is not as scripted.
+/// Returns what is not as scripted in a pod's metrics.
 fn differs(env: &Env, shown: &str, row: (&str, Option<u32>, u32, &str)) -> Option<String> {
     let (pod, gib, percent, source) = row;
     let labels = [

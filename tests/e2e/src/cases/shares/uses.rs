@@ -1,4 +1,4 @@
-//! What people do with shares, and with GPUs that others hold.
+//! Uses of shares, and of GPUs that others hold.
 
 use std::collections::BTreeSet;
 
