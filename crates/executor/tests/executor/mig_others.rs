@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use divvy_claims::Claim;
 use divvy_executor::{Event, Unprepared, chain};
 use divvy_model::mig::{GpuInstanceProfileId, Placement};
-use divvy_model::{GpuDriver, GpuErrorCode};
+use divvy_model::{GpuDriver, GpuErrorCode, GpuOp};
 
-use crate::mig_world::{SMALL, claim_of, living, setup, shape, sim};
-use crate::story::uid;
+use crate::mig_world::{HALF, SMALL, claim_of, living, mig_world, setup, shape, sim};
+use crate::story::{MOMENTS, uid};
 use crate::world::Place;
+use crate::world::accessors::tear;
 
 /// A partition in use is waited for ten seconds then lingers and is removed when its process is
 /// gone.
@@ -115,7 +117,7 @@ fn an_unlisted_process_delays_a_removal_without_fencing_the_gpu() {
     let (world, executor, a, _) = setup();
     world.prepare(&executor, &a).unwrap();
     let in_use = divvy_gpu_sim::Fault::fail(GpuErrorCode::IN_USE);
-    let fault = sim(&world).fault(in_use.of(divvy_model::GpuOp::DestroyGpuInstance));
+    let fault = sim(&world).fault(in_use.of(GpuOp::DestroyGpuInstance));
     let Unprepared::Lingering(why) = world.unprepare(&executor, &a.uid).unwrap() else {
         panic!()
     };
@@ -235,5 +237,86 @@ fn a_static_partition_in_which_a_stranger_computes_is_not_given_out() {
         world.prepare(&executor, &other).unwrap();
         world.lock().pods.insert(4711, "pod-a".to_owned());
         world.prepare(&executor, &a).unwrap();
+    }
+}
+
+const SHARED: &str = "gpu-0-mig-1g10gb-19-0-ts";
+
+fn share(name: &str, device: &str) -> Claim {
+    let mut claim = claim_of(name, &[device], "t1");
+    claim.allocation.results[0].share_id = Some(format!("share-{name}"));
+    claim
+}
+
+/// Two claims of one partition, of which one has a record that cannot be read and is in no API, and
+/// a third one. Returns the end of the first.
+fn end_beside_a_torn_record(first: &Claim, third: &str) -> Unprepared {
+    let world = mig_world("h100x2", 1);
+    let executor = world.start();
+    for claim in [first, &share("b", SHARED), &share("c", third)] {
+        world.prepare(&executor, claim).unwrap();
+    }
+    let torn = "uid-b".parse().unwrap();
+    tear(&world, &torn, b"rubbish");
+    let ended = world.unprepare(&executor, &first.uid).unwrap();
+    let lives = living(&world, &world.gpu(0));
+    let mut starts = lives.iter().map(|(instance, _)| instance.placement.start);
+    assert!(starts.any(|start| start == 0), "{third}");
+    ended
+}
+
+#[test]
+fn a_shared_partition_stays_while_a_torn_record_may_be_of_its_other_user() {
+    let first = share("a", SHARED);
+    for beside in ["gpu-0-mig-1g10gb-19-1-ts", "gpu-1-mig-1g10gb-19-0-ts"] {
+        let ended = end_beside_a_torn_record(&first, beside);
+        let waits = "a claim's record cannot be read, and it may share its partition";
+        assert_eq!(ended, Unprepared::Lingering(waits.to_owned()), "{beside}");
+    }
+}
+
+#[test]
+fn a_claim_does_not_wait_for_a_torn_record_that_takes_nothing_from_it() {
+    // The third claim has the partition too, and keeps it.
+    let ended = end_beside_a_torn_record(&share("a", SHARED), SHARED);
+    assert_eq!(ended, Unprepared::Done);
+    // It has its partition alone, or a share of a whole GPU.
+    for first in [claim_of("a", &[HALF], "t1"), share("a", "gpu-1-ts")] {
+        let ended = end_beside_a_torn_record(&first, SHARED);
+        assert_eq!(ended, Unprepared::Done, "{first:?}");
+    }
+}
+
+/// The kubelet asks again after its own time, which the pod spends in Terminating.
+#[test]
+fn an_unprepare_waits_for_a_removal_that_can_still_work_and_for_no_other() {
+    for (code, waits) in [
+        (GpuErrorCode::IN_USE, true),
+        (GpuErrorCode::NO_PERMISSION, false),
+    ] {
+        let (world, executor, a, _) = setup();
+        world.prepare(&executor, &a).unwrap();
+        sim(&world).fault(divvy_gpu_sim::Fault::fail(code).of(GpuOp::DestroyGpuInstance));
+        let began = world.lock().now;
+        let ended = world.unprepare(&executor, &a.uid).unwrap();
+        assert!(matches!(ended, Unprepared::Lingering(_)), "{ended:?}");
+        let took = world.lock().now.saturating_sub(began);
+        assert_eq!(took >= Duration::from_secs(5), waits, "{code:?}: {took:?}");
+        assert_eq!(took < Duration::from_secs(1), !waits, "{code:?}: {took:?}");
+    }
+}
+
+/// Its partition is gone, and nothing else says that its unprepare had begun.
+#[test]
+fn a_claim_whose_unprepare_was_cut_short_is_prepared_anew() {
+    for moment in MOMENTS {
+        let (world, executor, a, _) = setup();
+        world.prepare(&executor, &a).unwrap();
+        world.lock().crash_at = Some(("destroy_gpu_instance", moment));
+        drop(world.unprepare(&executor, &a.uid));
+        assert!(world.lock().dead, "{moment:?}");
+        let executor = world.start();
+        world.prepare(&executor, &a).unwrap();
+        assert_eq!(shape(&world), [(9, 4, 1)], "{moment:?}");
     }
 }

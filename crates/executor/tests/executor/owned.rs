@@ -5,7 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use divvy_executor::{Event, Executor, LockName, ProcessOnGpu, Refresh, Unprepared};
+use divvy_gpu_sim::Fault;
+use divvy_model::{GpuErrorCode, GpuOp};
 
+use crate::mig_world::{claim_of_halves, sim};
 use crate::world::{World, claim};
 
 const ONE: &str = "gpu.one.example";
@@ -194,5 +197,22 @@ fn a_gpu_that_another_driver_took_after_a_boot_is_not_used_by_both() {
     other.unprepare(&others, &x.uid).unwrap();
     ones.restore_cdi(Refresh::Missing);
     assert_eq!(one.lock().cdi.len(), 1);
+    assert!(is_refused(&other, &others, "y", 0));
+}
+
+/// The other GPU cannot be given back yet.
+#[test]
+fn a_gpu_is_free_while_its_claim_is_stuck_on_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    one.lock().is_cut = true;
+    let (ones, others) = (start(&one), start(&other));
+    let halves = claim_of_halves("a", &[0, 1], "t1");
+    one.prepare(&ones, &halves).unwrap();
+    let fails = Fault::fail(GpuErrorCode::NO_PERMISSION).of(GpuOp::DestroyGpuInstance);
+    sim(&one).fault(fails.on(&one.gpu(0)));
+    let ended = one.unprepare(&ones, &halves.uid).unwrap();
+    assert!(matches!(ended, Unprepared::Lingering(_)), "{ended:?}");
+    assert!(!is_refused(&other, &others, "x", 1));
     assert!(is_refused(&other, &others, "y", 0));
 }
