@@ -4,6 +4,8 @@
 #![expect(clippy::result_large_err, reason = "as in the crate itself")]
 
 #[cfg(test)]
+mod asked;
+#[cfg(test)]
 mod bad_input;
 #[cfg(test)]
 mod behaviour;

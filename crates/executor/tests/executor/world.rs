@@ -98,6 +98,7 @@ impl World {
                 mps_in: BTreeMap::new(),
                 namespaces: BTreeMap::new(),
                 wedged: BTreeMap::new(),
+                mps_looks: 0,
                 no_supervisor: false,
                 mps_fault: None,
                 pods: BTreeMap::new(),

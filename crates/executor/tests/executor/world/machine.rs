@@ -116,6 +116,8 @@ pub(crate) struct Machine {
     pub namespaces: BTreeMap<GpuUuid, BTreeMap<MpsNamespaceName, MpsNamespace>>,
     /// Servers among them that are wedged.
     pub wedged: BTreeMap<GpuTarget, Unwell>,
+    /// Questions to the supervisor about its servers so far.
+    pub mps_looks: usize,
     /// True while the supervisor does not answer.
     pub no_supervisor: bool,
     /// Fault of the next change of a server or of a namespace.

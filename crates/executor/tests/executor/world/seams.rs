@@ -333,7 +333,8 @@ impl MpsServers for World {
         of: Option<&GpuUuid>,
         until: Duration,
     ) -> Result<BTreeMap<GpuTarget, RunningServer>, String> {
-        let m = self.lock();
+        let mut m = self.lock();
+        m.mps_looks += 1;
         m.has_time(until, "the servers are asked for");
         if m.dead {
             return Err("dead".to_owned());
