@@ -143,3 +143,24 @@ fn claims_that_change_no_setting_ask_for_none() {
     }
     assert_eq!(world.lock().mps_looks, 0);
 }
+
+/// A node has up to seven partitions on each of eight GPUs.
+#[test]
+fn an_unprepare_asks_about_its_own_partition_and_no_other() {
+    let asked = |neighbours: &[&str]| {
+        let (world, executor, a, _) = setup();
+        for (number, device) in neighbours.iter().enumerate() {
+            let name = ["b", "c"][number];
+            world
+                .prepare(&executor, &claim_of(name, &[device], "t1"))
+                .unwrap();
+        }
+        world.prepare(&executor, &a).unwrap();
+        let before = sim(&world).calls(GpuOp::ComputeInstances);
+        world.unprepare(&executor, &a.uid).unwrap();
+        sim(&world).calls(GpuOp::ComputeInstances) - before
+    };
+    let alone = asked(&[]);
+    assert!(alone > 0);
+    assert_eq!(asked(&[SMALL, "gpu-0-mig-1g10gb-19-1"]), alone);
+}
