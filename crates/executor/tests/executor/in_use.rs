@@ -944,6 +944,20 @@ fn a_share_is_kept_by_its_own_processes_and_by_no_others() {
     }
 }
 
+/// A share of another GPU is no share of this one: the last share here answers for all.
+#[test]
+fn the_last_share_of_a_gpu_is_kept_by_strangers_whatever_others_share() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let [a, b] = [("a", "gpu-0-ts"), ("b", "gpu-1-ts")]
+        .map(|(name, device)| crate::mig_world::claim_of(name, &[device], "t1"));
+    world.prepare(&executor, &a).unwrap();
+    world.prepare(&executor, &b).unwrap();
+    computes(&world, 0, "pod-of-a-stranger");
+    let answer = world.unprepare(&executor, &a.uid).unwrap();
+    assert!(matches!(answer, Unprepared::Lingering(_)), "{answer:?}");
+}
+
 /// The kubelet unprepares a claim that is still allocated, and its record is torn: it is rebuilt,
 /// and undone, in one call.
 #[test]
