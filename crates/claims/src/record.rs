@@ -221,6 +221,15 @@ impl Record {
         self.phase == Phase::Prepared && self.boot == *boot && self.is_of(allocation)
     }
 
+    /// Returns the phase in this boot: a claim that was prepared before it has devices again only
+    /// after it is carried out again.
+    pub fn phase_in(&self, boot: &BootId) -> Phase {
+        match &self.phase {
+            Phase::Prepared if self.boot != *boot => Phase::Preparing,
+            phase => phase.clone(),
+        }
+    }
+
     /// Returns the claim's holds, whatever its phase: a lingering claim holds too.
     pub fn holds(&self) -> impl Iterator<Item = Hold> + '_ {
         self.devices.iter().map(|device| device.hold(&self.uid))

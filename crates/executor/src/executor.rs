@@ -147,7 +147,7 @@ pub struct HeldDevice {
     pub claim: ClaimRef,
     /// The target that it holds, and its sharing.
     pub hold: Hold,
-    /// Where the claim is in its life.
+    /// Where the claim is in its life, in this boot.
     pub phase: Phase,
     /// The pods that it was prepared for.
     pub pods: Vec<PodRef>,
@@ -310,7 +310,7 @@ impl Executor {
             let of = |device: &RecordedDevice| HeldDevice {
                 claim: record.reference(),
                 hold: device.hold(&record.uid),
-                phase: record.phase.clone(),
+                phase: record.phase_in(&self.context.config.boot),
                 pods: record.pods.clone(),
                 allocated_at: record.allocated_at.clone(),
                 allocated: device.allocated.clone(),

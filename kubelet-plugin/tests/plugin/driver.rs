@@ -20,6 +20,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
 use crate::binary::{Process, library};
+use crate::gpu_node::status;
 use crate::node::{DRIVER, Node, PATIENCE, device, plain, wait};
 
 impl Node {
@@ -416,6 +417,38 @@ async fn after_a_reboot_pods_end_without_a_driver_and_others_keep_devices() {
     assert_eq!(node.prepare(&part).await, answer);
     assert_eq!(node.unprepare(&part).await, Ok(()));
     assert_eq!(node.sim.engine().gpus()[0].instances.len(), 0);
+    plugin.stop().await;
+}
+
+/// Its record is of the boot before, and the kubelet's calls for it are refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_a_claim_that_cannot_be_had_again_is_not_prepared() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    let claim = node.claim("c", &["gpu-0"]);
+    node.prepare(&claim).await.unwrap();
+    plugin.stop().await;
+    node.reboot("11111111-2222-4333-8444-555555555555");
+    node.sim.edit(|engine| engine.set_driver_loaded(true));
+    node.sim.start_process(&node.sim.uuids()[0], 4711);
+
+    let plugin = node.start().await;
+    let refused = node.prepare(&claim).await.unwrap_err();
+    assert!(refused.contains("4711"), "{refused}");
+    let shown = &node;
+    let phase_is = |phase: &'static str| {
+        wait(phase, move || {
+            status(shown).filter(|status| {
+                let holders = status.gpus.iter().flat_map(|gpu| &gpu.holders);
+                holders.map(|holder| &*holder.phase).eq([phase])
+            })
+        })
+    };
+    phase_is("preparing").await;
+    assert_eq!(node.cdi_files().len(), 0);
+    node.sim.end_process(4711);
+    phase_is("prepared").await;
+    node.prepare(&claim).await.unwrap();
     plugin.stop().await;
 }
 

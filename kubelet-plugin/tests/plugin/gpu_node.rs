@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::node::{Node, wait};
 
-fn status(node: &Node) -> Option<GpuNodeStatus> {
+pub(crate) fn status(node: &Node) -> Option<GpuNodeStatus> {
     serde_json::from_value(node.api.get::<GpuNode>("", "n1")?.status).ok()
 }
 

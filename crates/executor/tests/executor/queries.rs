@@ -1,11 +1,11 @@
 //! Questions about what claims hold, for other rooms of the plugin.
 
 use divvy_claims::{Leaving, Phase, Record, RecordedDevice};
-use divvy_executor::Executor;
+use divvy_executor::{Executor, Refresh};
 use divvy_model::ClaimUid;
 
 use crate::bad_input::newer_record;
-use crate::mig_world::{HALF, claim_of, mig_world};
+use crate::mig_world::{HALF, claim_of, mig_world, setup};
 use crate::world::World;
 use crate::world::accessors::{made, tear};
 
@@ -93,6 +93,23 @@ fn holds_say_whether_a_cap_is_to_be_set_or_cleared() {
         (share(record).memory_cap, share(record).clears_caps) = (None, true);
     });
     assert_eq!(calls(), [false, true]);
+}
+
+/// Its condition, its health and its figures are those of a claim without devices until then.
+#[test]
+fn a_claim_is_prepared_in_a_boot_when_it_is_carried_out_again() {
+    let (world, executor, a, _) = setup();
+    world.prepare(&executor, &a).unwrap();
+    let phases = |executor: &Executor| {
+        let held = executor.held().unwrap().into_iter();
+        held.map(|held| held.phase).collect::<Vec<_>>()
+    };
+    assert_eq!(phases(&executor), [Phase::Prepared]);
+    world.reboot();
+    let executor = world.start();
+    assert_eq!(phases(&executor), [Phase::Preparing]);
+    executor.restore_cdi(Refresh::All);
+    assert_eq!(phases(&executor), [Phase::Prepared]);
 }
 
 #[test]
