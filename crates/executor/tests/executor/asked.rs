@@ -1,12 +1,14 @@
 //! Questions to a GPU: what is concluded from its answers, and what is not asked at all.
 
+use std::time::Duration;
+
 use divvy_claims::Claim;
 use divvy_executor::{Event, Executor, Refresh};
 use divvy_gpu_sim::Fault;
 use divvy_model::{GpuErrorCode, GpuOp};
 
 use crate::mig_world::{SMALL, claim_of, living, setup, sim};
-use crate::world::World;
+use crate::world::{World, claim};
 
 const DRIVER_NOT_LOADED: GpuErrorCode = GpuErrorCode::DRIVER_NOT_LOADED;
 const GPU_NOT_FOUND: GpuErrorCode = GpuErrorCode::GPU_NOT_FOUND;
@@ -163,4 +165,31 @@ fn an_unprepare_asks_about_its_own_partition_and_no_other() {
     let alone = asked(&[]);
     assert!(alone > 0);
     assert_eq!(asked(&[SMALL, "gpu-0-mig-1g10gb-19-1"]), alone);
+}
+
+/// A claim of an earlier boot may be gone. An API that does not answer is asked for one of them
+/// alone, or pods on the node would wait for each.
+#[test]
+fn after_a_boot_the_api_is_asked_for_each_claim_while_it_answers() {
+    for (takes, events, asked) in [(1, "released", 2), (60, "executed again", 1)] {
+        let world = World::new("h100x2", 1);
+        let executor = world.start();
+        for (name, gpu) in [("a", 0), ("b", 1)] {
+            let claim = claim(name, &[gpu], "t1");
+            world.prepare(&executor, &claim).unwrap();
+        }
+        world.lock().asked.clear();
+        executor.restore_cdi(Refresh::All);
+        assert_eq!(world.lock().look_ups, 0, "they are of this boot");
+        world.reboot();
+        world.lock().api_takes = Some(Duration::from_secs(takes));
+        let report = world.start().restore_cdi(Refresh::All);
+        let is_expected = |event: &Event| match event {
+            Event::Released { .. } => events == "released",
+            Event::ExecutedAgain { .. } => events == "executed again",
+            _ => false,
+        };
+        assert!(report.events.iter().all(is_expected), "{report:?}");
+        assert_eq!((report.events.len(), world.lock().look_ups), (2, asked));
+    }
 }
