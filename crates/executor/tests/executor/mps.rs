@@ -440,6 +440,30 @@ fn a_daemon_that_dies_under_its_claims_is_started_again() {
     assert_eq!(world.lock().mps.get(&gpu).copied(), server);
 }
 
+/// Rounds come every few seconds. The server of the other GPU, which lives, is its equal.
+#[test]
+fn a_round_looks_at_a_gpu_whose_server_died_and_at_no_other() {
+    let (world, executor, gpu) = setup();
+    let other = world.gpu(1);
+    let beside = owned(
+        "b",
+        &["gpu-1"],
+        &[],
+        &json!({"cores": 50, "memory": "10Gi"}),
+    );
+    world.prepare(&executor, &own("a")).unwrap();
+    world.prepare(&executor, &beside).unwrap();
+    world.lock().busy.insert(LockName::Gpu(other));
+    world.lock().busy.insert(LockName::Gpu(gpu.clone()));
+    assert!(!executor.tidy().left_out, "both run as noted");
+
+    world.lock().busy.remove(&LockName::Gpu(gpu.clone()));
+    world.lock().mps.remove(&gpu);
+    let report = executor.tidy();
+    assert_eq!(report.events, [restarted(&gpu, &["a"])]);
+    assert!(!report.left_out);
+}
+
 #[test]
 fn a_server_that_no_file_names_is_stopped() {
     let (world, executor, gpu) = setup();
