@@ -169,6 +169,8 @@ mod tests {
         fn inventory(&self) -> Option<Arc<Inventory>> {
             None
         }
+
+        fn changed(&self, _: &divvy_model::GpuUuid) {}
     }
 
     /// The view of an API server, of which one attempt may take `each`.

@@ -29,9 +29,7 @@ pub trait InventorySource: Send + Sync {
     fn inventory(&self) -> Option<Arc<Inventory>>;
     /// This GPU was changed just now (its MIG mode): what was read of it before is old, its minor
     /// number too. When this returns, [`InventorySource::inventory`] knows.
-    fn changed(&self, gpu: &GpuUuid) {
-        let _ = gpu;
-    }
+    fn changed(&self, gpu: &GpuUuid);
 }
 
 /// Answer of the API about a claim.

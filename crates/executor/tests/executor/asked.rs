@@ -1,9 +1,10 @@
 //! Questions to a GPU: what is concluded from its answers, and what is not asked at all.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::Claim;
-use divvy_executor::{Event, Executor, Refresh};
+use divvy_executor::{DriverProcesses, Event, Executor, ProcessOnGpu, ProcessSource, Refresh};
 use divvy_gpu_sim::Fault;
 use divvy_model::{GpuErrorCode, GpuOp};
 
@@ -192,4 +193,28 @@ fn after_a_boot_the_api_is_asked_for_each_claim_while_it_answers() {
         assert!(report.events.iter().all(is_expected), "{report:?}");
         assert_eq!((report.events.len(), world.lock().look_ups), (2, asked));
     }
+}
+
+#[test]
+fn processes_are_those_of_the_driver_with_the_pods_of_their_control_groups() {
+    let (world, _, _, gpu) = setup();
+    let node = sim(&world);
+    for pid in [7, 8] {
+        node.start_process(&gpu, pid);
+    }
+    let processes = DriverProcesses {
+        gpus: Arc::new(node),
+        pods: |pids: &[u32]| {
+            assert_eq!(pids, [7, 8], "it is asked about processes alone");
+            [(7, "pod-a".to_owned())].into()
+        },
+    };
+    let process = |pid, pod: Option<&str>| ProcessOnGpu {
+        pid,
+        gpu_instance: None,
+        pod: pod.map(str::to_owned),
+    };
+    let expected = vec![process(7, Some("pod-a")), process(8, None)];
+    assert_eq!(processes.on_gpu(&gpu), Ok(expected));
+    assert_eq!(processes.on_gpu(&world.gpu(1)), Ok(Vec::new()));
 }
