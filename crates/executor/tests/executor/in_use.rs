@@ -484,6 +484,22 @@ fn a_record_that_stays_unreadable_keeps_no_call_at_work_for_ever() {
     assert_eq!(world.prepare(&executor, &a).unwrap(), answer);
 }
 
+/// The pod waits in Terminating for it.
+#[test]
+fn a_gone_claim_with_a_torn_record_is_unprepared_at_once() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().asked.clear();
+    world.lock().put(Folder::Claims, "uid-a.json", Some(b"{"));
+    assert_eq!(
+        world.unprepare(&executor, &a.uid).unwrap(),
+        Unprepared::Done
+    );
+    assert!(world.lock().records().is_empty());
+}
+
 /// An unreadable record of a gone claim that a CDI file puts elsewhere frees all but its GPU.
 #[test]
 fn a_gone_claims_torn_record_frees_all_but_the_gpu_of_its_instance() {

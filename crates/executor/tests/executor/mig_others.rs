@@ -10,7 +10,7 @@ use divvy_model::{GpuDriver, GpuErrorCode, GpuOp};
 use crate::mig_world::{HALF, SMALL, claim_of, living, mig_world, setup, shape, sim};
 use crate::story::{MOMENTS, uid};
 use crate::world::Place;
-use crate::world::accessors::tear;
+use crate::world::accessors::{noted, tear};
 
 /// A partition in use is waited for ten seconds then lingers and is removed when its process is
 /// gone.
@@ -319,4 +319,28 @@ fn a_claim_whose_unprepare_was_cut_short_is_prepared_anew() {
         world.prepare(&executor, &a).unwrap();
         assert_eq!(shape(&world), [(9, 4, 1)], "{moment:?}");
     }
+}
+
+/// A creation failed half way and could not be taken back. Then the place is another owner's, under
+/// the same id, with a compute instance.
+#[test]
+fn a_whole_instance_at_the_place_of_a_half_made_one_is_foreign_and_stays() {
+    let (world, executor, a, gpu) = setup();
+    for op in [GpuOp::CreateComputeInstance, GpuOp::DestroyGpuInstance] {
+        let fails = divvy_gpu_sim::Fault::fail(GpuErrorCode::NO_PERMISSION);
+        sim(&world).fault(fails.of(op));
+    }
+    world.prepare(&executor, &a).unwrap_err();
+    sim(&world).clear_faults();
+    assert_eq!(shape(&world), [(9, 4, 0)]);
+    let (half, _) = living(&world, &gpu).remove(0);
+    let theirs = sim(&world).edit(|e| {
+        e.destroy_gpu_instance(&gpu, half.id).unwrap();
+        e.make_foreign_instance(&gpu, half.profile, half.placement.start)
+            .unwrap()
+    });
+    assert_eq!(theirs.gpu_instance, half.id, "ids come again");
+    executor.finish_lingering();
+    assert_eq!(living(&world, &gpu), [(half, vec![theirs])]);
+    assert!(noted(&world, &gpu).is_empty() && world.lock().records().is_empty());
 }
