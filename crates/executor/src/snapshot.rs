@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_claims::{Claim, GpuSeen, Phase, ProcessOnGpu, Snapshot, Stored};
+use divvy_claims::{Claim, GpuSeen, Phase, ProcessOnGpu, Record, Snapshot, Stored};
 use divvy_model::mig::PartitionName;
 use divvy_model::{
     DeviceKind, DeviceName, GpuError, GpuErrorCode, GpuUuid, Inventory, MigMode, Ordinals, Place,
@@ -13,7 +13,7 @@ use crate::StoreError;
 use crate::context::Context;
 use crate::executor::ExecutorConfig;
 use crate::gpus::{Gpus, without_file};
-use crate::records::{holds_of_others, others};
+use crate::records::others;
 use crate::state::Records;
 
 /// Reads what a claim's prepare depends on. `other_drivers` are its GPUs that another driver has.
@@ -165,15 +165,17 @@ fn processes(
     gpus: &BTreeSet<GpuUuid>,
     records: &Records,
 ) -> BTreeMap<GpuUuid, Result<Vec<ProcessOnGpu>, GpuError>> {
+    let boot = &context.config.boot;
     let own = records.get(&claim.uid).and_then(|stored| stored.fine());
-    if own.is_some_and(|record| record.answers(&claim.allocation, &context.config.boot)) {
+    if own.is_some_and(|record| record.answers(&claim.allocation, boot)) {
         return BTreeMap::new();
     }
-    // Processes on a GPU that another claim holds are taken for that claim's: if it is in the way,
-    // the hold itself says so.
-    let mut passed_over: BTreeSet<_> = holds_of_others(records, &claim.uid)
-        .map(|hold| hold.gpu)
-        .collect();
+    // Processes on a GPU that another claim holds in this boot are taken for that claim's: if it is
+    // in the way, the hold itself says so.
+    let in_this_boot = others(records, &claim.uid).filter(|record| record.boot == *boot);
+    let holds = in_this_boot.flat_map(Record::holds);
+    let holds = holds.filter(|hold| hold.sharing.holds());
+    let mut passed_over: BTreeSet<_> = holds.map(|hold| hold.gpu).collect();
     let results = claim.allocation.results.iter();
     let names = results.filter_map(|result| partition(&result.device));
     for gpu in names

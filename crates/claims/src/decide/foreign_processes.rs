@@ -36,8 +36,11 @@ pub(super) fn foreign_processes(
             }
             None => continue,
         };
+        // A record of an earlier boot vouches for nothing: no process outlives a boot, and the GPU
+        // is looked at again before the first hold in this one.
         let held = |record: &Record| {
             record.uid != claim.uid
+                && record.boot == *seen.boot
                 && record
                     .holds()
                     .any(|hold| hold.gpu == device.gpu && hold.sharing.holds())

@@ -793,6 +793,36 @@ fn strangers_are_seen_by_claims_that_were_prepared_before() {
     assert_eq!(world.lock().cdi.len(), 1);
 }
 
+/// The record of another share is of the boot before too, or the share is new and joins it.
+#[test]
+fn after_a_boot_no_share_vouches_for_another_before_the_gpu_is_looked_at() {
+    let world = World::new("h100x1", 1);
+    let [a, b, c] = ["a", "b", "c"].map(|name| claim_of(name, &["gpu-0-ts"], "t1"));
+    let executor = world.start();
+    for claim in [&a, &b] {
+        world.lock().api.insert(claim.uid.clone(), claim.clone());
+        world.prepare(&executor, claim).unwrap();
+    }
+    world.reboot();
+    let executor = world.start();
+    computes(&world, 0, "stranger");
+    let events = executor.restore_cdi(Refresh::All).events;
+    let fails = |event: &Event| matches!(event, Event::Failed { .. });
+    assert!(events.len() == 2 && events.iter().all(fails), "{events:?}");
+    for claim in [&a, &c] {
+        let refused = world.prepare(&executor, claim).unwrap_err();
+        assert_eq!(refused.category(), "foreign-processes");
+    }
+    assert!(world.lock().cdi.is_empty());
+
+    world.lock().processes.clear();
+    world.prepare(&executor, &a).unwrap();
+    // A process of a pod that is not known is from here on taken for the first share's.
+    computes(&world, 0, "later-pod-of-a");
+    executor.restore_cdi(Refresh::Missing);
+    assert_eq!(world.lock().cdi.len(), 2);
+}
+
 /// P3. Pods that come after the prepare are followed through the API.
 #[test]
 fn reconcile_follows_the_pods_of_a_claim_and_says_so() {
