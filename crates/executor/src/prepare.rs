@@ -243,7 +243,7 @@ fn take(
     // devices may be among the new ones.
     let earlier = own.filter(|_| !let_go_first);
     if let Some(record) = own.filter(|_| let_go_first)
-        && let Some(why) = let_go_of_earlier(context, claim, record)?
+        && let Some(why) = let_go_of_earlier(context, claim, record, &devices)?
     {
         return Ok(Attempt::Again(why.into(), None));
     }
@@ -266,14 +266,16 @@ fn take(
     }
 }
 
-/// Lets the claim's earlier allocation go, or a prepare that a crash cut short. Returns the refusal
-/// if that is not possible yet.
+/// Lets the claim's earlier allocation go, or a prepare that a crash cut short, but for the locks of
+/// the GPUs that it is to get now. Returns the refusal if that is not possible yet.
 fn let_go_of_earlier(
     context: &Context,
     claim: &Claim,
     record: &Record,
+    devices: &[RecordedDevice],
 ) -> Result<Option<Refusal>, PrepareCause> {
-    match let_go(context, record) {
+    let wanted = devices.iter().map(|device| device.gpu.clone()).collect();
+    match let_go(context, record, &wanted) {
         Ok(()) => Ok(None),
         Err(LeftBehind::InUse(why)) => Ok(Refusal::earlier_in_use(claim, record, why)),
         Err(LeftBehind::Stuck { reason, .. }) => Ok(Refusal::earlier_stuck(claim, record, reason)),

@@ -175,7 +175,7 @@ impl<'a> Keeper<'a> {
             return Ok(None);
         }
         let _gpu_locks = self.context.lock_gpus(&record.gpus(), until)?;
-        match let_go(self.context, record) {
+        match let_go(self.context, record, &BTreeSet::new()) {
             Ok(()) => Ok(Some(Event::OrphanUndone { claim: uid.clone() })),
             Err(LeftBehind::InUse(why)) => kept(&format!("its claim no longer exists, but {why}")),
             Err(left) => Ok(Some(Event::failed(Some(uid), &left))),

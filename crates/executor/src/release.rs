@@ -99,17 +99,26 @@ pub(crate) fn stuck_places(
 }
 
 /// Lets a claim go if no process is in the way: its files, its instances, and last its record.
-pub(crate) fn let_go(context: &Context, record: &Record) -> Result<(), LeftBehind> {
+/// Other drivers get its GPUs but those in `wanted`, which the caller goes on with.
+pub(crate) fn let_go(
+    context: &Context,
+    record: &Record,
+    wanted: &BTreeSet<GpuUuid>,
+) -> Result<(), LeftBehind> {
     match in_the_way(context, record)? {
         Some(why) => Err(LeftBehind::InUse(why)),
-        None => remove(context, record),
+        None => remove(context, record, wanted),
     }
 }
 
 /// Removes all that a record says, in an order that a crash may cut short: the CDI file, so that no
 /// container starts with what is going; a record that says *undoing*, so that nothing takes it up
 /// again; the instances; the record.
-pub(crate) fn remove(context: &Context, record: &Record) -> Result<(), LeftBehind> {
+pub(crate) fn remove(
+    context: &Context,
+    record: &Record,
+    wanted: &BTreeSet<GpuUuid>,
+) -> Result<(), LeftBehind> {
     let gpus = Gpus::of(context);
     let until = context.now() + GIVE_BACK_WITHIN;
     // No container starts with what is going.
@@ -151,7 +160,7 @@ pub(crate) fn remove(context: &Context, record: &Record) -> Result<(), LeftBehin
     }
     // The record goes last, and only then other drivers may have the GPUs.
     context.state.remove_record(&record.uid)?;
-    leave_gpus(context, &record.gpus());
+    leave_gpus(context, &(&record.gpus() - wanted));
     Ok(())
 }
 
@@ -352,7 +361,7 @@ pub(crate) fn let_go_or_linger(
     context: &Context,
     record: Record,
 ) -> Result<Option<Blocked>, UnprepareCause> {
-    match let_go(context, &record) {
+    match let_go(context, &record, &BTreeSet::new()) {
         Ok(()) => Ok(None),
         Err(LeftBehind::InUse(why)) => {
             // The claim goes on holding its devices, but no further container of it may start on

@@ -159,7 +159,7 @@ fn restore(
     if is_gone {
         // Nothing of it is left but files, and settings that a restore may have begun.
         let _gpu_locks = context.lock_gpus(&record.gpus(), context.briefly())?;
-        return Ok(Some(match remove(context, &record) {
+        return Ok(Some(match remove(context, &record, &BTreeSet::new()) {
             Ok(()) => Event::Released { claim },
             Err(left) => Event::failed(Some(uid), &left),
         }));
