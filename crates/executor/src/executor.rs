@@ -333,7 +333,11 @@ impl Executor {
         cdi_device: &str,
     ) -> Result<Option<CappedShare>, StoreError> {
         let record = match self.context.state.record(claim)? {
-            Stored::Fine(record) if record.phase == Phase::Prepared => record,
+            Stored::Fine(record)
+                if record.phase_in(&self.context.config.boot) == Phase::Prepared =>
+            {
+                record
+            }
             Stored::Fine(_) | Stored::Absent => return Ok(None),
             // It is made again soon, or a later version of divvy is to read it.
             Stored::Corrupt { .. } | Stored::Newer { .. } => {

@@ -1,7 +1,7 @@
 //! Records that cannot be read, or are not there although their claim was prepared: made again from
 //! what the API and the GPUs' files say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
@@ -9,11 +9,12 @@ use divvy_claims::{
     Retry, Stored, rebuild as record_of,
 };
 use divvy_model::mig::PartitionName;
-use divvy_model::{ClaimUid, Ordinals, Sharing, Target};
+use divvy_model::{BootId, ClaimUid, Ordinals, Sharing, Target};
 
 use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
+use crate::owned::take_gpus;
 use crate::records::any_torn;
 use crate::snapshot::{gpus_of, look};
 use crate::{Event, StoreError, UnprepareCause, chain};
@@ -71,8 +72,7 @@ fn remake(
     }
 
     // Under the locks of all GPUs concerned: what of the noted instances lives.
-    let mut concerned: std::collections::BTreeSet<_> =
-        noted.keys().map(|(gpu, _)| gpu.clone()).collect();
+    let mut concerned: BTreeSet<_> = noted.keys().map(|(gpu, _)| gpu.clone()).collect();
     concerned.extend(
         claim
             .map(|claim| gpus_of(claim, &ordinals, true))
@@ -88,7 +88,9 @@ fn remake(
     let was_prepared = unreadable.is_some() || !made.is_empty() || was_lost;
     let rebuilt = match claim.filter(|_| was_prepared) {
         Some(claim) => {
-            let seen = look(context, claim, &ordinals, &concerned, BTreeMap::new())?;
+            let held = gpus_of(claim, &ordinals, false);
+            let others = take_gpus(context, &claim.reference(), &held);
+            let seen = look(context, claim, &ordinals, &concerned, others)?;
             match record_of(claim, &seen, &made) {
                 Ok(record) => record.map(|record| (record, claim)),
                 // It cannot be said yet.
@@ -107,7 +109,7 @@ fn remake(
         tracing::warn!(claim.uid = %uid, error = chain(&error), "failed to keep a copy of an unreadable record");
     }
     if let Some((record, claim)) = rebuilt {
-        return serve_again(context, claim, record).map(Some);
+        return serve_again(context, claim, record, !made.is_empty()).map(Some);
     }
     // No container starts with what is going.
     Files::of(context).remove_cdi(uid)?;
@@ -127,14 +129,25 @@ fn remake(
     }))
 }
 
-/// Writes a record that was made again, and the claim's files.
+/// Writes a record that was made again, and the claim's files. `lives` says that instances of it
+/// do.
 fn serve_again(
     context: &Context,
     claim: &Claim,
     mut record: Record,
+    lives: bool,
 ) -> Result<Event, UnprepareCause> {
     let files = Files::of(context);
     record.metadata = files.metadata_of(claim, &record.devices);
+    // Only its instances and its file show that it was prepared in this boot and for this
+    // allocation. Otherwise it is carried out again, as after a boot: with all checks, and with
+    // everything set.
+    if !lives && !(files.has_cdi(&record.uid)? && files.is_current(&record)?) {
+        files.remove_cdi(&record.uid)?;
+        record.boot = BootId::unknown();
+        context.state.write_record(&record)?;
+        return Ok(Event::Rebuilt { claim: record.uid });
+    }
     // A file that names another instance must not be served after the record says otherwise.
     if record.devices.iter().any(|d| d.given.is_some()) && !files.is_current(&record)? {
         files.remove_cdi(&record.uid)?;
@@ -175,7 +188,7 @@ fn stand_in(
         namespace: claim.map_or_else(unknown, |claim| claim.namespace.clone()),
         name: claim.map_or_else(unknown, |claim| claim.name.clone()),
         pod_claim_name: None,
-        demands_cap: std::collections::BTreeSet::new(),
+        demands_cap: BTreeSet::new(),
         allocation: Allocation::default(),
         configs: Vec::new(),
         pods: Vec::new(),

@@ -9,6 +9,7 @@ use divvy_gpu_sim::Fault;
 use divvy_model::{GpuErrorCode, GpuOp};
 
 use crate::mig_world::{claim_of_halves, sim};
+use crate::world::accessors::tear;
 use crate::world::{World, claim};
 
 const ONE: &str = "gpu.one.example";
@@ -215,4 +216,53 @@ fn a_gpu_is_free_while_its_claim_is_stuck_on_another() {
     assert!(matches!(ended, Unprepared::Lingering(_)), "{ended:?}");
     assert!(!is_refused(&other, &others, "x", 1));
     assert!(is_refused(&other, &others, "y", 0));
+}
+
+#[test]
+fn a_claim_allocated_anew_on_its_gpu_keeps_it_from_other_drivers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+    let (ones, others) = (start(&one), start(&other));
+    for at in ["t1", "t2"] {
+        one.prepare(&ones, &claim("a", &[0], at)).unwrap();
+        assert!(is_refused(&other, &others, "x", 0), "{at}");
+    }
+    // The GPU of before goes, and the one that it has twice stays.
+    one.prepare(&ones, &claim("a", &[0, 1], "t3")).unwrap();
+    one.prepare(&ones, &claim("a", &[1], "t4")).unwrap();
+    assert!(!is_refused(&other, &others, "x", 0) && is_refused(&other, &others, "y", 1));
+}
+
+/// A loss of power tears the record, and the other driver is faster after the boot.
+#[test]
+fn a_torn_record_is_not_made_again_on_a_gpu_of_another_driver() {
+    for boots in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (driver(ONE, dir.path()), driver(OTHER, dir.path()));
+        let a = claim("a", &[0], "t1");
+        one.lock().api.insert(a.uid.clone(), a.clone());
+        let ones = start(&one);
+        one.prepare(&ones, &a).unwrap();
+        drop(ones);
+        tear(&one, &a.uid, b"{");
+        if boots {
+            one.reboot();
+        }
+        let others = start(&other);
+        let x = claim("x", &[0], "t1");
+        other.prepare(&others, &x).unwrap();
+
+        let ones = start(&one);
+        let events = ones.reconcile(&one.view()).events;
+        assert!(
+            !events.contains(&Event::Rebuilt {
+                claim: a.uid.clone()
+            }),
+            "{events:?}"
+        );
+        assert!(one.prepare(&ones, &a).is_err());
+        other.unprepare(&others, &x.uid).unwrap();
+        one.prepare(&ones, &a).unwrap();
+        assert!(is_refused(&other, &others, "y", 0));
+    }
 }
