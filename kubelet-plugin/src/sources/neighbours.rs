@@ -11,7 +11,8 @@ mod decide;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_executor::Executor;
+use divvy_claims::Phase;
+use divvy_executor::{Executor, HeldDevice};
 use divvy_model::{GpuDriver, GpuUuid, Inventory};
 use divvy_offer::{Fact, Uses};
 use divvy_proto::podresources::v1::PodResources;
@@ -198,10 +199,10 @@ impl Neighbours {
         let read = tokio::task::spawn_blocking(move || {
             // Processes on a GPU that a claim holds are no neighbours, whosever they are: only
             // their use is measured (`sources::usage`), and no list is read twice.
-            let known = executor.held().ok()?;
-            let is_held = |gpu: &GpuUuid| known.iter().any(|held| held.hold.gpu == *gpu);
+            let in_use = || Some(in_use(executor.held().ok()?));
+            let known = in_use()?;
             let mut processes = Processes::new();
-            for gpu in inventory.gpus.keys().filter(|gpu| !is_held(gpu)) {
+            for gpu in inventory.gpus.keys().filter(|gpu| !known.contains(*gpu)) {
                 let found: BTreeSet<u32> = match gpus.processes(gpu) {
                     Ok(found) => found.iter().map(|process| process.pid).collect(),
                     // A list that fails is no empty list: what was there counts as there.
@@ -212,9 +213,7 @@ impl Neighbours {
                 }
             }
             // Again after the processes: a claim that came meanwhile accounts for them.
-            let held = executor.held().ok()?;
-            let held = held.into_iter().map(|held| held.hold.gpu).collect();
-            Some((processes, held))
+            Some((processes, in_use()?))
         });
         read.await.ok().flatten()
     }
@@ -328,6 +327,15 @@ impl Neighbours {
         }
         allocated.retain(|_, given| !given.is_empty());
     }
+}
+
+/// Returns the GPUs of claims whose programs may run there. A claim that is not prepared in this
+/// boot has none, and a process on its GPU is a neighbour.
+fn in_use(held: Vec<HeldDevice>) -> BTreeSet<GpuUuid> {
+    let may_run = held
+        .into_iter()
+        .filter(|held| held.phase != Phase::Preparing);
+    may_run.map(|held| held.hold.gpu).collect()
 }
 
 /// Returns everything that a claim has allocated.

@@ -432,9 +432,17 @@ async fn after_a_reboot_a_claim_that_cannot_be_had_again_is_not_prepared() {
     node.sim.edit(|engine| engine.set_driver_loaded(true));
     node.sim.start_process(&node.sim.uuids()[0], 4711);
 
-    let plugin = node.start().await;
+    let mut config = node.config(&[]);
+    config.timing.neighbours = Duration::from_millis(50);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
     let refused = node.prepare(&claim).await.unwrap_err();
     assert!(refused.contains("4711"), "{refused}");
+    let tainted = vec![(
+        "gpu-0".to_owned(),
+        vec!["gpu.divvy.dev/neighbour".to_owned()],
+    )];
+    wait("the taint", || (node.published() == tainted).then_some(())).await;
     let shown = &node;
     let phase_is = |phase: &'static str| {
         wait(phase, move || {
