@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::names::Naming;
-use divvy_claims::{Claim, ClaimRef, Clash, PreparedDevice, Refusal, Retry, Why};
-use divvy_executor::{Call, Clock, Executor, PrepareCause, PrepareError, SystemClock, Unprepared};
+use divvy_claims::{Claim, ClaimRef, Clash, Phase, PreparedDevice, Refusal, Retry, Why};
+use divvy_executor::{
+    Call, Clock, Executor, HeldDevice, PrepareCause, PrepareError, SystemClock, Unprepared,
+};
 use divvy_model::{ClaimUid, DeviceKind};
 use divvy_offer::{Claimant, Fact, ModeConflict};
 use futures::future::join_all;
@@ -345,14 +347,19 @@ impl ClaimWork {
         Ok((claim, condition))
     }
 
-    /// Refuses a claim that has no record while NVIDIA's plugin serves the node: its GPU may be in
-    /// use by a claim of that plugin.
+    /// Refuses a claim that was not prepared in this boot, for this allocation, while NVIDIA's plugin
+    /// serves the node: its GPU may be in use by a claim of that plugin.
     fn may_begin(&self, claim: &Claim) -> Result<(), ClaimError> {
         if !*self.nvidia_serves.borrow() {
             return Ok(());
         }
         let held = self.executor.held().unwrap_or_default();
-        if held.iter().any(|held| held.claim.uid == claim.uid) {
+        let is_its = |held: &HeldDevice| {
+            held.claim.uid == claim.uid
+                && held.phase != Phase::Preparing
+                && held.allocated_at == claim.allocation.allocated_at
+        };
+        if held.iter().any(is_its) {
             return Ok(());
         }
         let message = format!(

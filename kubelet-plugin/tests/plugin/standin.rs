@@ -253,6 +253,21 @@ async fn a_plugin_of_nvidia_that_comes_up_gets_the_node() {
         "{refused}"
     );
     assert_eq!(call(&plugin, &held).await, "", "it has it already");
+    // Deallocated and allocated anew: by then the GPU may be theirs.
+    let anew = |claim: &mut ResourceClaim| {
+        let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
+        allocation.allocation_timestamp =
+            Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+    };
+    node.api
+        .modify::<ResourceClaim>(&held.namespace, &held.name, anew)
+        .unwrap();
+    assert_eq!(
+        call(&plugin, &held).await,
+        refused
+            .replace("next", "held")
+            .replace(&next.uid, &held.uid)
+    );
 
     fs_err::remove_file(theirs.kill()).unwrap();
     plugin.wait_ready().await;
