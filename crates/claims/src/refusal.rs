@@ -571,6 +571,11 @@ impl Refusal {
         matches!(self.why, Why::Fenced(_))
     }
 
+    /// Returns true if a user of the GPU outside of this driver is in the way, which may last.
+    pub fn is_about_others(&self) -> bool {
+        matches!(self.why, Why::OtherDriver(_) | Why::ForeignProcesses(_))
+    }
+
     /// Returns a short stable name, for metrics and conditions.
     pub fn category(&self) -> &'static str {
         self.why.kind().0

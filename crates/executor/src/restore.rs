@@ -168,6 +168,11 @@ fn restore(
     let done = execute_again(context, &record, now + EXECUTE_AGAIN);
     Ok(Some(match done {
         Ok(()) => Event::ExecutedAgain { claim },
+        // No failure of this node: nothing else is to be done again because of it.
+        Err(PrepareCause::Refused(refusal)) if refusal.is_about_others() => Event::Kept {
+            claim,
+            why: refusal.to_string(),
+        },
         Err(cause) => Event::failed(
             Some(uid),
             &PrepareError {

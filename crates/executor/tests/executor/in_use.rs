@@ -784,7 +784,7 @@ fn strangers_are_seen_by_claims_that_were_prepared_before() {
     assert_eq!(again.unwrap_err().category(), "foreign-processes");
     let report = executor.restore_cdi(Refresh::All);
     assert!(
-        matches!(&report.events[..], [Event::Failed { error, .. }] if error.contains("stranger")),
+        matches!(&report.events[..], [Event::Kept { why, .. }] if why.contains("stranger")),
         "{report:?}"
     );
     assert!(world.lock().cdi.is_empty());
@@ -807,8 +807,8 @@ fn after_a_boot_no_share_vouches_for_another_before_the_gpu_is_looked_at() {
     let executor = world.start();
     computes(&world, 0, "stranger");
     let events = executor.restore_cdi(Refresh::All).events;
-    let fails = |event: &Event| matches!(event, Event::Failed { .. });
-    assert!(events.len() == 2 && events.iter().all(fails), "{events:?}");
+    let waits = |event: &Event| matches!(event, Event::Kept { .. });
+    assert!(events.len() == 2 && events.iter().all(waits), "{events:?}");
     for claim in [&a, &c] {
         let refused = world.prepare(&executor, claim).unwrap_err();
         assert_eq!(refused.category(), "foreign-processes");
