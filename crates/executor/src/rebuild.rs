@@ -142,7 +142,8 @@ fn serve_again(
     // Only its instances and its file show that it was prepared in this boot and for this
     // allocation. Otherwise it is carried out again, as after a boot: with all checks, and with
     // everything set.
-    if !lives && !(files.has_cdi(&record.uid)? && files.is_current(&record)?) {
+    let is_of_this_boot = lives || (files.has_cdi(&record.uid)? && files.is_current(&record)?);
+    if !is_of_this_boot {
         files.remove_cdi(&record.uid)?;
         record.boot = BootId::unknown();
         context.state.write_record(&record)?;
