@@ -32,13 +32,6 @@ pub fn rebuild(
     }) {
         return Ok(None);
     }
-    // The GPU may have been taken by another driver while no record here could be read.
-    let mut held = devices.iter().filter(|device| device.sharing.holds());
-    if let Some((device, driver)) =
-        held.find_map(|device| Some((device, seen.other_drivers.get(&device.gpu)?)))
-    {
-        return Err(Why::OtherDriver(driver.clone()).about(claim, device));
-    }
     // Phase 2: each partition must live and be the very one that was made for the claim, by ids and
     // UUID. Containers may run in it, so nothing is made in its place.
     for device in &mut devices {

@@ -184,24 +184,13 @@ pub(crate) fn own_what_is_recorded(context: &Context) {
     };
     // Take the GPUs that records hold, those of later versions too.
     for stored in records.values() {
-        let (gpus, claim) = match stored.as_ref() {
-            Stored::Fine(record) => (held_by(record), Some(record.reference())),
-            Stored::Newer { head, .. } => (head.gpus.iter().cloned().collect(), head.claim.clone()),
-            Stored::Absent | Stored::Corrupt { .. } => continue,
-        };
-        let on_behalf =
-            claim.map_or_else(|| "a claim".to_owned(), |claim| format!("claim {claim}"));
-        for gpu in gpus {
-            match owned.take(&gpu, &on_behalf, &*context.parts.clock) {
-                Ok(()) => {}
-                Err(NotOwned::By(other)) => tracing::error!(
-                    %gpu, on_behalf, other,
-                    "another driver took a GPU that a claim holds, while this one was down"
-                ),
-                Err(NotOwned::Io(error)) => {
-                    tracing::error!(%gpu, %error, "failed to lock the GPU against other drivers");
-                }
+        match stored.as_ref() {
+            Stored::Fine(record) => take_what_is_held(context, record),
+            Stored::Newer { head, .. } => {
+                let gpus = head.gpus.iter().cloned().collect();
+                take_held(context, &gpus, head.claim.as_ref());
             }
+            Stored::Absent | Stored::Corrupt { .. } => {}
         }
     }
     // Leave those that none holds, each under its lock: a prepare may be about to write a record.
@@ -209,6 +198,28 @@ pub(crate) fn own_what_is_recorded(context: &Context) {
     for gpu in held {
         if let Ok(_lock) = context.lock_gpu(&gpu) {
             leave_gpus(context, &BTreeSet::from([gpu]));
+        }
+    }
+}
+
+/// Takes the GPUs that a record holds. A GPU that another driver has is logged: both use it.
+pub(crate) fn take_what_is_held(context: &Context, record: &Record) {
+    take_held(context, &held_by(record), Some(&record.reference()));
+}
+
+fn take_held(context: &Context, gpus: &BTreeSet<GpuUuid>, claim: Option<&ClaimRef>) {
+    let Some(owned) = &context.owned else { return };
+    let on_behalf = claim.map_or_else(|| "a claim".to_owned(), |claim| format!("claim {claim}"));
+    for gpu in gpus {
+        match owned.take(gpu, &on_behalf, &*context.parts.clock) {
+            Ok(()) => {}
+            Err(NotOwned::By(other)) => tracing::error!(
+                %gpu, on_behalf, other,
+                "another driver took a GPU that a claim holds, while this one was down"
+            ),
+            Err(NotOwned::Io(error)) => {
+                tracing::error!(%gpu, %error, "failed to lock the GPU against other drivers");
+            }
         }
     }
 }

@@ -274,7 +274,8 @@ fn let_go_of_earlier(
     record: &Record,
     devices: &[RecordedDevice],
 ) -> Result<Option<Refusal>, PrepareCause> {
-    let wanted = devices.iter().map(|device| device.gpu.clone()).collect();
+    let held = devices.iter().filter(|device| device.sharing.holds());
+    let wanted = held.map(|device| device.gpu.clone()).collect();
     match let_go(context, record, &wanted) {
         Ok(()) => Ok(None),
         Err(LeftBehind::InUse(why)) => Ok(Refusal::earlier_in_use(claim, record, why)),

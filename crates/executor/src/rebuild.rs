@@ -9,12 +9,12 @@ use divvy_claims::{
     Retry, Stored, rebuild as record_of,
 };
 use divvy_model::mig::PartitionName;
-use divvy_model::{BootId, ClaimUid, Ordinals, Sharing, Target};
+use divvy_model::{ClaimUid, Ordinals, Sharing, Target};
 
 use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
-use crate::owned::take_gpus;
+use crate::owned::take_what_is_held;
 use crate::records::any_torn;
 use crate::snapshot::{gpus_of, look};
 use crate::{Event, StoreError, UnprepareCause, chain};
@@ -88,9 +88,7 @@ fn remake(
     let was_prepared = unreadable.is_some() || !made.is_empty() || was_lost;
     let rebuilt = match claim.filter(|_| was_prepared) {
         Some(claim) => {
-            let held = gpus_of(claim, &ordinals, false);
-            let others = take_gpus(context, &claim.reference(), &held);
-            let seen = look(context, claim, &ordinals, &concerned, others)?;
+            let seen = look(context, claim, &ordinals, &concerned, BTreeMap::new())?;
             match record_of(claim, &seen, &made) {
                 Ok(record) => record.map(|record| (record, claim)),
                 // It cannot be said yet.
@@ -109,7 +107,7 @@ fn remake(
         tracing::warn!(claim.uid = %uid, error = chain(&error), "failed to keep a copy of an unreadable record");
     }
     if let Some((record, claim)) = rebuilt {
-        return serve_again(context, claim, record, !made.is_empty()).map(Some);
+        return serve_again(context, claim, record).map(Some);
     }
     // No container starts with what is going.
     Files::of(context).remove_cdi(uid)?;
@@ -129,30 +127,20 @@ fn remake(
     }))
 }
 
-/// Writes a record that was made again, and the claim's files. `lives` says that instances of it
-/// do.
+/// Writes a record that was made again, and the claim's files.
 fn serve_again(
     context: &Context,
     claim: &Claim,
     mut record: Record,
-    lives: bool,
 ) -> Result<Event, UnprepareCause> {
     let files = Files::of(context);
     record.metadata = files.metadata_of(claim, &record.devices);
-    // Only its instances and its file show that it was prepared in this boot and for this
-    // allocation. Otherwise it is carried out again, as after a boot: with all checks, and with
-    // everything set.
-    let is_of_this_boot = lives || (files.has_cdi(&record.uid)? && files.is_current(&record)?);
-    if !is_of_this_boot {
-        files.remove_cdi(&record.uid)?;
-        record.boot = BootId::unknown();
-        context.state.write_record(&record)?;
-        return Ok(Event::Rebuilt { claim: record.uid });
-    }
     // A file that names another instance must not be served after the record says otherwise.
     if record.devices.iter().any(|d| d.given.is_some()) && !files.is_current(&record)? {
         files.remove_cdi(&record.uid)?;
     }
+    // While the record could not be read, nothing kept other drivers from its GPUs.
+    take_what_is_held(context, &record);
     context.state.write_record(&record)?;
     files.refresh_cdi(&record)?;
     Ok(Event::Rebuilt { claim: record.uid })

@@ -355,8 +355,13 @@ impl ClaimWork {
         }
         let held = self.executor.held().unwrap_or_default();
         let is_its = |held: &HeldDevice| {
+            let goes_on = match &held.phase {
+                Phase::Preparing => false,
+                Phase::Prepared => true,
+                Phase::Leaving(leaving) => !leaving.undoing,
+            };
             held.claim.uid == claim.uid
-                && held.phase != Phase::Preparing
+                && goes_on
                 && held.allocated_at == claim.allocation.allocated_at
         };
         if held.iter().any(is_its) {

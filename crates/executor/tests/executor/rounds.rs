@@ -9,7 +9,6 @@ use divvy_model::{GpuOp, GpuUuid, Grant, ShareUnit, TimeSlice};
 use crate::mig_world::{HALF, claim_of, mig_world};
 use crate::modes::claim;
 use crate::story::uid;
-use crate::world::accessors::tear;
 use crate::world::{HardwareFault, MigLate, Moment, World};
 
 /// Every lock of a GPU is held by another call from now on.
@@ -121,23 +120,4 @@ fn a_time_slice_that_was_given_back_before_a_crash_is_set_again() {
     executor.restore_cdi(Refresh::Missing);
     world.prepare(&executor, &sliced).unwrap();
     assert_eq!(slice(&world, &gpu), Some(TimeSlice::Short));
-}
-
-/// Only the record said in which boot its claim was prepared. What a boot has undone is done again,
-/// and strangers are looked for, as with a record of an earlier boot.
-#[test]
-fn a_torn_record_of_an_earlier_boot_is_carried_out_again() {
-    let (world, executor, gpu) = with_long_slices();
-    world.prepare(&executor, &share("a")).unwrap();
-    let claim = share("a");
-    world.lock().api.insert(claim.uid.clone(), claim.clone());
-    tear(&world, &claim.uid, b"{");
-    world.reboot();
-    let executor = world.start();
-    assert_eq!(slice(&world, &gpu), None);
-    executor.reconcile(&world.view());
-    assert!(world.lock().cdi.is_empty());
-    world.prepare(&executor, &claim).unwrap();
-    assert_eq!(slice(&world, &gpu), Some(TimeSlice::Long));
-    assert_eq!(world.lock().cdi.len(), 1);
 }
