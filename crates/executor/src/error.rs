@@ -376,4 +376,23 @@ mod tests {
         assert_eq!(of(undone), ("hardware", false));
         assert_eq!(of(PrepareCause::Unprepared), ("unprepared", false));
     }
+
+    #[test]
+    fn errors_of_an_unprepare_have_the_category_of_their_cause() {
+        let of = |cause: UnprepareCause| {
+            let claim = "uid-a".parse().unwrap();
+            UnprepareError { claim, cause }.category()
+        };
+        let full = || store(io::ErrorKind::StorageFull);
+        assert_eq!(of(full().into()), "store");
+        let lingers = UnprepareCause::CannotLinger {
+            reason: "process 7".to_owned(),
+            source: full(),
+        };
+        assert_eq!(of(lingers), "store");
+        let lock = "claim UID uid-a".to_owned();
+        assert_eq!(of(LockError::TimedOut { lock }.into()), "lock");
+        let device = "gpu-0".to_owned();
+        assert_eq!(of(CdiError::NoCap { device }.into()), "cdi");
+    }
 }

@@ -672,6 +672,25 @@ fn the_api_is_asked_for_a_holder_every_two_seconds_and_not_for_one_that_leaves()
     assert_eq!(asked(), 0);
 }
 
+/// The kubelet starts a pod when the one before it has ended: most hand-overs take milliseconds.
+#[test]
+fn a_hand_over_of_milliseconds_is_noticed_within_milliseconds() {
+    let world = World::new("h100x2", 1);
+    let executor = world.start();
+    let a = claim("a", &[0], "t1");
+    world.prepare(&executor, &a).unwrap();
+    world.lock().asked.clear();
+    let (machine, other) = (world.clone(), world.start());
+    let after = Duration::from_millis(5);
+    world.later(after, move || {
+        machine.unprepare(&other, &a.uid).unwrap();
+    });
+    let began = world.lock().now;
+    world.prepare(&executor, &claim("b", &[0], "t2")).unwrap();
+    let took = world.lock().now.saturating_sub(began);
+    assert!(took < after * 2, "{took:?}");
+}
+
 #[test]
 fn of_the_unreadable_files_that_were_set_aside_the_newest_twenty_are_kept() {
     let world = World::new("h100x2", 1);

@@ -511,3 +511,19 @@ fn claims_that_no_record_names_are_known_to_be_there() {
     lose(&world, &a.uid);
     assert_eq!(said(&executor), (false, Ok(true)));
 }
+
+#[test]
+fn an_unprepare_that_cannot_hold_what_a_lost_record_held_says_why() {
+    let (world, executor, a, _) = setup();
+    world.prepare(&executor, &a).unwrap();
+    lose(&world, &a.uid);
+    world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+    let Unprepared::Lingering(why) = world.unprepare(&executor, &a.uid).unwrap() else {
+        panic!("its partition lives");
+    };
+    assert!(why.contains("the node's disk is full"), "{why}");
+    world.lock().write_error = None;
+    let ended = world.unprepare(&executor, &a.uid).unwrap();
+    assert_eq!(ended, Unprepared::Done);
+    assert!(is_clean(&world));
+}

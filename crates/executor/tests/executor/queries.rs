@@ -80,6 +80,24 @@ fn a_leaving_share_has_no_cap_and_a_torn_record_an_unknown_one() {
 }
 
 #[test]
+fn containers_call_for_a_cap_where_one_is_to_be_set_or_cleared() {
+    let (world, executor, uid) = prepared();
+    let calls = || {
+        executor.restore_cdi(Refresh::All);
+        let files: Vec<_> = world.lock().cdi.values().cloned().collect();
+        let text = String::from_utf8(files.concat()).unwrap();
+        text.contains(&format!(r#"["limits","{uid}","{uid}-{SHARE}-s1"]"#))
+    };
+    assert!(!calls());
+    edit(&world, &uid, |record| share(record).clears_caps = true);
+    assert!(calls());
+    edit(&world, &uid, |record| {
+        (share(record).memory_cap, share(record).clears_caps) = (Some(1 << 30), false);
+    });
+    assert!(calls());
+}
+
+#[test]
 fn holds_say_whether_a_cap_is_to_be_set_or_cleared() {
     let (world, executor, uid) = prepared();
     let calls = || {
