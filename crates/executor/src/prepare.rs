@@ -266,8 +266,8 @@ fn take(
     }
 }
 
-/// Lets the claim's earlier allocation go, or a prepare that a crash cut short, but for the locks of
-/// the GPUs that it is to get now. Returns the refusal if that is not possible yet.
+/// Lets the claim's earlier allocation go, or a prepare that a crash cut short, but for the locks
+/// of the GPUs that it is to get now. Returns the refusal if that is not possible yet.
 fn let_go_of_earlier(
     context: &Context,
     claim: &Claim,

@@ -347,8 +347,8 @@ impl ClaimWork {
         Ok((claim, condition))
     }
 
-    /// Refuses a claim that was not prepared in this boot, for this allocation, while NVIDIA's plugin
-    /// serves the node: its GPU may be in use by a claim of that plugin.
+    /// Refuses a claim that was not prepared in this boot, for this allocation, while NVIDIA's
+    /// plugin serves the node: its GPU may be in use by a claim of that plugin.
     fn may_begin(&self, claim: &Claim) -> Result<(), ClaimError> {
         if !*self.nvidia_serves.borrow() {
             return Ok(());

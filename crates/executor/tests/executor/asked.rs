@@ -196,7 +196,7 @@ fn after_a_boot_the_api_is_asked_for_each_claim_while_it_answers() {
 }
 
 #[test]
-fn processes_are_those_of_the_driver_with_the_pods_of_their_control_groups() {
+fn processes_are_listed_with_the_pods_of_their_control_groups() {
     let (world, _, _, gpu) = setup();
     let node = sim(&world);
     for pid in [7, 8] {

@@ -650,7 +650,7 @@ fn a_silent_api_does_not_make_a_call_outlast_the_kubelets_wait() {
 
 /// Its answer decides for how long another claim waits, and every call on the node asks it.
 #[test]
-fn the_api_is_asked_for_a_holder_every_two_seconds_and_not_for_one_that_leaves() {
+fn the_api_is_asked_for_a_holder_every_two_seconds_unless_it_leaves() {
     let world = World::new("h100x2", 1);
     let executor = world.start();
     let a = claim("a", &[0], "t1");
