@@ -331,6 +331,7 @@ fn a_store_replaces_files_as_a_whole_and_changes_their_stamp() {
             .unwrap()
     );
     let mut stamps = vec![store.stamp(Folder::Claims).unwrap()];
+    assert_ne!(stamps[0], store.stamp(Folder::Gpus).unwrap());
     for content in [b"one", b"two"] {
         store
             .write(Folder::Claims, "a.json", content, Durability::Synced)
