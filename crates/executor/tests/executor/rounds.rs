@@ -121,3 +121,19 @@ fn a_time_slice_that_was_given_back_before_a_crash_is_set_again() {
     world.prepare(&executor, &sliced).unwrap();
     assert_eq!(slice(&world, &gpu), Some(TimeSlice::Short));
 }
+
+/// An administrator has set it, or a program before divvy.
+#[test]
+fn a_time_slice_that_was_found_is_given_back() {
+    let world = mig_world("h100x2", 1);
+    let gpu = world.gpu(1);
+    let found = [(gpu.clone(), TimeSlice::Short)].into();
+    world.lock().slices = Some(found);
+    let executor = world.start();
+    let sliced = claim("a", &["gpu-1".to_owned()], Some(TimeSlice::Long), "t1");
+    world.prepare(&executor, &sliced).unwrap();
+    assert_eq!(slice(&world, &gpu), Some(TimeSlice::Long));
+    world.unprepare(&executor, &uid("a")).unwrap();
+    executor.tidy();
+    assert_eq!(slice(&world, &gpu), Some(TimeSlice::Short));
+}
