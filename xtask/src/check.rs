@@ -133,11 +133,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     check_cited(root, &mut findings)?;
     crate::promises::check(root, &mut findings)?;
     crate::words::check(root, &mut findings)?;
-    let crates: Vec<_> = packages
-        .iter()
-        .map(|package| (package.name.as_str(), package.folder.as_path()))
-        .collect();
-    crate::prose::check(root, &crates, &mut findings)?;
+    crate::prose::check(root, &mut findings)?;
     crate::prose::check_subjects(root)?;
     for path in crate::written::stale(crate::crds::wanted(root)?) {
         findings.push(format!(

@@ -1,16 +1,10 @@
-//! Rules about names and comments that were introduced when many places broke them: no crate may
-//! get worse, and [`ALLOWED`] is lowered when one gets better.
+//! Rules about names, comments and the subjects of commits.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::Result;
 
 use crate::sources;
-
-/// Sentences of documentation that begin with a relative word, and functions with a long name, by
-/// crate. A crate without a line has none.
-const ALLOWED: &[(&str, usize, usize)] = &[];
 
 /// Words that no sentence of documentation begins with: the reader has to look ahead, or back, to
 /// learn what the sentence is about.
@@ -27,7 +21,7 @@ const LONGEST_SUBJECT: usize = 72;
 /// Commits before this moment are older than the rule about subjects.
 const SUBJECTS_SINCE: &str = "2026-11-25T12:30:00Z";
 
-/// Findings of one crate, each with its place.
+/// Findings, each with its place.
 #[derive(Debug, Default)]
 struct Found {
     sentences: Vec<String>,
@@ -35,83 +29,26 @@ struct Found {
     wide: Vec<String>,
 }
 
-/// Checks comments and names of the crates, given by name and folder.
-pub(crate) fn check(
-    root: &Path,
-    crates: &[(&str, &Path)],
-    findings: &mut Vec<String>,
-) -> Result<()> {
-    let changed = sources::git(root, &["diff", "--name-only", "HEAD"])?;
-    let new = sources::git(root, &["ls-files", "--others", "--exclude-standard"])?;
-    let changed: BTreeSet<String> = changed
-        .lines()
-        .chain(new.lines())
-        .map(str::to_owned)
-        .collect();
-    let mut by_crate: BTreeMap<&str, Found> = BTreeMap::new();
+/// Checks comments and names.
+pub(crate) fn check(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    let mut all = Found::default();
     for file in sources::files(root, "*.rs")? {
-        let path = root.join(&file);
-        let owner = crates
-            .iter()
-            .filter(|(_, folder)| path.starts_with(folder))
-            .max_by_key(|(_, folder)| folder.components().count());
-        if let Some((name, _)) = owner {
-            let text = fs_err::read_to_string(&path)?;
-            look(&file, &text, by_crate.entry(name).or_default());
-        }
+        look(&file, &fs_err::read_to_string(root.join(&file))?, &mut all);
     }
-    for (name, found) in &by_crate {
-        let allowed = ALLOWED.iter().find(|line| line.0 == *name);
-        let (sentences, names) = allowed.map_or((0, 0), |line| (line.1, line.2));
-        for (what, found, allowed) in [
-            (
-                "sentences of documentation begin with a relative word (begin with a verb or a noun)",
-                &found.sentences,
-                sentences,
-            ),
-            (
-                "names of tests have over 70 characters (put the story in a comment)",
-                &found.names,
-                names,
-            ),
-            ("lines of comments have over 100 characters", &found.wide, 0),
-        ] {
-            findings.extend(ratchet(name, what, found, allowed, &changed));
-        }
+    for (rule, found) in [
+        (
+            "a sentence of documentation begins with a relative word (begin with a verb or a noun)",
+            all.sentences,
+        ),
+        (
+            "the name of a test has over 70 characters (put the story in a comment)",
+            all.names,
+        ),
+        ("a line of a comment has over 100 characters", all.wide),
+    ] {
+        findings.extend(found.iter().map(|place| format!("{rule}: {place}")));
     }
     Ok(())
-}
-
-/// Compares a crate with its line in [`ALLOWED`]. A finding lists the places in files that were
-/// changed, where the new ones are; all places if no file was.
-fn ratchet(
-    name: &str,
-    what: &str,
-    found: &[String],
-    allowed: usize,
-    changed: &BTreeSet<String>,
-) -> Option<String> {
-    let count = found.len();
-    if count > allowed {
-        let is_changed = |place: &&String| {
-            let file = place.split(':').next();
-            file.is_some_and(|file| changed.contains(file))
-        };
-        let mut places: Vec<&String> = found.iter().filter(is_changed).collect();
-        if places.is_empty() {
-            places = found.iter().collect();
-        }
-        let places: Vec<_> = places.iter().map(|place| format!("\n  {place}")).collect();
-        let places = places.concat();
-        return Some(format!(
-            "{name}: {count} {what}, {allowed} are allowed:{places}"
-        ));
-    } else if count < allowed {
-        crate::say(&format!(
-            "note: {name}: {count} {what}: lower its {allowed} in xtask/src/prose.rs"
-        ));
-    }
-    None
 }
 
 /// Reports commits with long subjects: those that origin/main lacks, or recent ones in a checkout
@@ -291,22 +228,6 @@ mod tests {
             wide.trim_start().trim_start_matches('/'),
         );
         assert_eq!(found(&text).wide, ["a.rs:2: 101", "a.rs:9: 101"]);
-    }
-
-    #[test]
-    fn a_crate_above_its_number_is_a_finding_with_the_changed_places() {
-        let places = ["a.rs:1: What".to_owned(), "b.rs:2: How".to_owned()];
-        let none = BTreeSet::new();
-        assert_eq!(ratchet("divvy-a", "things", &places, 2, &none), None);
-        assert_eq!(
-            ratchet("divvy-a", "things", &places, 1, &none).unwrap(),
-            "divvy-a: 2 things, 1 are allowed:\n  a.rs:1: What\n  b.rs:2: How"
-        );
-        let changed = BTreeSet::from(["b.rs".to_owned(), "c.rs".to_owned()]);
-        assert_eq!(
-            ratchet("divvy-a", "things", &places, 1, &changed).unwrap(),
-            "divvy-a: 2 things, 1 are allowed:\n  b.rs:2: How"
-        );
     }
 
     #[test]
