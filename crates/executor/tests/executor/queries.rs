@@ -52,6 +52,13 @@ fn a_share_with_a_cap_is_found_by_its_name_in_the_cdi_file() {
     }
     let other = "uid-b".parse().unwrap();
     assert_eq!(executor.capped_share(&other, &name).unwrap(), None);
+    edit(&world, &uid, |record| {
+        record.boot = "boot-0".parse().unwrap();
+    });
+    assert_eq!(found(), None, "it is not prepared in this boot");
+    edit(&world, &uid, |record| {
+        record.boot = "boot-1".parse().unwrap();
+    });
 
     edit(&world, &uid, |record| {
         (share(record).memory_cap, share(record).clears_caps) = (None, true);
