@@ -199,8 +199,8 @@ impl Neighbours {
         let read = tokio::task::spawn_blocking(move || {
             // Processes on a GPU that a claim holds are no neighbours, whosever they are: only
             // their use is measured (`sources::usage`), and no list is read twice.
-            let in_use = || Some(in_use(executor.held().ok()?));
-            let known = in_use()?;
+            let read = || Some(in_use(executor.held().ok()?));
+            let known = read()?;
             let mut processes = Processes::new();
             for gpu in inventory.gpus.keys().filter(|gpu| !known.contains(*gpu)) {
                 let found: BTreeSet<u32> = match gpus.processes(gpu) {
@@ -213,7 +213,7 @@ impl Neighbours {
                 }
             }
             // Again after the processes: a claim that came meanwhile accounts for them.
-            Some((processes, in_use()?))
+            Some((processes, read()?))
         });
         read.await.ok().flatten()
     }
