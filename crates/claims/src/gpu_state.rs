@@ -321,7 +321,7 @@ impl GpuState {
         boot: &BootId,
         records: impl IntoIterator<Item = &'a Record>,
     ) {
-        for record in records.into_iter().filter(|record| record.boot == *boot) {
+        for record in records.into_iter().filter(|r| r.may_be_of(boot)) {
             for device in record.devices.iter().filter(|device| device.gpu == *gpu) {
                 if let Some(slot) = device.mps {
                     let server = slot.server;

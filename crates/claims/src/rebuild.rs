@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{GpuUuid, Place};
+use divvy_model::{BootId, GpuUuid, Place};
 
 use crate::decide::conflicts;
 use crate::gpu_state::Life;
@@ -15,6 +15,10 @@ pub type MadeFor = BTreeMap<(GpuUuid, Place), Instance>;
 /// the instances that were made for it (`made`: only living ones) and with all other claims.
 /// Returns `None` if it does not agree: the claim was allocated anew since, or its partitions are
 /// gone.
+///
+/// Nothing says in which boot the claim was prepared, or if its prepare had come to its end: the
+/// record is of an unknown boot, so that it is carried out again before anything is answered from
+/// it. At its goal already, that changes nothing.
 pub fn rebuild(
     claim: &Claim,
     seen: &Snapshot<'_>,
@@ -64,7 +68,7 @@ pub fn rebuild(
     }
     Ok(Some(Record::new(
         claim,
-        seen.boot,
+        &BootId::unknown(),
         devices,
         Phase::Prepared,
     )))

@@ -148,7 +148,7 @@ pub struct Record {
     /// Namespace, kept in every phase: the claim may be gone when it is needed.
     pub namespace: String,
     pub name: String,
-    /// The boot in which it was prepared.
+    /// The boot in which it was prepared; unknown in a record that was made again.
     pub boot: BootId,
     /// Time at which the claim was allocated, according to the API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -214,6 +214,12 @@ impl Record {
                 .iter()
                 .zip(&allocation.results)
                 .all(|(d, r)| d.allocated == *r)
+    }
+
+    /// Returns true if the claim may have been prepared in this boot, so that its programs and what
+    /// was made for it may be there. A record that was made again may be of any boot.
+    pub fn may_be_of(&self, boot: &BootId) -> bool {
+        self.boot == *boot || self.boot == BootId::unknown()
     }
 
     /// Returns true if its claim is answered from it: prepared in this boot, for this allocation.

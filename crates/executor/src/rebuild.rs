@@ -127,7 +127,8 @@ fn remake(
     }))
 }
 
-/// Writes a record that was made again, and the claim's files.
+/// Writes a record that was made again. Its CDI file stays or goes; the record is carried out by
+/// restore or the claim's next prepare, which write it.
 fn serve_again(
     context: &Context,
     claim: &Claim,
@@ -142,7 +143,6 @@ fn serve_again(
     // While the record could not be read, nothing kept other drivers from its GPUs.
     take_what_is_held(context, &record);
     context.state.write_record(&record)?;
-    files.refresh_cdi(&record)?;
     Ok(Event::Rebuilt { claim: record.uid })
 }
 

@@ -14,7 +14,7 @@ use crate::gpus::Gpus;
 use crate::rebuild::{rebuild, unprepared_in_this_boot};
 use crate::records::others;
 use crate::release::{LeftBehind, finish, let_go};
-use crate::restore::restore_cdi;
+use crate::restore::{restore, restore_cdi};
 use crate::state::Records;
 use crate::{Event, LockName, Refresh, Report, UnprepareCause, chain};
 
@@ -281,6 +281,14 @@ impl<'a> Keeper<'a> {
         let done = match rebuild(self.context, uid, claim) {
             kept @ Some(Event::Kept { .. }) => {
                 finish(self.context, uid, self.context.briefly()).or(kept)
+            }
+            // Its GPUs may be as another boot has left them.
+            rebuilt @ Some(Event::Rebuilt { .. }) => {
+                let done = restore(self.context, uid, Refresh::Missing, false);
+                match Event::of(uid, done) {
+                    Some(failed @ (Event::Failed { .. } | Event::Kept { .. })) => Some(failed),
+                    _ => rebuilt,
+                }
             }
             done => done,
         };

@@ -115,7 +115,8 @@ pub(crate) fn finish_lingering(context: &Context) -> (Report, bool) {
 /// Returns whether the API says that a claim of another boot no longer has what its record says. An
 /// API that does not answer is asked once.
 fn is_gone(context: &Context, record: &Record, ask: &mut bool) -> bool {
-    if !*ask || record.boot == context.config.boot {
+    // One that may be of this boot may have programs: it is let go as an orphan.
+    if !*ask || record.may_be_of(&context.config.boot) {
         return false;
     }
     let until = context.now() + ASK_WITHIN;
@@ -130,7 +131,8 @@ fn is_gone(context: &Context, record: &Record, ask: &mut bool) -> bool {
     }
 }
 
-fn restore(
+/// Brings back what a prepared claim has: its CDI file, and for one of another boot everything.
+pub(crate) fn restore(
     context: &Context,
     uid: &ClaimUid,
     refresh: Refresh,

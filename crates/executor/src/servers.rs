@@ -123,7 +123,7 @@ impl Gpus<'_> {
         let records = self.context.state.records()?;
         let is_served = |record: &&Record| {
             let mut devices = record.devices.iter();
-            record.boot == self.context.config.boot
+            record.may_be_of(&self.context.config.boot)
                 && devices.any(|device| {
                     device.gpu == *gpu && targets.contains(&device.target) && device.mps.is_some()
                 })

@@ -94,6 +94,13 @@ id!(
     DeviceName, "device name", "a DNS label of at most 63 lower-case letters, digits and dashes", is_dns_label
 );
 
+impl BootId {
+    /// Makes the id of a boot that is not known: no boot has it.
+    pub fn unknown() -> Self {
+        Self("unknown".to_owned())
+    }
+}
+
 fn is_token(text: &str) -> bool {
     // Besides UUIDs this takes the form of drivers before R470, `MIG-GPU-<uuid>/<gi>/<ci>`.
     text.len() <= 128
