@@ -19,8 +19,8 @@ use divvy_model::{
 };
 
 use crate::{
-    AllocatedDevice, Claim, Filling, GpuSeen, GpuState, OtherClaim, Phase, Prepared, Record,
-    RecordedDevice, Refusal, Stored, Why, resolve,
+    AllocatedDevice, Claim, Filling, GpuSeen, GpuState, Living, OtherClaim, Phase, Prepared,
+    Record, RecordedDevice, Refusal, Stored, Why, resolve,
 };
 
 pub(crate) use self::conflicts::conflicts;
@@ -254,15 +254,19 @@ fn gone_beside(
     let is_made = |device: &&RecordedDevice| {
         let place = device.own_place().filter(|_| device.sharing.holds());
         let filling = place.and_then(|place| seen.filling(&device.gpu, place));
-        // Empty now, so this call would make it.
-        matches!(filling, Some(Ok(None)))
+        // No whole partition is there now, so this call would make one.
+        let is_whole = |there: &Option<Living>| {
+            let there = there.as_ref();
+            there.is_some_and(|living| living.as_partition().is_some())
+        };
+        matches!(filling, Some(Ok(there)) if !is_whole(there))
     };
     for device in devices.iter().filter(is_made) {
         let others = seen.records.values().filter_map(|stored| stored.fine());
         let mut in_use = others.filter(|record| {
             record.uid != claim.uid
                 && record.boot == *seen.boot
-                && record.phase == Phase::Prepared
+                && may_run(&record.phase)
                 && seen.gone(record).any(|gone| gone.gpu == device.gpu)
         });
         if let Some(record) = in_use.next() {
@@ -271,6 +275,15 @@ fn gone_beside(
         }
     }
     Ok(())
+}
+
+/// Returns whether programs of a claim in this phase may run: also those of one that lingers.
+fn may_run(phase: &Phase) -> bool {
+    match phase {
+        Phase::Prepared => true,
+        Phase::Leaving(leaving) => !leaving.undoing,
+        Phase::Preparing => false,
+    }
 }
 
 /// Returns true if instances were made for a claim that no record holds: a file that was lost after

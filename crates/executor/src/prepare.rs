@@ -29,6 +29,8 @@ const STALE_AFTER: Duration = Duration::from_secs(1);
 /// Outcome of one attempt, made under the locks.
 enum Attempt {
     Done(Prepared),
+    /// The claim's earlier allocation was let go.
+    LetGo,
     /// The claim's record is to be rebuilt, under the claim's lock alone.
     Rebuild,
     /// The claim's record was rebuilt: decided again.
@@ -66,7 +68,7 @@ pub(crate) fn prepare(
             Attempt::Done(prepared) => return Ok(prepared),
             // The record was written after `seen` was taken: the wait below ends at once, and the
             // next attempt finds it. The text is the answer only where there is no more time.
-            Attempt::Rebuild | Attempt::MadeAgain => PrepareCause::Lost(
+            Attempt::Rebuild | Attempt::MadeAgain | Attempt::LetGo => PrepareCause::Lost(
                 "it is unreadable again right after it was rebuilt (check the disk of the node)"
                     .into(),
             ),
@@ -156,9 +158,18 @@ fn attempt(
     } else {
         take_gpus(context, &claim.reference(), &wanted)
     };
-    let done = look(context, claim, &ordinals, &concerned, others)
+    let look = || look(context, claim, &ordinals, &concerned, others.clone());
+    let done = look()
         .map_err(PrepareCause::from)
-        .and_then(|seen| act(context, claim, seen, &own, call, is_fresh));
+        .and_then(|seen| act(context, claim, seen, &own, call, is_fresh))
+        .and_then(|done| match done {
+            // What was decided on is no longer so: look and decide again, under the same locks.
+            Attempt::LetGo => {
+                let own = Arc::new(Stored::Absent);
+                act(context, claim, look()?, &own, call, is_fresh)
+            }
+            done => Ok(done),
+        });
     // The claim may have none of its GPUs in the end.
     if !matches!(done, Ok(Attempt::Done(_))) {
         leave_gpus(context, &wanted);
@@ -198,10 +209,16 @@ fn act(
         Decision::Refuse(refusal) => Err(refusal.into()),
         // Nothing is taken on the word of an old allocation.
         Decision::Hold { .. } if !is_fresh => Ok(Attempt::LookUp),
+        // Another allocation, or a prepare that a crash cut short, goes first as a whole: its
+        // devices may be among the new ones.
         Decision::Hold {
             devices,
-            let_go_first,
-        } => take(context, claim, devices, own.fine(), let_go_first, call),
+            let_go_first: true,
+        } => let_go_of_earlier(context, claim, own.fine(), &devices),
+        Decision::Hold {
+            devices,
+            let_go_first: false,
+        } => take(context, claim, devices, own.fine(), call),
     }
 }
 
@@ -228,28 +245,15 @@ fn answer_again(
     }
 }
 
-/// Gives the claim its devices. Devices of an earlier allocation are let go first, under the same
-/// locks.
+/// Gives the claim its devices. A record that is gone on with (`earlier`) stays until its successor
+/// is written, so that a failure can put it back.
 fn take(
     context: &Context,
     claim: &Claim,
     devices: Vec<RecordedDevice>,
-    own: Option<&Record>,
-    let_go_first: bool,
+    earlier: Option<&Record>,
     call: &Call,
 ) -> Result<Attempt, PrepareCause> {
-    // A record that is gone on with stays until its successor is written, so that a failure can put
-    // it back. Another allocation, or a prepare that a crash cut short, goes first as a whole: its
-    // devices may be among the new ones.
-    let earlier = own.filter(|_| !let_go_first);
-    if let Some(record) = own.filter(|_| let_go_first)
-        && let Some(why) = let_go_of_earlier(context, claim, record, &devices)?
-    {
-        return Ok(Attempt::Again(why.into(), None));
-    }
-    if devices.is_empty() {
-        return Ok(Attempt::Done(Prepared::default()));
-    }
     let mut record = Record::new(claim, &context.config.boot, devices, Phase::Prepared);
     // Lets an unprepare that arrived before this call and gets the lock after it see that the
     // record is not its own to undo.
@@ -267,22 +271,26 @@ fn take(
 }
 
 /// Lets the claim's earlier allocation go, or a prepare that a crash cut short, but for the locks
-/// of the GPUs that it is to get now. Returns the refusal if that is not possible yet.
+/// of the GPUs that it is to get now.
 fn let_go_of_earlier(
     context: &Context,
     claim: &Claim,
-    record: &Record,
+    record: Option<&Record>,
     devices: &[RecordedDevice],
-) -> Result<Option<Refusal>, PrepareCause> {
+) -> Result<Attempt, PrepareCause> {
+    let Some(record) = record else {
+        return Ok(Attempt::LetGo);
+    };
     let held = devices.iter().filter(|device| device.sharing.holds());
     let wanted = held.map(|device| device.gpu.clone()).collect();
-    match let_go(context, record, &wanted) {
-        Ok(()) => Ok(None),
-        Err(LeftBehind::InUse(why)) => Ok(Refusal::earlier_in_use(claim, record, why)),
-        Err(LeftBehind::Stuck { reason, .. }) => Ok(Refusal::earlier_stuck(claim, record, reason)),
-        Err(LeftBehind::Store(error)) => Err(error.into()),
-        Err(LeftBehind::Cdi(error)) => Err(error.into()),
-    }
+    let why = match let_go(context, record, &wanted) {
+        Ok(()) => None,
+        Err(LeftBehind::InUse(why)) => Refusal::earlier_in_use(claim, record, why),
+        Err(LeftBehind::Stuck { reason, .. }) => Refusal::earlier_stuck(claim, record, reason),
+        Err(LeftBehind::Store(error)) => return Err(error.into()),
+        Err(LeftBehind::Cdi(error)) => return Err(error.into()),
+    };
+    Ok(why.map_or(Attempt::LetGo, |why| Attempt::Again(why.into(), None)))
 }
 
 /// Notes that a claim that is prepared already was asked for again: its record says when, which

@@ -115,9 +115,8 @@ fn places(
     }
     // A claim that is answered again makes nothing.
     let makes = own.is_none_or(|record| !record.answers(&claim.allocation, &context.config.boot));
-    let prepared = others(records, &claim.uid).filter(|record| record.phase == Phase::Prepared);
-    let others: Vec<_> = prepared
-        .filter(|_| makes)
+    let others: Vec<_> = others(records, &claim.uid)
+        .filter(|record| makes && record.phase != Phase::Preparing)
         .flat_map(|record| &record.devices)
         .collect();
     let results = claim.allocation.results.iter();
