@@ -6,7 +6,7 @@ use divvy_model::{ComputeMode, MigMode, MpsNamespace, MpsNamespaceName, MpsServe
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
-use crate::gpu_state::{GpuState, Life, MpsNote};
+use crate::gpu_state::{GpuState, MpsNote};
 use crate::holds::Ends;
 use crate::seen::{GpuSeen, MpsSeen, Now};
 
@@ -32,16 +32,17 @@ pub fn diff(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Vec<Change> {
             // would hit another owner's instance.
             _ if now == Now::Gone => forget.push(Change::Forget(*place)),
             None => remove.push(Change::Remove(*place, instance.life.clone())),
-            // The remains of an earlier instance are removed, and it is made anew as a whole.
-            Some(Need::Make) if now != Now::Whole => {
+            // The remains of an earlier instance are removed, and it is made anew as a whole. An
+            // instance that cannot be read may live whole: the creation below looks again.
+            Some(Need::Make) if now == Now::Partly => {
                 remove.push(Change::Remove(*place, instance.life.clone()));
             }
-            Some(Need::Make | Need::Keep) => {}
+            Some(Need::Make | Need::Join | Need::Keep) => {}
         }
     }
-    // An instance that is removed above is made anew below: `Partly` is not `Whole`.
+    let is_whole = |place: Place| now_at(state, seen, place) == Some(Now::Whole);
     let wanted = goal.instances.iter();
-    let make = wanted.filter(|(place, need)| **need == Need::Make && !lives(state, seen, **place));
+    let make = wanted.filter(|(place, need)| need.is_made() && !is_whole(**place));
     let make = make.map(|(place, _)| Change::Create(*place));
     // MIG mode can change only once no instance is left, and instances can be made only once it is
     // on, so settings stand between removals and creations.
@@ -111,19 +112,28 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
     for target in targets {
         let noted = state.mps.get(&target);
         let runs = running.map(|running| running.get(&target));
-        let lives = target.place().is_none_or(|place| lives(state, seen, place));
+        let lives = target
+            .place()
+            .is_none_or(|place| may_live(state, seen, place));
         let partition = target.place().and_then(|place| state.partition_at(place));
         let is = |one: &MpsSeen, server: MpsServer| {
             lives && one.server == server && (one.partition == partition || partition.is_none())
         };
         let need = target.place().map(|place| goal.instances.get(&place));
-        let is_made = need == Some(Some(&Need::Make));
+        let is_made = matches!(need, Some(Some(need)) if need.is_made());
         let noted_at = |place| state.instances.contains_key(&place);
         let goes = need == Some(None) && target.place().is_some_and(noted_at);
         let want = match goal.mps.get(&target) {
-            // A partition that is gone and not made anew needs no server, and none is removed under
-            // its server.
-            Some(Want::To(_)) if !lives && !is_made => Want::Found,
+            // A partition that is gone and not made anew needs no server. That of other claims ends
+            // with them: the answer may be an odd one.
+            Some(Want::To(_)) if !lives && !is_made => {
+                if goal.served.contains(&target) {
+                    Want::Leave
+                } else {
+                    Want::Found
+                }
+            }
+            // No partition is removed under its server.
             _ if goes => Want::Found,
             Some(want) => *want,
             None if goal.ends_mps.iter().any(|one| one.overlaps(target)) => Want::Found,
@@ -146,7 +156,9 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
                 let is_noted = noted.is_some_and(|noted| noted.up && noted.server == server);
                 let is_so = is_noted && same.is_some();
                 let is_anew = same.is_some_and(|one| is_started_anew(one, noted, goal));
-                stop.extend(is_other.then_some(Change::StopMps(target)));
+                // Under others' programs it stays, and the start says what is in its way.
+                let is_ended = is_other && !goal.served.contains(&target);
+                stop.extend(is_ended.then_some(Change::StopMps(target)));
                 start.extend(if is_anew {
                     Some(Change::RestartMps(target, server))
                 } else {
@@ -166,11 +178,17 @@ fn is_started_anew(running: &MpsSeen, noted: Option<&MpsNote>, goal: &GpuGoal) -
         .is_some_and(|unwell| unwell.is_idle || goal.restarts_wedged_mps)
 }
 
-/// Returns whether an instance that is noted at a place lives, whole.
-fn lives(state: &GpuState, seen: &GpuSeen, place: Place) -> bool {
-    state.instances.get(&place).is_some_and(|instance| {
-        matches!(instance.life, Life::Whole(_)) && seen.of_noted(place, instance) == Now::Whole
-    })
+/// Returns the state of the instance that is noted at a place.
+fn now_at(state: &GpuState, seen: &GpuSeen, place: Place) -> Option<Now> {
+    let noted = state.instances.get(&place)?;
+    Some(seen.of_noted(place, noted))
+}
+
+/// Returns whether an instance that was made whole lives, as far as can be read: a server in it is
+/// not ended because of an answer that is missing.
+fn may_live(state: &GpuState, seen: &GpuSeen, place: Place) -> bool {
+    state.partition_at(place).is_some()
+        && matches!(now_at(state, seen, place), Some(Now::Whole | Now::Unknown))
 }
 
 /// Returns the namespaces that end and those that are made. A server that is started has none.
@@ -198,7 +216,13 @@ fn namespaces(
         },
         None => None,
     };
+    // A namespace of the claim that is let go may be there as long as nothing says that it is not.
+    let unlisted = match (&seen.mps, &goal.ends) {
+        (Some(Err(_)), Ends::These(names)) => Some(names),
+        _ => None,
+    };
     let names = listed.into_iter().flat_map(|listed| listed.keys());
+    let names = names.chain(unlisted.into_iter().flatten());
     let goes = |name: &&MpsNamespaceName| match &goal.ends {
         Ends::Nothing => false,
         Ends::These(names) => names.contains(name),
@@ -229,7 +253,7 @@ mod tests {
     use divvy_model::{GpuOp, MpsFault, MpsProtocol};
 
     use super::*;
-    use crate::gpu_state::Instance;
+    use crate::gpu_state::{Instance, Life};
     use crate::seen::{Living, Unwell};
 
     fn place() -> Place {

@@ -1,6 +1,6 @@
 //! The goal of a GPU, worked out from holds and permissions, and from nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{
     ComputeMode, Hold, MpsNamespace, MpsNamespaceName, MpsServer, Place, Sharing, Target, TimeSlice,
@@ -23,10 +23,22 @@ pub enum Want<T> {
 /// The need for an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Makes it if it does not live.
+    /// Makes it if it does not live, and removes its remains before.
     Make,
+    /// Makes it if it is certainly gone. Nothing of it is removed: other claims hold it too.
+    Join,
     /// Keeps it if it lives; does not make it again.
     Keep,
+}
+
+impl Need {
+    /// Returns true if the claim of the call is to get the instance.
+    pub fn is_made(self) -> bool {
+        match self {
+            Self::Make | Self::Join => true,
+            Self::Keep => false,
+        }
+    }
 }
 
 /// Target state of a GPU.
@@ -37,6 +49,8 @@ pub struct GpuGoal {
     pub slice: Want<TimeSlice>,
     /// MPS servers by target: started, or left as they are.
     pub mps: BTreeMap<Target, Want<MpsServer>>,
+    /// Targets whose MPS server other claims use: no call ends it, whatever runs there.
+    pub served: BTreeSet<Target>,
     /// MPS servers of targets that are not named end where they overlap with these.
     pub ends_mps: Vec<Target>,
     /// True if an MPS server that is wedged is started anew although it has clients.
@@ -50,17 +64,6 @@ pub struct GpuGoal {
 }
 
 impl GpuGoal {
-    /// Returns true if a claim is to get something: then the first change that fails ends the call.
-    /// Removals and give-backs alone go on past a failure, so that one stuck instance does not keep
-    /// the others.
-    pub fn makes(&self) -> bool {
-        self.instances.values().any(|need| *need == Need::Make)
-            || matches!(self.mig, Want::To(_))
-            || matches!(self.compute, Want::To(_))
-            || matches!(self.slice, Want::To(_))
-            || self.starts_mps()
-    }
-
     /// Returns true if an MPS server is wanted.
     pub fn starts_mps(&self) -> bool {
         let mut servers = self.mps.values();
@@ -80,7 +83,6 @@ impl GpuGoal {
 /// - While a record cannot be read (`unknown`), nothing is given back: it may need the setting.
 /// - A setting goes back to what was found only while nothing that is made or kept needs it.
 pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
-    let making = !holds.make.is_empty();
     // A record that cannot be read may need what would be given back.
     let found = || if holds.unknown { None } else { Some(()) };
     GpuGoal {
@@ -90,17 +92,22 @@ pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
         // was changed behind our back: reconcile does not fight an administrator.
         compute: match (compute_of(&holds.make), compute_of(&holds.keep)) {
             (Some(to), _) => Want::To(to),
-            (None, None) if !making => found().map_or(Want::Leave, |()| Want::Found),
-            (None, _) => Want::Leave,
+            // Also before a claim gets something: a mode that could not be given back is not its.
+            (None, None) => found().map_or(Want::Leave, |()| Want::Found),
+            (None, Some(_)) => Want::Leave,
         },
         // The slice cannot be read back, so a hold that stays has it set again when the driver may
         // have been reloaded: `slice` looks at both lists.
         slice: match slice(holds, grant) {
             Some(to) => Want::To(to),
-            None if !making => found().map_or(Want::Leave, |()| Want::Found),
+            // For other users of the GPU a round gives it back.
+            None if holds.make.is_empty() || holds.keep.is_empty() => {
+                found().map_or(Want::Leave, |()| Want::Found)
+            }
             None => Want::Leave,
         },
         mps: mps(holds),
+        served: holds.served.clone(),
         // A record that cannot be read may be of a user of one of them.
         ends_mps: found().map_or_else(Vec::new, |()| holds.about.clone()),
         // A round alone: it reports whose programs are hit.
@@ -113,8 +120,8 @@ pub fn goal(holds: &Holds, grant: Granted, may_set_mig: bool) -> GpuGoal {
 
 /// Works out the wanted MIG mode. It follows from what the call makes and never from what is held:
 /// turning it off is left to the next use that needs it off, and a round does not fight an
-/// administrator. A mode that we turned on for partitions goes back only when nothing holds the GPU
-/// and no rule offers any.
+/// administrator. A mode that we turned on for partitions goes back in a round only, when nothing
+/// holds the GPU and no rule offers any: an unprepare does not wait for a mode to change.
 fn mig(holds: &Holds, grant: Granted, may_set: bool) -> Want<bool> {
     let needs = |hold: &Hold| match hold.target {
         Target::Gpu => Some(false),
@@ -124,7 +131,7 @@ fn mig(holds: &Holds, grant: Granted, may_set: bool) -> Want<bool> {
     let unused = holds.keep.is_empty() && holds.strays.is_empty() && !holds.unknown;
     match holds.make.iter().find_map(needs) {
         Some(on) if may_set => Want::To(on),
-        None if holds.make.is_empty() && unused && !grant.offers_partitions => Want::Found,
+        None if holds.is_round && unused && !grant.offers_partitions => Want::Found,
         // Without permission the mode stays; `servable` has refused the claim if it is the wrong
         // one.
         Some(_) | None => Want::Leave,
@@ -177,13 +184,15 @@ fn instances(holds: &Holds) -> BTreeMap<Place, Need> {
     // A record that cannot be read may be of another user of a shared partition.
     let shared = holds.leaves_shared.iter().copied();
     let shared = shared.filter(|_| holds.unknown);
-    let make = holds.make.iter().filter_map(own_place);
-    keep.chain(shared)
-        // `Make` comes last and wins over `Keep` at the same place: a partition that is shared and
-        // gone is made again for the claim that is added.
-        .map(|place| (place, Need::Keep))
-        .chain(make.map(|place| (place, Need::Make)))
-        .collect()
+    let mut needs: BTreeMap<Place, Need> = keep.chain(shared).map(|at| (at, Need::Keep)).collect();
+    // A partition that others hold too is made again if it is certainly gone, and never removed.
+    for place in holds.make.iter().filter_map(own_place) {
+        let need = needs.entry(place).or_insert(Need::Make);
+        if *need == Need::Keep {
+            *need = Need::Join;
+        }
+    }
+    needs
 }
 
 #[cfg(test)]
@@ -200,65 +209,88 @@ mod tests {
         }
     }
 
-    /// The first change that fails ends a call that makes something, and no other.
-    #[test]
-    fn a_goal_makes_something_if_any_part_of_it_is_to_be() {
-        let server = MpsServer::NAMESPACES;
-        let goal = GpuGoal::default;
-        for goal in [
-            GpuGoal {
-                instances: [(place(), Need::Make)].into(),
-                ..goal()
-            },
-            GpuGoal {
-                mig: Want::To(false),
-                ..goal()
-            },
-            GpuGoal {
-                compute: Want::To(ComputeMode::Default),
-                ..goal()
-            },
-            GpuGoal {
-                slice: Want::To(TimeSlice::Long),
-                ..goal()
-            },
-            GpuGoal {
-                mps: [(Target::Gpu, Want::To(server))].into(),
-                ..goal()
-            },
-        ] {
-            assert!(goal.makes(), "{goal:?}");
-            assert_eq!(goal.starts_mps(), !goal.mps.is_empty());
+    /// A hold of the whole GPU, or of a partition.
+    fn hold(claim: &str, target: Target, sharing: Sharing) -> Hold {
+        let uuid = "GPU-12345678-1234-1234-1234-123456780001";
+        Hold {
+            claim: claim.parse::<ClaimUid>().unwrap(),
+            gpu: uuid.parse::<GpuUuid>().unwrap(),
+            target,
+            sharing,
+            theirs: false,
+            device: "gpu-0".parse().unwrap(),
+            time_slice: None,
+            mps: None,
         }
-        for goal in [
-            goal(),
-            GpuGoal {
-                instances: [(place(), Need::Keep)].into(),
-                mig: Want::Found,
-                compute: Want::Found,
-                slice: Want::Found,
-                mps: [(Target::Gpu, Want::Found)].into(),
-                ..goal()
-            },
+    }
+
+    /// A setting that could not be given back is not the next claim's.
+    #[test]
+    fn a_claim_that_needs_no_setting_has_those_of_before_given_back() {
+        let whole = hold("w", Target::Gpu, Sharing::Exclusive);
+        let share = hold("s", Target::Gpu, Sharing::TimeSliced);
+        for (make, keep, unknown, compute, slice) in [
+            (Some(&whole), None, false, Want::Found, Want::Found),
+            (Some(&whole), None, true, Want::Leave, Want::Leave),
+            (None, Some(&share), false, Want::Leave, Want::Found),
+            (
+                Some(&share),
+                Some(&share),
+                false,
+                Want::To(ComputeMode::Default),
+                Want::Leave,
+            ),
+            (
+                Some(&share),
+                None,
+                false,
+                Want::To(ComputeMode::Default),
+                Want::Found,
+            ),
         ] {
-            assert!(!goal.makes() && !goal.starts_mps(), "{goal:?}");
+            let holds = Holds {
+                make: make.into_iter().cloned().collect(),
+                keep: keep.into_iter().cloned().collect(),
+                unknown,
+                ..Holds::default()
+            };
+            let goal = goal(&holds, Granted::default(), true);
+            assert_eq!((goal.compute, goal.slice), (compute, slice), "{holds:?}");
+        }
+    }
+
+    /// Turning the mode off may take long, which an unprepare does not wait for.
+    #[test]
+    fn mig_mode_goes_back_in_a_round_alone() {
+        for (is_round, expected) in [(true, Want::Found), (false, Want::Leave)] {
+            let holds = Holds {
+                is_round,
+                ..Holds::default()
+            };
+            let goal = goal(&holds, Granted::default(), true);
+            assert_eq!(goal.mig, expected);
+        }
+    }
+
+    /// A partition that others hold is never removed for a claim that joins them.
+    #[test]
+    fn a_partition_that_others_hold_is_joined() {
+        let target = Target::Partition(place());
+        let one = |claim| hold(claim, target, Sharing::TimeSliced);
+        for (keep, expected) in [(vec![], Need::Make), (vec![one("a")], Need::Join)] {
+            let holds = Holds {
+                make: vec![one("b")],
+                keep,
+                ..Holds::default()
+            };
+            let goal = goal(&holds, Granted::default(), true);
+            assert_eq!(goal.instances, [(place(), expected)].into());
         }
     }
 
     #[test]
     fn mig_mode_is_changed_with_permission_only() {
-        let claim: ClaimUid = "a".parse().unwrap();
-        let uuid = "GPU-12345678-1234-1234-1234-123456780001";
-        let hold = Hold {
-            claim,
-            gpu: uuid.parse::<GpuUuid>().unwrap(),
-            target: Target::Partition(place()),
-            sharing: Sharing::Exclusive,
-            theirs: false,
-            device: "gpu-0-mig-3g40gb-9-4".parse().unwrap(),
-            time_slice: None,
-            mps: None,
-        };
+        let hold = hold("a", Target::Partition(place()), Sharing::Exclusive);
         let holds = Holds {
             make: vec![hold],
             ..Holds::default()

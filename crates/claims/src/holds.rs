@@ -16,13 +16,8 @@ use crate::stored::Stored;
 pub enum Own<'a> {
     /// The claim gets these devices.
     Makes(&'a ClaimUid, &'a [RecordedDevice]),
-    /// The claim lets these devices go. A place in `keeps` stays all the same: an earlier record of
-    /// the claim was given what lives there.
-    Leaves {
-        claim: &'a ClaimUid,
-        devices: &'a [RecordedDevice],
-        keeps: &'a BTreeSet<(GpuUuid, Place)>,
-    },
+    /// The claim lets these devices go.
+    Leaves(&'a ClaimUid, &'a [RecordedDevice]),
     /// No claim: a round of reconcile.
     None,
 }
@@ -43,6 +38,8 @@ pub struct Holds {
     /// claim that is the first, or has the target alone. Without those of users of an earlier boot,
     /// or that are being undone, and of those beside the targets that the call is about.
     pub servers: BTreeMap<Target, MpsServer>,
+    /// The targets whose server other claims use in this boot.
+    pub served: BTreeSet<Target>,
     /// The targets that the call is about: of the claim that gets or lets go, and of a round all. A
     /// server beside them that cannot be started or does not end keeps the claim from nothing.
     pub about: Vec<Target>,
@@ -83,7 +80,7 @@ impl Holds {
     ) -> Self {
         let (claim, makes, leaves): (Option<&ClaimUid>, &[_], &[_]) = match own {
             Own::Makes(claim, devices) => (Some(claim), devices, &[]),
-            Own::Leaves { claim, devices, .. } => (Some(claim), &[], devices),
+            Own::Leaves(claim, devices) => (Some(claim), &[], devices),
             Own::None => (None, &[], &[]),
         };
         let mut holds = Self {
@@ -131,7 +128,7 @@ impl Holds {
                     // that is being undone may have stopped its server already.
                     let undoing =
                         matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
-                    if record.boot == *boot && !undoing {
+                    if record.may_be_of(boot) && !undoing {
                         for (target, kept) in servers(&record.devices) {
                             let running = noted_slots(target).filter(|_| kept.slots.is_some());
                             holds.servers.insert(target, running.unwrap_or(kept));
@@ -142,9 +139,10 @@ impl Holds {
                 }
             }
         }
+        holds.served = holds.servers.keys().copied().collect();
         // Phase 2: the part of the claim that the call is about.
         holds.about = match own {
-            Own::Makes(_, devices) | Own::Leaves { devices, .. } => {
+            Own::Makes(_, devices) | Own::Leaves(_, devices) => {
                 let here = devices.iter().filter(|device| device.gpu == *gpu);
                 here.map(|device| device.target).collect()
             }
@@ -168,40 +166,35 @@ impl Holds {
                 holds.namespaces = namespaces(devices);
                 Ends::Nothing
             }
-            Own::Leaves { devices, .. } => Ends::These(namespaces(devices).into_keys().collect()),
+            Own::Leaves(_, devices) => Ends::These(namespaces(devices).into_keys().collect()),
             // A record that cannot be read may be of the claim of one of them.
             Own::None if holds.unknown => Ends::Nothing,
             Own::None => Ends::Strays,
         };
         // Phase 3: instances of ours that no record holds.
-        holds.strays = strays(gpu, own, &holds.keep, (state, boot));
+        holds.strays = strays(gpu, own, &holds, (state, boot));
         holds
     }
 }
 
-/// Returns the places of instances of ours that no record holds. The claim's own ones are no
-/// strays: they are made again or removed by this very call.
+/// Returns the places of instances of ours that no record holds, as far as can be read. The claim's
+/// own ones are no strays: they are made again or removed by this very call.
 fn strays(
     gpu: &GpuUuid,
     own: Own<'_>,
-    keep: &[Hold],
+    holds: &Holds,
     (state, boot): (&GpuState, &BootId),
 ) -> BTreeSet<Place> {
-    let held: BTreeSet<Place> = keep.iter().filter_map(own_place).collect();
+    let held: BTreeSet<Place> = holds.keep.iter().filter_map(own_place).collect();
     let going = |place: &Place, made_for: &ClaimUid| match own {
-        Own::Leaves {
-            claim,
-            devices,
-            keeps,
-        } => {
+        Own::Makes(claim, devices) | Own::Leaves(claim, devices) => {
             let named = devices
                 .iter()
                 .any(|d| d.gpu == *gpu && d.own_place() == Some(*place));
-            // Also an instance that was made for the claim under an allocation of which no
-            // record is left.
-            (named || made_for == claim) && !keeps.contains(&(gpu.clone(), *place))
+            // Also an instance that was made for the claim under an allocation of which no record
+            // is left, unless a record that cannot be read may be of a claim that shares it.
+            named || (made_for == claim && !holds.unknown)
         }
-        Own::Makes(claim, _) => made_for == claim,
         Own::None => false,
     };
     state
@@ -289,26 +282,24 @@ mod tests {
         };
         let of_a = BTreeMap::from([(a.clone(), Arc::new(Stored::Fine(record)))]);
         let (first, second) = ([device(0)], [device(4)]);
-        let kept = BTreeSet::from([(gpu(), place(0))]);
-        let elsewhere = BTreeSet::from([(gpu(), place(4))]);
-        let leaves = |devices, keeps| Own::Leaves {
-            claim: &a,
-            devices,
-            keeps,
+        let torn = Stored::Corrupt {
+            reason: "torn".to_owned(),
         };
-        let nothing = BTreeSet::new();
+        let torn = BTreeMap::from([("c".parse().unwrap(), Arc::new(torn))]);
         for (own, records, expected) in [
             (Own::None, &none, &[0, 4][..]),
             (Own::None, &of_a, &[4]),
             (Own::Makes(&a, &first), &none, &[4]),
             (Own::Makes(&b, &second), &none, &[0]),
-            (leaves(&first[..], &nothing), &none, &[4]),
+            (Own::Leaves(&a, &first), &none, &[4]),
             // Also an instance that was made for it under an earlier allocation, and one that it
             // names.
-            (leaves(&[], &nothing), &none, &[4]),
-            (leaves(&second[..], &nothing), &none, &[]),
-            (leaves(&first[..], &kept), &none, &[0, 4]),
-            (leaves(&second[..], &elsewhere), &none, &[4]),
+            (Own::Leaves(&a, &[]), &none, &[4]),
+            (Own::Leaves(&a, &second), &none, &[]),
+            // A claim whose record cannot be read may share the one of the earlier allocation.
+            (Own::Makes(&a, &second), &torn, &[0]),
+            (Own::Leaves(&a, &first), &torn, &[4]),
+            (Own::Leaves(&a, &second), &torn, &[0]),
         ] {
             let holds = Holds::of(&gpu(), own, records, (&state, &boot));
             let expected: BTreeSet<_> = expected.iter().map(|start| place(*start)).collect();
@@ -322,7 +313,7 @@ mod tests {
         let mut other = device(4);
         other.gpu = "GPU-12345678-1234-1234-1234-123456780002".parse().unwrap();
         let other = [other];
-        let holds = Holds::of(&gpu(), leaves(&other, &nothing), &none, (&state, &boot));
+        let holds = Holds::of(&gpu(), Own::Leaves(&a, &other), &none, (&state, &boot));
         assert_eq!(holds.strays, BTreeSet::from([place(4)]));
     }
 

@@ -103,8 +103,10 @@ pub struct GpuSeen {
 pub(crate) enum Now {
     /// GPU instance and compute instance live.
     Whole,
-    /// A part lives, or it cannot be read.
+    /// A part of it certainly lives, without the rest.
     Partly,
+    /// It may live: it cannot be read, or a question about it is open.
+    Unknown,
     /// It is certainly gone.
     Gone,
 }
@@ -150,19 +152,19 @@ impl GpuSeen {
         matches!(&self.mps, Some(Ok(running)) if running.contains_key(&target))
     }
 
-    /// Returns the state of a noted instance. A place that was not asked for is as noted; one that
-    /// cannot be read, or of which a question is open, counts as there: nothing proves that it is
-    /// gone for good.
+    /// Returns the state of a noted instance. A place that was not asked for is as noted. A place
+    /// that cannot be read proves neither that the instance is gone nor that it lives.
     pub(crate) fn of_noted(&self, place: Place, noted: &Instance) -> Now {
         // An open question is answered by `settled`, with no call under way, and not by this
         // comparison.
         let life = &noted.life;
         if noted.doubt.is_some() || matches!(life, Life::Begun | Life::Unsure) {
-            return Now::Partly;
+            return Now::Unknown;
         }
         match self.places.get(&place) {
             None if matches!(life, Life::Whole(_)) => Now::Whole,
-            None | Some(Err(_)) => Now::Partly,
+            None => Now::Partly,
+            Some(Err(_)) => Now::Unknown,
             Some(Ok(None)) => Now::Gone,
             // Another owner's instance fills the place. Ours is gone, and what lives there must not
             // be removed.
@@ -300,33 +302,60 @@ mod tests {
         }
     }
 
-    /// An instance that may not live serves no claim; remains are removed first.
+    /// An instance that may not live serves no claim. Remains are removed first, but for those that
+    /// other claims hold; what cannot be read may live, and is looked at again.
     #[test]
     fn an_instance_that_is_needed_is_made_anew_unless_it_lives_whole() {
         let (id, uuid) = OURS;
-        let kept = |life: &Life, doubt, filling: Option<Filling>| {
-            let found = changes((life, doubt), filling.as_ref(), Some(Need::Make));
-            if found.is_empty() {
-                return true;
-            }
-            let anew = [Change::Remove(PLACE, life.clone()), Change::Create(PLACE)];
-            assert_eq!(found, anew, "{life:?} {doubt:?} {filling:?}");
-            false
-        };
         let lives = || Some(Ok(Some(living(id, &[uuid]))));
-        assert!(kept(&whole(), None, lives()));
-        assert!(
-            kept(&whole(), None, None),
-            "as noted, if it was not asked for"
-        );
+        let half_there = || Some(Ok(Some(living(id, &[]))));
+        let gone = || Some(Ok(None));
         let error = GpuError::global(GpuOp::GpuInstances, GpuErrorCode::TIMEOUT);
-        assert!(!kept(&whole(), None, Some(Err(error))));
-        assert!(!kept(&whole(), None, Some(Ok(Some(living(id, &[]))))));
-        assert!(!kept(&half(), None, None));
-        assert!(!kept(&half(), None, Some(Ok(Some(living(id, &[]))))));
-        // An open question is not answered by what is there just now.
-        assert!(!kept(&whole(), Some("a call hangs"), lives()));
-        assert!(!kept(&Life::Unsure, None, lives()));
+        let unread = || Some(Err(error.clone()));
+        let create = || Change::Create(PLACE);
+        let forget = || Change::Forget(PLACE);
+        for (life, doubt, filling, alone, joined) in [
+            (whole(), None, lives(), vec![], vec![]),
+            // As noted, if it was not asked for.
+            (whole(), None, None, vec![], vec![]),
+            (whole(), None, unread(), vec![create()], vec![create()]),
+            (half(), None, unread(), vec![create()], vec![create()]),
+            (
+                whole(),
+                None,
+                gone(),
+                vec![forget(), create()],
+                vec![forget(), create()],
+            ),
+            (
+                whole(),
+                None,
+                half_there(),
+                vec![Change::Remove(PLACE, whole()), create()],
+                vec![create()],
+            ),
+            (
+                half(),
+                None,
+                None,
+                vec![Change::Remove(PLACE, half()), create()],
+                vec![create()],
+            ),
+            // An open question is not answered by what is there just now.
+            (
+                whole(),
+                Some("a call hangs"),
+                lives(),
+                vec![create()],
+                vec![create()],
+            ),
+            (Life::Unsure, None, lives(), vec![create()], vec![create()]),
+        ] {
+            for (need, expected) in [(Need::Make, alone), (Need::Join, joined)] {
+                let found = changes((&life, doubt), filling.as_ref(), Some(need));
+                assert_eq!(found, expected, "{need:?} {life:?} {doubt:?} {filling:?}");
+            }
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Moment,
+    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Living, Moment,
     Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
 };
 use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, Target, TimeSlice};
@@ -46,9 +46,10 @@ impl Plan {
             .any(|change| matches!(change, Change::Create(_)))
     }
 
-    /// Returns whether an instance is to be removed, or an MPS server to be stopped.
-    pub(crate) fn removes(&self) -> bool {
-        self.changes.iter().any(Change::is_removal)
+    /// Returns whether more than notes is to be changed.
+    pub(crate) fn changes_hardware(&self) -> bool {
+        let is_note = |change: &Change| matches!(change, Change::Forget(_));
+        !self.changes.iter().all(is_note)
     }
 }
 
@@ -163,8 +164,8 @@ impl Gpus<'_> {
 
     /// Makes the changes of a plan, in order. Each is on disk before it begins, and its outcome
     /// with the next one that is written, or at the end: a note that is older than the hardware is
-    /// found again. A change that fails ends a call that makes something; one that removes or gives
-    /// back goes on past it, with all that do not need it.
+    /// found again. A change that fails ends a call that makes something for a claim, which is taken
+    /// back; every other call goes on past it, with all that do not need it.
     pub(crate) fn carry_out(
         self,
         plan: Plan,
@@ -198,8 +199,7 @@ impl Gpus<'_> {
                 Err(Failed::Store(error)) => return Err(error.into()),
                 Err(Failed::Change(error)) => {
                     stuck.push(Stuck { change, error });
-                    // A call that makes something ends here and is taken back.
-                    if goal.makes() {
+                    if made_for.is_some() {
                         break;
                     }
                 }
@@ -408,6 +408,17 @@ impl Gpus<'_> {
     }
 }
 
+/// Refuses a place whose noted instance does not live whole.
+fn is_whole(gpu: &GpuUuid, noted: &Instance, living: &Living) -> Result<(), ChangeError> {
+    match &noted.life {
+        Life::Whole(made) if living.as_partition().as_ref() == Some(made) => Ok(()),
+        life if living.is(life) => Err(ChangeError::NotDone(Cause::new(
+            "a part of it was removed by others, and other claims hold what is left: end their pods",
+        ))),
+        _ => Err(Hardware::occupied(gpu, &living.instance)),
+    }
+}
+
 /// A GPU while it is changed.
 struct Work<'w, 'a> {
     gpus: Gpus<'a>,
@@ -613,14 +624,28 @@ impl Work<'_, '_> {
 
     /// Makes an instance, in four steps: the place is looked at and must be empty, it is noted as
     /// begun, the calls are made, and what came of them is noted. Whatever an error left at the
-    /// place is ours, since the place was empty.
+    /// place is ours, since the place was empty. A noted instance that could not be read when the
+    /// change was worked out, and is found to live, is there already.
     fn create(&mut self, place: Place, made_for: Option<&ClaimUid>) -> Result<(), Failed> {
         let (hardware, gpu, at) = (self.gpus.hardware, self.gpu, place.in_words());
         let read =
             |source| ChangeError::NotDone(Cause::from_gpu("its state cannot be read", source));
-        // Look first: what fills the place now is not ours.
-        if let Some(living) = hardware.filling(gpu, place).map_err(read)? {
-            return Err(Hardware::occupied(gpu, &living.instance).into());
+        self.has_no_open_question(place)?;
+        // Look first: what fills the place now is not ours, unless a note says so.
+        let filling = hardware.filling(gpu, place).map_err(read)?;
+        match (self.open.state.instances.get(&place), filling) {
+            (None, None) => {}
+            (None, Some(living)) => {
+                return Err(Hardware::occupied(gpu, &living.instance).into());
+            }
+            (Some(noted), Some(living)) => {
+                return is_whole(gpu, noted, &living).map_err(Into::into);
+            }
+            // All that was decided before took it for living: decide again.
+            (Some(_), None) => {
+                let gone = Cause::new("it is gone since the GPU was looked at").passing();
+                return Err(ChangeError::NotDone(gone).into());
+            }
         }
         let Some(made_for) = made_for else {
             return Err(ChangeError::NotDone(Cause::new("no claim asks for it")).into());

@@ -27,8 +27,8 @@ pub(crate) use self::mps::seen_on;
 pub use self::mps::{ListedServers, MpsServers, NoMps, RunningServer, ServerStart};
 pub use self::settings::{TimeSliceError, TimeSlices};
 
-/// So many answers in a row that nothing can live on a GPU are believed.
-const AGREEING: usize = 3;
+/// So many answers in a row that nothing is on a GPU are believed.
+pub(crate) const AGREEING: usize = 3;
 
 /// The hardware of GPUs through the driver and `nvidia-smi`.
 #[derive(Clone, Copy)]
@@ -198,7 +198,7 @@ impl<'a> Hardware<'a> {
         let noted = state.instances.keys().copied();
         let touched = noted.filter(|place| goal.instances.get(place) != Some(&Need::Keep));
         let made = goal.instances.iter();
-        let made = made.filter(|(_, need)| **need == Need::Make);
+        let made = made.filter(|(_, need)| need.is_made());
         let places = touched.chain(made.map(|(place, _)| *place)).collect();
         GpuSeen {
             mig: mode_matters.then(|| self.mig_mode(gpu)),

@@ -10,8 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
-    Cause, ChangeError, GpuState, Leaving, Life, Own, Phase, Prepared, Record, RecordedDevice,
-    Stuck,
+    Cause, ChangeError, GpuState, Life, Own, Phase, Prepared, Record, RecordedDevice, Stored, Stuck,
 };
 use divvy_model::{GpuUuid, Place};
 
@@ -19,7 +18,7 @@ use crate::bring::{NotBrought, Plan};
 use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
-use crate::release::{LeftBehind, stuck_places};
+use crate::release::{LeftBehind, keep_what_is_stuck, remove, stuck_places};
 use crate::{PrepareCause, chain};
 
 /// A claim that is to get devices.
@@ -186,8 +185,8 @@ fn not_brought(gpu: &GpuUuid, error: NotBrought) -> PrepareCause {
     }
 }
 
-/// Undoes what a failed prepare did, in the same call. The record goes last: a crash before that
-/// finds all that is left by it.
+/// Undoes what a failed prepare did, in the same call: the claim has again what its earlier record
+/// says, or nothing. The record goes last: a crash before that finds all that is left by it.
 fn take_back(
     context: &Context,
     wanted: &Wanted<'_>,
@@ -216,74 +215,49 @@ fn undo(
     }: &Wanted<'_>,
     progress: &Progress,
 ) -> Result<(), LeftBehind> {
-    let gpus = Gpus::of(context);
-    // The file first, so that no container starts with what is going.
+    let state = &context.state;
     if progress.recorded {
         Files::of(context).remove_cdi(&record.uid)?;
     }
+    // The record comes before the first thing that goes: a crash would leave one that says
+    // "prepared" of what is gone.
+    match earlier {
+        // The claim has again what its earlier record says. Its programs may run: nothing of it is
+        // taken.
+        Some(earlier) if earlier.may_be_of(&context.config.boot) => {
+            return Ok(state.put_back(earlier)?);
+        }
+        Some(earlier) => state.put_back(earlier)?,
+        // A record of this call is let go as any other.
+        None if progress.recorded => {
+            if let Stored::Fine(recorded) = state.record(&record.uid)? {
+                return remove(context, &recorded, &record.gpus());
+            }
+        }
+        None => {}
+    }
+    // Nothing on record names what this call has made. Planned anew and not played back: the goal
+    // without the claim is the same, however far the hold came.
+    let gpus = Gpus::of(context);
+    let own = Own::Leaves(&record.uid, &record.devices);
     let mut stuck = BTreeMap::new();
-    // Each GPU is brought to the goal without the claim; what its earlier record has stays.
     for gpu in counted(&record.devices) {
-        let keeps = given_before(&gpus, &gpu, *earlier)?;
-        let own = Own::Leaves {
-            claim: &record.uid,
-            devices: &record.devices,
-            keeps: &keeps,
-        };
-        // Planned anew and not played back: the goal without the claim is the same, however far the
-        // hold came.
         let brought = gpus.bring(&gpu, own, None, *until);
         if let Some(left) = stuck_places(&gpu, brought)? {
             stuck.insert(gpu, left);
         }
     }
-    match earlier {
-        // It goes on holding its GPUs.
-        Some(earlier) => context.state.put_back(earlier)?,
-        None if stuck.is_empty() && progress.recorded => {
-            context.state.remove_record(&record.uid)?;
-        }
-        None if stuck.is_empty() => {}
-        None => {
+    if !stuck.is_empty() {
+        return Err(match earlier {
+            // It goes on holding its GPUs.
+            Some(_) => LeftBehind::stuck(&stuck),
             // Devices that could not be removed stay on record, or nothing would try again.
-            let mut record = record.clone();
-            record
-                .devices
-                .retain(|device| stuck.contains_key(&device.gpu));
-            let left = LeftBehind::stuck(&stuck);
-            record.phase = Phase::Leaving(Leaving {
-                reason: left.to_string(),
-                undoing: true,
-            });
-            context.state.write_record(&record)?;
-            return Err(left);
-        }
+            None => keep_what_is_stuck(context, record, &stuck)?,
+        });
     }
-    if stuck.is_empty() {
-        Ok(())
-    } else {
-        Err(LeftBehind::stuck(&stuck))
+    // Also where a write that failed has left one.
+    if earlier.is_none() && progress.recorded {
+        state.remove_record(&record.uid)?;
     }
-}
-
-/// Returns the places on a GPU where what the earlier record was given still lives.
-fn given_before(
-    gpus: &Gpus<'_>,
-    gpu: &GpuUuid,
-    earlier: Option<&Record>,
-) -> Result<BTreeSet<(GpuUuid, Place)>, LeftBehind> {
-    let Some(earlier) = earlier else {
-        return Ok(BTreeSet::new());
-    };
-    let open = gpus.open(gpu)?;
-    let devices = earlier.devices.iter().filter(|device| device.gpu == *gpu);
-    let lives = |device: &&RecordedDevice| {
-        let noted = device
-            .own_place()
-            .and_then(|place| open.state.instances.get(&place));
-        let given = device.given.clone().map(Life::Whole);
-        given.is_some() && noted.map(|instance| &instance.life) == given.as_ref()
-    };
-    let kept = devices.filter(lives).filter_map(RecordedDevice::own_place);
-    Ok(kept.map(|place| (gpu.clone(), place)).collect())
+    Ok(())
 }

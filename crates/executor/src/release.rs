@@ -123,12 +123,7 @@ pub(crate) fn remove(
     let until = context.now() + GIVE_BACK_WITHIN;
     // No container starts with what is going.
     Files::of(context).remove_cdi(&record.uid)?;
-    let keeps = BTreeSet::new();
-    let own = Own::Leaves {
-        claim: &record.uid,
-        devices: &record.devices,
-        keeps: &keeps,
-    };
+    let own = Own::Leaves(&record.uid, &record.devices);
     let mut plans = Vec::new();
     // Plan everything before the first change.
     for gpu in record.gpus() {
@@ -142,8 +137,9 @@ pub(crate) fn remove(
         Phase::Prepared => false,
         Phase::Leaving(leaving) => leaving.undoing,
     };
-    // From here on the record says that it is going, so that a restart does not take it up again.
-    if !begun && plans.iter().any(Plan::removes) {
+    // From here on the record says that it is going, so that a restart does not take it up again,
+    // also where no more than a setting is given back.
+    if !begun && plans.iter().any(Plan::changes_hardware) {
         write_undoing(context, record)?;
     }
 
@@ -223,7 +219,7 @@ fn waits_for_records(
 
 /// Goes on holding the GPUs on which an instance could not be removed, and no others: no process
 /// was in the way before any of it began.
-fn keep_what_is_stuck(
+pub(crate) fn keep_what_is_stuck(
     context: &Context,
     record: &Record,
     stuck: &BTreeMap<GpuUuid, StuckPlaces>,
@@ -256,7 +252,7 @@ fn keep_what_is_stuck(
 /// nor a gone claim proves that its containers are gone.
 pub(crate) fn in_the_way(context: &Context, record: &Record) -> Result<Option<String>, StoreError> {
     // No process outlives a boot, and no container was started for a prepare without an answer.
-    if record.boot != context.config.boot || record.phase == Phase::Preparing {
+    if !record.may_be_of(&context.config.boot) || record.phase == Phase::Preparing {
         return Ok(None);
     }
     for device in record.devices.iter().filter(|d| d.sharing.holds()) {

@@ -29,6 +29,7 @@ impl Work<'_, '_> {
     /// Starts an MPS server: noted before, so that whatever the call leaves is stopped again.
     pub(super) fn start_mps(&mut self, target: Target, server: MpsServer) -> Result<(), Failed> {
         let partition = self.partition_of(target)?;
+        self.no_other_server_is_used(target, server)?;
         // Note it before the call.
         let before = self.open.state.mps.clone();
         self.open.state.note_server(target, server, false);
@@ -45,6 +46,25 @@ impl Work<'_, '_> {
             Err(ChangeError::Unknown(_)) => {}
         }
         Ok(started?)
+    }
+
+    /// Refuses to start a server where another one runs that other claims use. It is not ended for
+    /// this claim, so that it is still there.
+    fn no_other_server_is_used(
+        &self,
+        target: Target,
+        server: MpsServer,
+    ) -> Result<(), ChangeError> {
+        let running = match &self.seen.mps {
+            Some(Ok(running)) => running.get(&target),
+            Some(Err(_)) | None => None,
+        };
+        if self.goal.served.contains(&target) && running.is_some_and(|one| one.server != server) {
+            return Err(ChangeError::NotDone(Cause::new(
+                "an MPS server with other limits runs there, and other claims use it: it ends with their pods",
+            )));
+        }
+        Ok(())
     }
 
     /// Starts an MPS server anew. Until another one is certainly there, its note says that none may
