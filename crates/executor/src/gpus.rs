@@ -5,11 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_claims::{Fence, GpuState, MadeFor, MpsNote, ProcessOnGpu, Record, Stored};
 use divvy_model::mig::GpuInstance;
-use divvy_model::{ClaimUid, GpuError, GpuTarget, GpuUuid, Grant, MigMode, Place, ShareUnit, lock};
+use divvy_model::{
+    ClaimUid, GpuError, GpuErrorCode, GpuTarget, GpuUuid, Grant, MigMode, MpsServer, Place,
+    ShareUnit, Target, lock,
+};
 
 use crate::bring::ASK_WITHIN;
 use crate::context::Context;
-use crate::hardware::Hardware;
+use crate::hardware::{AGREEING, Hardware};
 use crate::records::{any_torn, fine};
 use crate::state::Records;
 use crate::{StoreError, chain};
@@ -99,22 +102,55 @@ impl<'a> Gpus<'a> {
             .collect())
     }
 
-    /// Returns the processes on a GPU, but for those of its MPS servers, which are no user's.
+    /// Returns the processes on a GPU, but for those of its MPS servers, which are no user's. A
+    /// server without a note is noted, so that a call takes it over or ends it like any other.
+    /// Under the GPU's lock.
     pub(crate) fn processes(self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
-        let mut found = self.context.parts.processes.on_gpu(gpu)?;
-        // Most GPUs have no server, and then no supervisor is asked.
-        let is_noted = |stored: &Stored<GpuState>| stored.fine().is_some_and(|s| !s.mps.is_empty());
-        let noted = || self.context.state.gpu(gpu);
-        if !found.is_empty() && noted().is_ok_and(|stored| is_noted(&stored)) {
-            let until = self.context.now() + ASK_WITHIN;
-            // Without an answer they count as a user's: the claim goes on holding.
-            let running = self.hardware.mps.running(Some(gpu), until);
-            let running = running.unwrap_or_default();
-            let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
-            let pids: BTreeSet<u32> = here.flat_map(|(_, one)| one.pids.clone()).collect();
-            found.retain(|process| !pids.contains(&process.pid));
+        let mut found = self.list_processes(gpu)?;
+        // Most GPUs have no process when they are asked, and then no supervisor is.
+        if found.is_empty() {
+            return Ok(found);
         }
+        let until = self.context.now() + ASK_WITHIN;
+        // Without an answer they count as a user's: the claim goes on holding.
+        let running = self.hardware.mps.running(Some(gpu), until);
+        let running = running.unwrap_or_default();
+        let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
+        let pids: BTreeSet<u32> = here.clone().flat_map(|(_, one)| one.pids.clone()).collect();
+        found.retain(|process| !pids.contains(&process.pid));
+        self.note_servers(gpu, here.map(|(of, one)| (of.target, one.server)));
         Ok(found)
+    }
+
+    /// Lists the processes on a GPU. An error may be taken for "there are none", so that an odd one
+    /// must not do: it has to come several times in a row. One that has taken its time comes once.
+    fn list_processes(self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
+        let list = || self.context.parts.processes.on_gpu(gpu);
+        let mut listed = list();
+        for _ in 1..AGREEING {
+            match &listed {
+                Err(error) if error.code != GpuErrorCode::TIMEOUT => listed = list(),
+                _ => break,
+            }
+        }
+        listed
+    }
+
+    /// Notes MPS servers that run without a note: their start was answered with an error, and what
+    /// it had started could not be ended.
+    fn note_servers(self, gpu: &GpuUuid, running: impl Iterator<Item = (Target, MpsServer)>) {
+        let mut running = running.peekable();
+        if running.peek().is_none() {
+            return;
+        }
+        let Ok(mut open) = self.open(gpu) else {
+            return;
+        };
+        for (target, server) in running {
+            let noted = open.state.mps.entry(target);
+            noted.or_insert(MpsNote::new(server, true));
+        }
+        self.save_later(gpu, &mut open);
     }
 
     /// Returns the MPS servers that are noted in this boot.
