@@ -31,8 +31,8 @@ use divvy_model::mig::{
     GpuInstanceProfileId, Placement,
 };
 use divvy_model::{
-    BootId, ClaimUid, ComputeMode, GpuOp, GpuUuid, MigMode, MpsFault, MpsNamespace,
-    MpsNamespaceName, MpsServer, Place, Sharing, Target,
+    BootId, ClaimUid, ComputeMode, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigMode, MpsFault,
+    MpsNamespace, MpsNamespaceName, MpsServer, Place, Sharing, Target,
 };
 
 #[path = "goals/story.rs"]
@@ -75,6 +75,7 @@ fn the_stories_make_every_kind_of_change() {
         "end",
         "forget",
         "mig",
+        "odd",
         "put",
         "remove",
         "restart",

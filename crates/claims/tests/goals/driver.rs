@@ -147,13 +147,15 @@ impl Story {
         let holds = Holds::of(&Self::gpu(), own, &self.all(), (&state, &boot));
         let on = holds.make.iter().any(|hold| hold.target.place().is_some());
         let wanted = goal(&holds, state.grant, self.may_set_mig(on));
-        let seen = self.seen(&state, &wanted, holds.vouched_for || holds.make.is_empty());
+        let believed = holds.vouched_for || holds.make.is_empty();
+        let (seen, is_odd) = self.look(&state, &wanted, believed);
         state.correct(&seen);
         if holds.is_round {
             state.note_wedged(&seen);
         }
         let changes = diff(&state, &seen, &wanted);
         self.check_order(&changes, &holds, (&wanted, state.grant));
+        self.check_others(own, &changes);
         first(self, &changes)?;
         let mut stuck: Vec<Change> = Vec::new();
         if !changes.is_empty() && !self.hardware.late.is_empty() {
@@ -164,12 +166,12 @@ impl Story {
                 continue;
             }
             self.say(format!("    {change:?}"));
-            match self.make(&mut state, &change, &wanted, made_for) {
+            match self.make(&mut state, &seen, &change, &wanted, made_for) {
                 Ok(()) => {}
                 Err(Failed::Died) => return Err(Failed::Died),
                 Err(Failed::NotDone | Failed::Unknown) => {
                     stuck.push(change);
-                    if wanted.makes() {
+                    if made_for.is_some() {
                         break;
                     }
                 }
@@ -180,12 +182,39 @@ impl Story {
             }
         }
         self.save(&state)?;
-        if stuck.is_empty() && self.hardware.late.is_empty() {
+        if stuck.is_empty() && self.hardware.late.is_empty() && !is_odd {
             let seen = self.seen(&state, &wanted, true);
             let left = diff(&state, &seen, &wanted);
             assert_eq!(left, [], "not at the goal {wanted:?} with {state:?}");
         }
         Ok((state, stuck))
+    }
+
+    /// Reads the GPU. Now and then a part of it cannot be read.
+    fn look(&mut self, state: &GpuState, wanted: &GpuGoal, believed: bool) -> (GpuSeen, bool) {
+        let mut seen = self.seen(state, wanted, believed);
+        let is_odd = self.odd && self.chance.one_in(4);
+        if !is_odd {
+            return (seen, false);
+        }
+        let error = || GpuError::global(GpuOp::GpuInstances, GpuErrorCode::UNKNOWN);
+        if self.chance.one_in(2) {
+            seen.mig = Some(Err(error()));
+        }
+        if self.chance.one_in(2) {
+            seen.compute = None;
+        }
+        if self.chance.one_in(2) {
+            seen.mps = Some(Err("no answer".to_owned()));
+        }
+        for filling in seen.places.values_mut() {
+            if self.chance.one_in(2) {
+                *filling = Err(error());
+            }
+        }
+        self.kinds.insert("odd");
+        self.say(format!("    an odd look: {seen:?}"));
+        (seen, true)
     }
 
     pub(super) fn seen(&self, state: &GpuState, wanted: &GpuGoal, believed: bool) -> GpuSeen {
@@ -274,14 +303,7 @@ impl Story {
             }
             match change {
                 Change::Remove(place, _) => {
-                    let again = made.contains(place);
-                    assert!(again || !kept.contains(place), "{change:?} of others");
-                }
-                Change::StopMps(target) => {
-                    let mut keep = holds.keep.iter().filter(|hold| hold.target == *target);
-                    let used = keep.any(|hold| hold.mps.is_some());
-                    let again = matches!(wanted.mps.get(target), Some(Want::To(_)));
-                    assert!(again || !used, "the MPS server of others is stopped");
+                    assert!(!kept.contains(place), "{change:?} of others");
                 }
                 Change::RestartMps(target, _) => {
                     // Under clients by a round alone, and where rules say so.
@@ -291,19 +313,14 @@ impl Story {
                 }
                 Change::Create(place) => assert!(made.contains(place), "{change:?}"),
                 Change::SetMigMode(_) => assert!(
-                    !holds.make.is_empty() || (kept.is_empty() && holds.keep.is_empty()),
+                    !holds.make.is_empty()
+                        || (holds.is_round && kept.is_empty() && holds.keep.is_empty()),
                     "{change:?} for no one"
                 ),
                 _ => {}
             }
         }
-        if !holds.make.is_empty() {
-            assert!(
-                !matches!(wanted.compute, Want::Found) && !matches!(wanted.slice, Want::Found),
-                "given back by a claim that gets something: {wanted:?}"
-            );
-        }
-        if holds.unknown && holds.make.is_empty() {
+        if holds.unknown {
             assert!(
                 !matches!(wanted.compute, Want::Found),
                 "given back too early"
@@ -317,9 +334,62 @@ impl Story {
         }
     }
 
+    /// Whatever was seen: nothing that the record of another claim names is removed, stopped or set
+    /// otherwise. A record of an earlier boot, and one that is being undone, names nothing that is
+    /// there.
+    fn check_others(&self, own: Own<'_>, changes: &[Change]) {
+        let claim = match own {
+            Own::Makes(claim, _) | Own::Leaves(claim, _) => Some(claim),
+            Own::None => None,
+        };
+        let boot = self.boot();
+        let others = self.records.values().filter(|record| {
+            let undone = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
+            Some(&record.uid) != claim && record.boot == boot && !undone
+        });
+        let devices: Vec<_> = others.map(|record| &record.devices[0]).collect();
+        for change in changes {
+            for device in &devices {
+                let of_gpu = device.target == Target::Gpu;
+                let harms = match change {
+                    Change::Remove(place, _) => device.own_place() == Some(*place),
+                    Change::StopMps(target) => device.mps.is_some() && device.target == *target,
+                    Change::RemoveNamespace(name) => {
+                        let namespace = device.mps.and_then(|slot| slot.namespace);
+                        namespace.is_some_and(|one| one.name == *name)
+                    }
+                    Change::SetMigMode(on) => *on == of_gpu,
+                    Change::SetComputeMode(to) => {
+                        let needs = if device.mps.is_some() {
+                            Some(ComputeMode::ExclusiveProcess)
+                        } else {
+                            (device.sharing == Sharing::TimeSliced).then_some(ComputeMode::Default)
+                        };
+                        of_gpu && needs.is_some_and(|needs| needs != *to)
+                    }
+                    // A wedged server is started anew where rules say so, or without clients, which
+                    // `check_order` looks at. A round has rules followed.
+                    Change::SetTimeSlice(to) => {
+                        of_gpu
+                            && claim.is_some()
+                            && device.time_slice.is_some_and(|one| one != *to)
+                            && device.sharing == Sharing::Exclusive
+                    }
+                    Change::Forget(_)
+                    | Change::Create(_)
+                    | Change::StartMps(..)
+                    | Change::RestartMps(..)
+                    | Change::PutNamespace(_) => false,
+                };
+                assert!(!harms, "{change:?} harms {device:?}");
+            }
+        }
+    }
+
     pub(super) fn make(
         &mut self,
         state: &mut GpuState,
+        seen: &GpuSeen,
         change: &Change,
         wanted: &GpuGoal,
         made_for: Option<&ClaimUid>,
@@ -387,6 +457,7 @@ impl Story {
                 self.kinds.insert("end");
                 self.call(&Call::RemoveNamespace(*name))
             }
+            Change::SetMigMode(_) if matches!(seen.mig, Some(Err(_))) => Err(Failed::NotDone),
             Change::SetMigMode(to) => {
                 self.kinds.insert("mig");
                 let now = self.hardware.mig;
@@ -485,8 +556,17 @@ impl Story {
         place: Place,
         made_for: &ClaimUid,
     ) -> Result<(), Failed> {
-        if self.hardware.living(place).is_some() {
-            return Err(Failed::NotDone);
+        let living = self.hardware.living(place);
+        match (state.instances.get(&place), &living) {
+            (None, None) => {}
+            // It could not be read, and lives after all.
+            (Some(noted), Some(living)) if noted.doubt.is_none() => {
+                let made = living.as_partition().map(Life::Whole);
+                return (made.as_ref() == Some(&noted.life))
+                    .then_some(())
+                    .ok_or(Failed::NotDone);
+            }
+            _ => return Err(Failed::NotDone),
         }
         let note = |life, doubt| Instance {
             made_for: made_for.clone(),
@@ -577,34 +657,20 @@ impl Story {
             }
             return self.write_record(record);
         }
+        // The claim has again what its earlier record says. Of an earlier boot, it has nothing.
+        if let Some(earlier) = earlier {
+            self.write_record(earlier.clone())?;
+            if earlier.boot == boot {
+                return Ok(());
+            }
+        }
         // The GPU is brought to the goal without it; the record goes last.
-        let keeps = self.given_before(earlier);
-        let left = self.bring(
-            Own::Leaves {
-                claim: &of,
-                devices: &devices,
-                keeps: &keeps,
-            },
-            None,
-            &mut |_, _| Ok(()),
-        )?;
-        let stuck = left.1.iter().any(Change::is_removal);
+        let left = self.bring(Own::Leaves(&of, &devices), None, &mut |_, _| Ok(()))?;
         match earlier {
-            Some(earlier) => self.write_record(earlier.clone()),
-            None if stuck => self.write_record(undoing(record)),
+            Some(_) => Ok(()),
+            None if left.1.iter().any(Change::is_removal) => self.write_record(undoing(record)),
             None => self.remove_record(uid),
         }
-    }
-
-    pub(super) fn given_before(&self, earlier: Option<&Record>) -> BTreeSet<(GpuUuid, Place)> {
-        let state = self.open();
-        let kept = earlier.and_then(|earlier| {
-            let device = &earlier.devices[0];
-            let place = device.own_place()?;
-            let given = Life::Whole(device.given.clone()?);
-            (state.instances.get(&place)?.life == given).then(|| (Self::gpu(), place))
-        });
-        kept.into_iter().collect()
     }
 
     pub(super) fn let_go(&mut self, uid: &ClaimUid) -> Result<(), Failed> {
@@ -616,25 +682,17 @@ impl Story {
         }
         self.say(format!("let {uid} go"));
         let devices = record.devices.clone();
-        let (of, keeps) = (uid.clone(), BTreeSet::new());
+        let of = uid.clone();
         let begun = !matches!(record.phase, Phase::Prepared);
         let going = undoing(record.clone());
-        let (_, stuck) = self.bring(
-            Own::Leaves {
-                claim: &of,
-                devices: &devices,
-                keeps: &keeps,
-            },
-            None,
-            &mut |story, changes| {
-                let removes = changes.iter().any(Change::is_removal);
-                if removes && !begun {
-                    story.write_record(going.clone())
-                } else {
-                    Ok(())
-                }
-            },
-        )?;
+        let (_, stuck) = self.bring(Own::Leaves(&of, &devices), None, &mut |story, changes| {
+            let is_note = |change: &Change| matches!(change, Change::Forget(_));
+            if !changes.iter().all(is_note) && !begun {
+                story.write_record(going.clone())
+            } else {
+                Ok(())
+            }
+        })?;
         // A record that cannot be read may be of another user of a shared partition.
         let device = &record.devices[0];
         let others = self

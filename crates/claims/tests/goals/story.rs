@@ -21,6 +21,8 @@ pub(super) struct Story {
     /// The driver has MPS servers with namespaces.
     has_namespaces: bool,
     boot: u32,
+    /// Looks at the GPU may be odd.
+    odd: bool,
     fault: Option<Fault>,
     /// The process dies after so many effects.
     dies_in: Option<u64>,
@@ -58,6 +60,7 @@ impl Story {
             },
             has_namespaces: false,
             boot: 1,
+            odd: seed % 2 == 0,
             fault: None,
             dies_in: None,
             log: Vec::new(),
@@ -293,6 +296,7 @@ impl Story {
         let wrong = self.hardware.mig != device.target.place().is_some() && !may;
         let mut busy = in_the_way || stray || fenced || wrong;
         busy |= !self.torn.is_empty() || !self.hardware.late.is_empty();
+        busy |= self.is_gone_beside(uid, device.target);
         if !busy {
             self.say(format!(
                 "prepare {uid} {:?} {:?} {:?}",
@@ -311,10 +315,34 @@ impl Story {
         let living = self.hardware.living(place).and_then(|l| l.as_partition());
         let gone = record.phase == Phase::Prepared && living != record.devices[0].given;
         let free = self.torn.is_empty() && self.hardware.late.is_empty();
+        let free = free && !self.is_gone_beside(uid, record.devices[0].target);
         if gone && free && record.boot == self.boot() {
             self.say(format!("prepare {uid} again"));
             self.hold(uid, record.devices[0].clone(), Some(&record));
         }
+    }
+
+    /// Returns whether a partition would be made beside one that is gone under another claim, which
+    /// `decide` refuses.
+    fn is_gone_beside(&self, uid: &ClaimUid, target: Target) -> bool {
+        let living = |place| {
+            self.hardware
+                .living(place)
+                .and_then(|one| one.as_partition())
+        };
+        if target.place().is_none_or(|place| living(place).is_some()) {
+            return false;
+        }
+        let boot = self.boot();
+        let mut others = self.records.values().filter(|record| {
+            let begun = record.phase == Phase::Preparing;
+            record.uid != *uid && record.boot == boot && !begun && !is_undone(record)
+        });
+        others.any(|record| {
+            let device = &record.devices[0];
+            let is_gone = |place| living(place) != device.given;
+            device.own_place().is_some_and(is_gone)
+        })
     }
 
     fn may_set_mig(&self, on: bool) -> bool {
@@ -326,7 +354,10 @@ impl Story {
         self.say("a round");
         self.restore();
         let brought = self.bring(Own::None, None, &mut |_, _| Ok(()));
-        if brought.is_ok_and(|(_, stuck)| stuck.is_empty()) && self.hardware.late.is_empty() {
+        let is_odd = self.log.iter().rev().take_while(|line| *line != "a round");
+        let is_odd = is_odd.filter(|line| line.contains("an odd look")).count() > 0;
+        let is_whole = brought.is_ok_and(|(_, stuck)| stuck.is_empty());
+        if is_whole && self.hardware.late.is_empty() && !is_odd {
             self.check_servers();
             self.check_namespaces();
         }
@@ -468,7 +499,8 @@ impl Story {
         for record in earlier {
             let on = record.devices[0].target.place().is_some();
             let free = self.torn.is_empty() && self.hardware.late.is_empty();
-            if !free || (self.hardware.mig != on && !self.may_set_mig(on)) {
+            let beside = self.is_gone_beside(&record.uid, record.devices[0].target);
+            if !free || beside || (self.hardware.mig != on && !self.may_set_mig(on)) {
                 continue;
             }
             self.say(format!("restore {}", record.uid));
@@ -571,7 +603,7 @@ impl Story {
     /// All claims end, all calls land: nothing of ours is left, every setting is as it was found.
     fn end(&mut self, mig: bool, compute: ComputeMode) {
         self.say("--- the end");
-        (self.dies_in, self.fault) = (None, None);
+        (self.dies_in, self.fault, self.odd) = (None, None, false);
         self.torn.clear();
         self.land();
         for _ in 0..3 {
@@ -613,8 +645,11 @@ impl Story {
 
 /// Returns whether a claim needs the MPS server: it has a slot, and is not being undone.
 fn needs_mps(record: &Record) -> bool {
-    let undone = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
-    !undone && record.devices[0].mps.is_some()
+    !is_undone(record) && record.devices[0].mps.is_some()
+}
+
+fn is_undone(record: &Record) -> bool {
+    matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing)
 }
 
 fn undoing(record: Record) -> Record {

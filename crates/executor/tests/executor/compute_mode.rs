@@ -8,6 +8,7 @@ use divvy_gpu_sim::Fault;
 use divvy_model::{ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, Grant, TimeSlice};
 
 use crate::mig_world::{claim_of, mig_world, sim};
+use crate::mps_world;
 use crate::story::uid;
 use crate::world::accessors::settings;
 use crate::world::{HardwareFault, Moment, World};
@@ -224,4 +225,20 @@ fn a_gpu_beside_a_lost_one_of_its_claim_has_its_mode_back() {
         Unprepared::Lingering(_)
     ));
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);
+}
+
+/// A mode that could not be given back is given back before the next claim has the GPU.
+#[test]
+fn a_whole_gpu_is_not_given_in_the_mode_of_a_server_that_is_gone() {
+    let (world, executor, gpu) = mps_world::start();
+    mps_world::grants(&world, &executor);
+    mps_world::prepared(&world, &executor, &mps_world::shared("a", "gpu-0-mps"));
+    world.lock().hardware_fault = Some(HardwareFault::Refuses);
+    world.unprepare(&executor, &uid("a")).unwrap();
+    world.lock().hardware_fault = None;
+    world
+        .prepare(&executor, &claim_of("w", &["gpu-0"], "t1"))
+        .unwrap();
+    let now = sim(&world).facts(&gpu).unwrap().compute_mode;
+    assert_eq!(now, Some(ComputeMode::Default));
 }

@@ -46,9 +46,15 @@ mod mps;
 #[cfg(test)]
 mod mps_parts;
 #[cfg(test)]
+mod mps_rounds;
+#[cfg(test)]
+mod mps_world;
+#[cfg(test)]
 mod numbers;
 #[cfg(test)]
 mod odd;
+#[cfg(test)]
+mod odd_looks;
 #[cfg(test)]
 mod owned;
 #[cfg(test)]
@@ -56,8 +62,12 @@ mod queries;
 #[cfg(test)]
 mod race;
 #[cfg(test)]
+mod rebuilt;
+#[cfg(test)]
 mod rounds;
 #[cfg(test)]
 mod story;
+#[cfg(test)]
+mod taken_back;
 #[cfg(test)]
 mod world;

@@ -14,7 +14,7 @@ use divvy_model::{
     MigActivation, MigMode, SystemFacts,
 };
 
-use crate::world::{HardwareFault, MigLate, World};
+use crate::world::{HardwareFault, Harm, MigLate, World};
 
 #[derive(Clone)]
 pub(crate) struct Hardware(pub World);
@@ -30,6 +30,10 @@ impl Hardware {
         m.land();
         let answer = m.call(op.name(), |m, _| ask(m.driver()));
         answer.unwrap_or_else(|_dead| Err(GpuError::on_gpu(op, GpuErrorCode::UNKNOWN, gpu)))
+    }
+
+    fn harms_no_other(&self, gpu: &GpuUuid, harm: &Harm) {
+        self.0.lock().harms_no_other(gpu, harm);
     }
 
     fn change<T>(
@@ -108,12 +112,14 @@ impl GpuDriver for Hardware {
         self.ask(GpuOp::MigCapabilities, gpu, |sim| sim.mig_capabilities(gpu))
     }
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<MigActivation, GpuError> {
+        self.harms_no_other(gpu, &Harm::Mig(on));
         let uuid = gpu.clone();
         self.change(GpuOp::SetMigMode, gpu, move |sim| {
             sim.set_mig_mode(&uuid, on)
         })
     }
     fn set_compute_mode(&self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), GpuError> {
+        self.harms_no_other(gpu, &Harm::Compute(to));
         let uuid = gpu.clone();
         self.change(GpuOp::SetComputeMode, gpu, move |sim| {
             sim.set_compute_mode(&uuid, to)
@@ -134,6 +140,7 @@ impl GpuDriver for Hardware {
         })
     }
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, id: GpuInstanceId) -> Result<(), GpuError> {
+        self.harms_no_other(gpu, &Harm::Instance(id));
         let uuid = gpu.clone();
         self.change(GpuOp::DestroyGpuInstance, gpu, move |sim| {
             sim.destroy_gpu_instance(&uuid, id)
@@ -174,6 +181,7 @@ impl GpuDriver for Hardware {
         inside: GpuInstanceId,
         id: ComputeInstanceId,
     ) -> Result<(), GpuError> {
+        self.harms_no_other(gpu, &Harm::Instance(inside));
         let uuid = gpu.clone();
         self.change(GpuOp::DestroyComputeInstance, gpu, move |sim| {
             sim.destroy_compute_instance(&uuid, inside, id)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use divvy_executor::{Event, Folder, Refresh, chain};
 use divvy_gpu_sim::Fault;
-use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode};
+use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, Grant, MigMode};
 
 use crate::mig_world::{claim_of, is_clean, mode, setup, sim};
 use crate::story::uid;
@@ -311,4 +311,20 @@ fn after_a_reboot_a_prepare_turns_mig_mode_on_without_a_grant() {
     assert_eq!(refused.category(), "wrong-mode");
     world.prepare(&executor, &a).unwrap();
     assert_eq!(crate::mig_world::living(&world, &gpu).len(), 1);
+}
+
+/// A policy has stopped offering partitions while the claim had one: a round turns the mode off.
+#[test]
+fn an_unprepare_never_turns_mig_mode_off() {
+    let (world, executor, a, gpu) = setup();
+    world.prepare(&executor, &a).unwrap();
+    // The policy stops offering partitions while the claim has one.
+    let grant = Grant {
+        may_change_mode: Some(true),
+        offers_partitions: Some(false),
+        ..Grant::default()
+    };
+    executor.grant(&[(gpu.clone(), grant)].into()).unwrap();
+    world.unprepare(&executor, &a.uid).unwrap();
+    assert!(mode(&world, &gpu), "turned off in the unprepare");
 }

@@ -11,10 +11,11 @@ use divvy_claims::{
     AllocatedDevice, Claim, ConfigEntry, ConfigSource, Phase, Record, RecordedDevice, Stored,
 };
 use divvy_executor::{Event, Folder, LockName, PrepareCause, PrepareError, Refresh};
+use divvy_gpu_sim::Fault;
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId};
 use divvy_model::{
-    BootId, ComputeMode, GpuDriver, GpuTarget, GpuUuid, Grant, MpsProtocol, MpsServer, Target,
-    TimeSlice,
+    BootId, ComputeMode, GpuDriver, GpuErrorCode, GpuOp, GpuTarget, GpuUuid, Grant, MpsProtocol,
+    MpsServer, Target, TimeSlice,
 };
 use serde_json::{Value, json};
 
@@ -443,7 +444,8 @@ impl Story {
             .map(|(c, _)| c.name.clone())
             .collect();
         let (allocated, known) = (self.one_of(&allocated, any), self.one_of(&known, any));
-        match self.chance.below(31) {
+        match self.chance.below(34) {
+            31..=33 => self.while_answers_are_odd(&allocated, &known),
             0..=4 => self.allocate(any),
             5..=10 => drop(self.prepare(&allocated)),
             11..=13 => {
@@ -507,6 +509,47 @@ impl Story {
         }
         self.recover();
         self.check();
+    }
+
+    /// A call in which some answers of the GPUs mean nothing.
+    fn while_answers_are_odd(&mut self, allocated: &str, known: &str) {
+        let ops = [
+            GpuOp::GpuInstances,
+            GpuOp::ComputeInstances,
+            GpuOp::MigMode,
+            GpuOp::Processes,
+            GpuOp::Facts,
+        ];
+        let codes = [
+            GpuErrorCode::UNKNOWN,
+            GpuErrorCode::TIMEOUT,
+            GpuErrorCode::NOT_FOUND,
+            GpuErrorCode::NOT_SUPPORTED,
+            GpuErrorCode::GPU_IS_LOST,
+        ];
+        let (op, code) = (
+            ops[self.chance.below(ops.len())],
+            codes[self.chance.below(codes.len())],
+        );
+        let fault = Fault {
+            op: Some(op),
+            skip: u32::try_from(self.chance.below(8)).unwrap(),
+            times: Some(1 + u32::try_from(self.chance.below(2)).unwrap()),
+            ..Fault::fail(code)
+        };
+        self.say(format!("odd answers: {fault:?}"));
+        if op == GpuOp::Processes {
+            self.world.lock().odd_processes = Some(code);
+        }
+        sim(&self.world).fault(fault);
+        match self.chance.below(5) {
+            0..=2 => drop(self.prepare(allocated)),
+            3 => self.unprepare(known),
+            _ => drop(self.executor.reconcile(&self.world.view())),
+        }
+        self.recover();
+        sim(&self.world).clear_faults();
+        self.world.lock().odd_processes = None;
     }
 
     fn change_policy(&mut self) {

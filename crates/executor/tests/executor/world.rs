@@ -32,10 +32,12 @@ use divvy_model::{
 pub(crate) const DRIVER: &str = "gpu.divvy.dev";
 
 pub(crate) mod accessors;
+mod harm;
 mod machine;
 mod seams;
 
 use accessors::{Far, GpuPicture, Place3, Settings, picture, place3, places_given};
+pub(crate) use harm::Harm;
 pub(crate) use machine::*;
 use seams::TestLocks;
 
@@ -71,6 +73,7 @@ impl World {
                 hardware_fault: None,
                 processes: BTreeMap::new(),
                 process_error: None,
+                odd_processes: None,
                 api: BTreeMap::new(),
                 published: Vec::new(),
                 asked: BTreeMap::new(),

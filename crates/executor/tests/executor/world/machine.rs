@@ -68,6 +68,8 @@ pub(crate) struct Machine {
     pub hardware_fault: Option<HardwareFault>,
     pub processes: BTreeMap<GpuUuid, Vec<ProcessOnGpu>>,
     pub process_error: Option<GpuErrorCode>,
+    /// Failure of the next list of processes alone.
+    pub odd_processes: Option<GpuErrorCode>,
     /// Claims in the API that are allocated here.
     pub api: BTreeMap<ClaimUid, Claim>,
     /// Numbers in the names of published devices.

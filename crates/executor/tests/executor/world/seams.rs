@@ -295,6 +295,7 @@ impl TimeSlices for World {
         if m.slices.is_none() {
             return Err(without_time_slices(gpu));
         }
+        m.harms_no_other(gpu, &Harm::Slice(to));
         let fault = m.slice_fault.take();
         let done = |m: &mut Machine| {
             let slices = m.slices.as_mut().unwrap();
@@ -319,6 +320,24 @@ impl TimeSlices for World {
             }
         });
         Ok(answer.unwrap_or_else(|dead| Err(dead.into()))?)
+    }
+}
+
+impl World {
+    fn stop_server(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError> {
+        let mut m = self.lock();
+        m.has_time(until, "an MPS server is stopped");
+        m.needs(
+            &LockName::Gpu(target.gpu.clone()),
+            "an MPS server is stopped",
+        );
+        m.mps_call("stop an MPS server", |m| match target.target {
+            Target::Gpu => m.server_dies(&target.gpu),
+            Target::Partition(_) => {
+                m.mps_in.remove(target);
+                m.wedged.remove(target);
+            }
+        })
     }
 }
 
@@ -381,7 +400,7 @@ impl MpsServers for World {
         } = start;
         if anew {
             assert!(self.lock().wedged.contains_key(target), "it serves");
-            MpsServers::stop(self, target, until)?;
+            self.stop_server(target, until)?;
         }
         let (mut m, gpu) = (self.lock(), &target.gpu);
         m.has_time(until, "an MPS server is started");
@@ -409,19 +428,9 @@ impl MpsServers for World {
     }
 
     fn stop(&self, target: &GpuTarget, until: Duration) -> Result<(), ChangeError> {
-        let mut m = self.lock();
-        m.has_time(until, "an MPS server is stopped");
-        m.needs(
-            &LockName::Gpu(target.gpu.clone()),
-            "an MPS server is stopped",
-        );
-        m.mps_call("stop an MPS server", |m| match target.target {
-            Target::Gpu => m.server_dies(&target.gpu),
-            Target::Partition(_) => {
-                m.mps_in.remove(target);
-                m.wedged.remove(target);
-            }
-        })
+        let harm = Harm::Server(target.target);
+        self.lock().harms_no_other(&target.gpu, &harm);
+        self.stop_server(target, until)
     }
 
     fn put_namespace(
@@ -449,6 +458,7 @@ impl MpsServers for World {
     ) -> Result<(), ChangeError> {
         let (mut m, gpu) = (self.lock(), &target.gpu);
         m.needs(&LockName::Gpu(gpu.clone()), "a namespace is ended");
+        m.harms_no_other(gpu, &Harm::Namespace(name));
         m.mps_call("end a namespace", |m| {
             if let Some(all) = m.namespaces.get_mut(gpu) {
                 all.remove(&name);
@@ -525,12 +535,12 @@ impl World {
 
 impl ProcessSource for World {
     fn on_gpu(&self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
-        let m = self.lock();
+        let mut m = self.lock();
         let error = |code| GpuError::on_gpu(GpuOp::Processes, code, gpu);
         if m.dead {
             return Err(error(GpuErrorCode::UNKNOWN));
         }
-        if let Some(code) = m.process_error {
+        if let Some(code) = m.odd_processes.take().or(m.process_error) {
             Err(error(code))
         } else {
             let found = match &m.driver {

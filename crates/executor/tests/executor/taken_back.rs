@@ -1,0 +1,164 @@
+//! Prepares that fail after they have begun: the claim has again what it had before.
+
+use divvy_executor::{InventorySource, ProcessOnGpu, Refresh};
+use divvy_model::{ComputeMode, GpuDriver};
+
+use crate::mig_world::sim;
+use crate::mps_world::{MPS, TS, grants, part, prepared, shared, start, v3};
+use crate::story::uid;
+use crate::world::{Moment, Place};
+
+/// Its program still runs under the server.
+#[test]
+fn a_lingering_claim_that_cannot_be_taken_up_keeps_its_server() {
+    let (world, executor, gpu) = start();
+    grants(&world, &executor);
+    let a = shared("a", "gpu-0-mps");
+    prepared(&world, &executor, &a);
+    world.lock().processes.insert(
+        gpu.clone(),
+        vec![ProcessOnGpu {
+            pid: 7,
+            gpu_instance: None,
+            pod: Some("pod-a".to_owned()),
+        }],
+    );
+    world.unprepare(&executor, &uid("a")).unwrap();
+    let server = world.lock().mps.clone();
+    assert_eq!(server.len(), 1);
+    // The disk is full just now.
+    world.lock().write_error = Some((Place::Store, std::io::ErrorKind::StorageFull));
+    world.prepare(&executor, &a).unwrap_err();
+    let m = world.lock();
+    assert_eq!(m.mps, server, "its program still runs under it");
+}
+
+/// Its program still runs in the namespace.
+#[test]
+fn a_lingering_claim_that_cannot_be_taken_up_keeps_its_namespace() {
+    let (world, executor, gpu) = v3();
+    let a = part("a", 10);
+    prepared(&world, &executor, &a);
+    prepared(&world, &executor, &part("b", 10));
+    world.lock().processes.insert(
+        gpu.clone(),
+        vec![ProcessOnGpu {
+            pid: 7,
+            gpu_instance: None,
+            pod: Some("pod-a".to_owned()),
+        }],
+    );
+    world.unprepare(&executor, &uid("a")).unwrap();
+    assert_eq!(world.lock().namespaces[&gpu].len(), 2);
+    world.lock().write_error = Some((Place::Cdi, std::io::ErrorKind::StorageFull));
+    world.prepare(&executor, &a).unwrap_err();
+    assert_eq!(
+        world.lock().namespaces[&gpu].len(),
+        2,
+        "its program runs in it"
+    );
+}
+
+/// The record says that it is being undone before the first thing goes.
+#[test]
+fn a_prepare_that_dies_while_it_is_taken_back_can_be_tried_again() {
+    let mut bad = Vec::new();
+    for device in ["gpu-0-mig-1g10gb-19-0", TS, MPS, "gpu-0-ts", "gpu-0-mps"] {
+        for moment in [Moment::Before, Moment::During, Moment::After] {
+            for in_calls in 0..60 {
+                let (world, executor, gpu) = start();
+                grants(&world, &executor);
+                sim(&world).edit(|e| {
+                    e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
+                });
+                world.changed(&gpu);
+                let a = shared("a", device);
+                world.lock().api.insert(a.uid.clone(), a.clone());
+                world.lock().write_error = Some((Place::Cdi, std::io::ErrorKind::StorageFull));
+                world.crash_in(in_calls, moment);
+                let first = world.prepare(&executor, &a);
+                assert!(first.is_err());
+                if !world.lock().dead {
+                    break;
+                }
+                world.kill();
+                world.lock().write_error = None;
+                world.changed(&gpu);
+                let executor = world.start();
+                executor.restore_cdi(Refresh::Missing);
+                // The kubelet asks again.
+                match world.prepare(&executor, &a) {
+                    Err(error) => bad.push(format!(
+                        "{device} {moment:?} {in_calls}: {} {error}",
+                        error.category()
+                    )),
+                    Ok(_) => {
+                        let now = sim(&world).facts(&gpu).unwrap().compute_mode.unwrap();
+                        let m = world.lock();
+                        let wrong = match device {
+                            "gpu-0-ts" => now != ComputeMode::Default,
+                            "gpu-0-mps" => now != ComputeMode::ExclusiveProcess || m.mps.is_empty(),
+                            MPS => m.mps_in.is_empty(),
+                            _ => false,
+                        };
+                        if wrong {
+                            bad.push(format!(
+                                "{device} {moment:?} {in_calls}: answered, but mode {now:?} servers {:?} {:?}",
+                                m.mps, m.mps_in
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{}\n{}", bad.len(), bad.join("\n"));
+}
+
+/// The same after a boot, of a record of the boot before.
+#[test]
+fn a_restore_that_dies_while_it_is_taken_back_is_made_again() {
+    let mut cuts = 0;
+    for device in ["gpu-0-mig-1g10gb-19-0", TS, MPS, "gpu-0-ts", "gpu-0-mps"] {
+        for in_calls in 0..80 {
+            let (world, executor, gpu) = start();
+            grants(&world, &executor);
+            let exclusive = || {
+                sim(&world).edit(|engine| {
+                    let facts = &mut engine.gpu(&gpu).unwrap().facts;
+                    facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
+                });
+                world.changed(&gpu);
+            };
+            exclusive();
+            let a = shared("a", device);
+            prepared(&world, &executor, &a);
+            world.reboot();
+            exclusive();
+            let executor = world.start();
+            world.lock().write_error = Some((Place::Cdi, std::io::ErrorKind::StorageFull));
+            world.crash_in(in_calls, Moment::After);
+            executor.restore_cdi(Refresh::Missing);
+            world.lock().write_error = None;
+            if !world.lock().dead {
+                break;
+            }
+            cuts += 1;
+            world.kill();
+            world.changed(&gpu);
+            let executor = world.start();
+            executor.restore_cdi(Refresh::Missing);
+            world.prepare(&executor, &a).unwrap();
+            let now = sim(&world).facts(&gpu).unwrap().compute_mode.unwrap();
+            let m = world.lock();
+            let is_right = match device {
+                "gpu-0-ts" => now == ComputeMode::Default,
+                "gpu-0-mps" => now == ComputeMode::ExclusiveProcess && m.mps.len() == 1,
+                MPS => m.mps_in.len() == 1,
+                _ => true,
+            };
+            assert!(is_right, "{device} {in_calls}: {now:?} {:?}", m.mps_in);
+        }
+    }
+    assert!(cuts > 100, "{cuts}");
+}
