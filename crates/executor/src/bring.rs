@@ -164,8 +164,8 @@ impl Gpus<'_> {
 
     /// Makes the changes of a plan, in order. Each is on disk before it begins, and its outcome
     /// with the next one that is written, or at the end: a note that is older than the hardware is
-    /// found again. A change that fails ends a call that makes something for a claim, which is taken
-    /// back; every other call goes on past it, with all that do not need it.
+    /// found again. A change that fails ends a call that makes something for a claim, which is
+    /// taken back; every other call goes on past it, with all that do not need it.
     pub(crate) fn carry_out(
         self,
         plan: Plan,

@@ -122,8 +122,8 @@ impl<'a> Gpus<'a> {
         Ok(found)
     }
 
-    /// Lists the processes on a GPU. An error may be taken for "there are none", so that an odd one
-    /// must not do: it has to come several times in a row. One that has taken its time comes once.
+    /// Lists the processes on a GPU. An error may be taken for "there are none", so that it has to
+    /// come several times in a row. A call that has timed out is not made again.
     fn list_processes(self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
         let list = || self.context.parts.processes.on_gpu(gpu);
         let mut listed = list();

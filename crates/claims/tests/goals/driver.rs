@@ -367,8 +367,7 @@ impl Story {
                         };
                         of_gpu && needs.is_some_and(|needs| needs != *to)
                     }
-                    // A wedged server is started anew where rules say so, or without clients, which
-                    // `check_order` looks at. A round has rules followed.
+                    // That of shares is the policy's, which may have changed.
                     Change::SetTimeSlice(to) => {
                         of_gpu
                             && claim.is_some()

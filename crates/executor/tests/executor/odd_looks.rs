@@ -113,7 +113,7 @@ fn one_odd_answer_ends_no_server_under_its_clients() {
     assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
-/// What is looked at before the earlier allocation is let go is looked at again after it.
+/// The GPU is looked at again after the earlier allocation is let go.
 #[test]
 fn allocated_anew_at_its_own_place_nothing_is_made_beside_a_gone_one() {
     let (world, executor, gpu) = start();

@@ -144,7 +144,7 @@ fn a_torn_record_keeps_the_gpu_of_its_programs() {
     );
 }
 
-/// Of this boot, at its goal already: nothing is done but writing it.
+/// The GPU is at its goal already: nothing is done but writing the record.
 #[test]
 fn a_torn_record_of_this_boot_is_answered_from_without_a_change() {
     for device in [MPS, TS, "gpu-0-mps", "gpu-0-ts", "gpu-0-mig-1g10gb-19-0"] {

@@ -1,6 +1,5 @@
-//! The promise that holds whatever hardware answers and whoever crashes: nothing that the record of
-//! another claim names is removed, stopped or set otherwise. Looked at in every change that the
-//! executor makes.
+//! The promise that no odd answer and no crash breaks: nothing that the record of another claim
+//! names is removed, stopped or set otherwise. Looked at in every change that the executor makes.
 
 use divvy_model::mig::GpuInstanceId;
 use divvy_model::{ComputeMode, Sharing};
@@ -26,11 +25,6 @@ impl Machine {
     pub(crate) fn harms_no_other(&self, gpu: &GpuUuid, harm: &Harm) {
         let boot = format!("boot-{}", self.boot);
         let has_lock = |uid: &ClaimUid| self.locked.contains(&LockName::Claim(uid.clone()));
-        // A round sets what a policy has changed.
-        let is_round = !self
-            .locked
-            .iter()
-            .any(|lock| matches!(lock, LockName::Claim(_)));
         for (uid, stored) in self.records() {
             let Stored::Fine(record) = stored else {
                 continue;
@@ -65,8 +59,10 @@ impl Machine {
                         };
                         of_gpu && needed.is_some_and(|needed| needed != *to)
                     }
+                    // That of shares is the policy's, which may have changed.
                     Harm::Slice(to) => {
-                        of_gpu && !is_round && device.time_slice.is_some_and(|one| one != *to)
+                        let is_own = of_gpu && device.sharing == Sharing::Exclusive;
+                        is_own && device.time_slice.is_some_and(|one| one != *to)
                     }
                 };
                 assert!(!is_harmed, "{harm:?} on {gpu} harms {uid}: {device:?}");
