@@ -170,7 +170,9 @@ mod tests {
             None
         }
 
-        fn changed(&self, _: &divvy_model::GpuUuid) {}
+        fn changed(&self, _: &divvy_model::GpuUuid) -> Result<(), divvy_model::GpuError> {
+            Ok(())
+        }
     }
 
     /// The view of an API server, of which one attempt may take `each`.

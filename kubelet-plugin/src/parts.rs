@@ -12,7 +12,7 @@ use divvy_executor::{
     InventorySource, MpsServers, NoMps, Parts, SystemClock,
 };
 use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
-use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
+use divvy_model::{GpuDriver, GpuError, GpuFacts, GpuUuid, Inventory};
 use tokio::sync::{Notify, watch};
 
 use crate::api::KubeClaims;
@@ -72,17 +72,15 @@ impl InventorySource for Latest {
         Some(inventory)
     }
 
-    fn changed(&self, gpu: &GpuUuid) {
+    fn changed(&self, gpu: &GpuUuid) -> Result<(), GpuError> {
         // Read on the caller's thread, which may write a CDI file of these facts next: it cannot
         // wait for the next round of the inventory.
-        match self.gpus.facts(gpu) {
-            Ok(facts) => drop(self.newer().insert(gpu.clone(), (Instant::now(), facts))),
-            // It is read with the others as soon as it answers.
-            Err(error) => {
-                tracing::warn!(%gpu, error = crate::chain(&error), "failed to read a changed GPU");
-            }
-        }
+        let read = self.gpus.facts(gpu);
+        // One that cannot be read is read with the others as soon as it answers.
         self.refresh.notify_one();
+        let facts = read?;
+        self.newer().insert(gpu.clone(), (Instant::now(), facts));
+        Ok(())
     }
 }
 

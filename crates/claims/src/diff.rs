@@ -86,7 +86,7 @@ fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal, start: &[Change]) -
         )
     };
     // Where the driver does not report compute mode, it is left as it is.
-    let now = seen.compute?;
+    let now = seen.compute.as_ref()?;
     let to = match goal.compute {
         Want::To(mode) => mode,
         Want::Found => state.compute?.found,
@@ -94,7 +94,9 @@ fn compute(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal, start: &[Change]) -
         Want::Leave if start.iter().any(is_of_gpu) => ComputeMode::ExclusiveProcess,
         Want::Leave => return None,
     };
-    (now != to).then_some(Change::SetComputeMode(to))
+    // The change says why it cannot be read.
+    let is_so = now.as_ref().is_ok_and(|now| *now == to);
+    (!is_so).then_some(Change::SetComputeMode(to))
 }
 
 /// Returns what ends MPS servers and what starts others. A server that runs with other limits
@@ -298,7 +300,7 @@ mod tests {
         let changes = |target, runs, compute| {
             let seen = GpuSeen {
                 mps: Some(Ok(runs)),
-                compute: Some(compute),
+                compute: Some(Ok(compute)),
                 ..GpuSeen::default()
             };
             let goal = GpuGoal {

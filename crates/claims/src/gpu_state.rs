@@ -424,8 +424,8 @@ impl GpuState {
         {
             self.mig = None;
         }
-        if let (Some(note), Some(now)) = (self.compute, seen.compute)
-            && now != note.ours
+        if let (Some(note), Some(Ok(now))) = (self.compute, &seen.compute)
+            && *now != note.ours
         {
             self.compute = None;
         }

@@ -86,8 +86,8 @@ impl MpsSeen {
 #[derive(Debug, Clone, Default)]
 pub struct GpuSeen {
     pub mig: Option<Result<MigMode, GpuError>>,
-    /// Compute mode. `None`: not asked for, or not known.
-    pub compute: Option<ComputeMode>,
+    /// Compute mode. `None`: not asked for, or the driver reports none.
+    pub compute: Option<Result<ComputeMode, GpuError>>,
     /// Time slice that certainly is in force. `None`: not known, so it is set again.
     pub slice: Option<TimeSlice>,
     /// The MPS servers that run, or why they cannot be found out. `None`: not asked for.
@@ -121,7 +121,7 @@ impl GpuSeen {
                     pending: mig.ours,
                 })
             }),
-            compute: state.compute.map(|compute| compute.ours),
+            compute: state.compute.map(|compute| Ok(compute.ours)),
             slice: state
                 .slice
                 .filter(|slice| slice.sure)

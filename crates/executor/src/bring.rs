@@ -555,7 +555,7 @@ impl Work<'_, '_> {
         });
         // Also after a failure, which may have changed the mode all the same. The content of CDI
         // files is made of the inventory, and a GPU may have another minor number now.
-        self.gpus.context.parts.inventory.changed(gpu);
+        self.gpus.hardware.read_again(gpu);
         done
     }
 
@@ -563,8 +563,13 @@ impl Work<'_, '_> {
         let gpu = self.gpu;
         let not_done =
             |what: &str| ChangeError::NotDone(Cause::new(format!("compute mode of {gpu} {what}")));
-        let Some(now) = self.seen.compute else {
-            return Err(not_done("cannot be read").into());
+        let now = match &self.seen.compute {
+            Some(Ok(now)) => *now,
+            Some(Err(error)) => {
+                let why = Cause::from_gpu("compute mode cannot be read", error.clone());
+                return Err(ChangeError::NotDone(why.passing()).into());
+            }
+            None => return Err(not_done("is not reported").into()),
         };
         // PROHIBITED is never ours: an administrator keeps work off the GPU with it, and a claim
         // must not undo that.

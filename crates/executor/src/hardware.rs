@@ -226,12 +226,12 @@ impl<'a> Hardware<'a> {
         gpu: &GpuUuid,
         state: &GpuState,
         wanted: ComputeMode,
-    ) -> Option<ComputeMode> {
+    ) -> Option<Result<ComputeMode, GpuError>> {
         let known = self.compute_mode(gpu);
         // The inventory may be a minute old, which is enough while we have changed nothing: most
         // claims then ask nothing of the GPU.
         if state.compute.is_none() && known.is_none_or(|known| known == wanted) {
-            return known;
+            return known.map(Ok);
         }
         self.compute_mode_now(gpu)
     }

@@ -221,9 +221,9 @@ fn a_contradicted_note_is_dropped_and_an_unread_one_is_kept() {
         (state.mig.is_none(), state.compute.is_none())
     };
     assert_eq!(dropped(seen(None, None)), (false, false));
-    let as_noted = seen(mode(true), Some(ComputeMode::Default));
+    let as_noted = seen(mode(true), Some(Ok(ComputeMode::Default)));
     assert_eq!(dropped(as_noted), (false, false));
-    let by_others = seen(mode(false), Some(ComputeMode::Prohibited));
+    let by_others = seen(mode(false), Some(Ok(ComputeMode::Prohibited)));
     assert_eq!(dropped(by_others.clone()), (true, true));
     let in_flight = GpuSeen {
         in_flight: Some(divvy_model::GpuOp::SetMigMode),

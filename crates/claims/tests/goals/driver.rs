@@ -202,7 +202,7 @@ impl Story {
             seen.mig = Some(Err(error()));
         }
         if self.chance.one_in(2) {
-            seen.compute = None;
+            seen.compute = Some(Err(error()));
         }
         if self.chance.one_in(2) {
             seen.mps = Some(Err("no answer".to_owned()));
@@ -224,7 +224,7 @@ impl Story {
                 current: self.hardware.mig,
                 pending: self.hardware.mig,
             })),
-            compute: Some(self.hardware.compute),
+            compute: Some(Ok(self.hardware.compute)),
             slice: state
                 .slice
                 .filter(|slice| slice.sure && believed)
@@ -461,6 +461,9 @@ impl Story {
                 self.kinds.insert("mig");
                 let now = self.hardware.mig;
                 self.set(state, Setting::Mig { now, to: *to }, &Call::Mig(*to))
+            }
+            Change::SetComputeMode(_) if matches!(seen.compute, Some(Err(_))) => {
+                Err(Failed::NotDone)
             }
             Change::SetComputeMode(to) => {
                 self.kinds.insert("compute");

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use divvy_claims::{Cause, ChangeError};
-use divvy_model::{ComputeMode, GpuUuid, TimeSlice};
+use divvy_model::{ComputeMode, GpuError, GpuUuid, TimeSlice};
 
 use super::{Hardware, failed};
+use crate::chain;
 
 /// A time slice that could not be read or set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,18 +53,29 @@ impl Hardware<'_> {
         inventory.gpus.get(gpu)?.facts.compute_mode
     }
 
-    /// Reads the compute mode; `None` if it cannot be read.
-    pub(crate) fn compute_mode_now(self, gpu: &GpuUuid) -> Option<ComputeMode> {
-        // Read through the inventory, so that every part of the plugin sees the same value.
-        self.inventory.changed(gpu);
-        self.compute_mode(gpu)
+    /// Has a GPU read again that was changed. One that cannot be read is read later, with the
+    /// others.
+    pub(crate) fn read_again(self, gpu: &GpuUuid) {
+        if let Err(error) = self.inventory.changed(gpu) {
+            tracing::warn!(%gpu, error = chain(&error), "failed to read a changed GPU");
+        }
+    }
+
+    /// Reads the compute mode; `None` if the driver reports none.
+    pub(crate) fn compute_mode_now(self, gpu: &GpuUuid) -> Option<Result<ComputeMode, GpuError>> {
+        // Read through the inventory, so that every part of the plugin sees the same value. The
+        // value of before is none: a note would be dropped because of it.
+        match self.inventory.changed(gpu) {
+            Ok(()) => self.compute_mode(gpu).map(Ok),
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// Sets the compute mode.
     pub fn set_compute_mode(self, gpu: &GpuUuid, to: ComputeMode) -> Result<(), ChangeError> {
         self.nothing_in_flight(gpu)?;
         let set = self.gpus.set_compute_mode(gpu, to);
-        self.inventory.changed(gpu);
+        self.read_again(gpu);
         set.map_err(|error| failed("the driver refused", error))
     }
 

@@ -20,7 +20,7 @@ fn left_exclusive() -> (World, Executor, GpuUuid) {
     sim(&world)
         .set_compute_mode(&gpu, ComputeMode::ExclusiveProcess)
         .unwrap();
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let executor = world.start();
     (world, executor, gpu)
 }
@@ -66,7 +66,7 @@ fn wherever_a_crash_cuts_it_the_mode_is_given_back_by_the_next_instance() {
         world.lock().crash_at = Some(("set_compute_mode", moment));
         world.prepare(&executor, &share("a")).unwrap_err();
         world.kill();
-        world.changed(&gpu);
+        world.changed(&gpu).unwrap();
         world.start().reconcile(&world.view());
         assert_eq!(
             mode(&world, &gpu),
@@ -122,7 +122,7 @@ fn what_others_set_meanwhile_is_left_alone() {
         "compute-mode"
     );
     set(ComputeMode::ExclusiveProcess);
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     world.prepare(&executor, &share("a")).unwrap();
     set(ComputeMode::Prohibited);
     world.unprepare(&executor, &uid("a")).unwrap();
@@ -141,7 +141,7 @@ fn after_a_reboot_the_mode_is_set_before_a_share_is_ready() {
     sim(&world)
         .set_compute_mode(&gpu, ComputeMode::ExclusiveProcess)
         .unwrap();
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let events = world.start().restore_cdi(Refresh::Missing).events;
     assert_eq!(events, [Event::ExecutedAgain { claim: a.uid }]);
     assert_eq!(mode(&world, &gpu), ComputeMode::Default);
@@ -158,7 +158,7 @@ fn after_a_reboot_a_whole_gpu_keeps_the_mode_that_it_has() {
     sim(&world)
         .set_compute_mode(&gpu, ComputeMode::ExclusiveProcess)
         .unwrap();
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let events = world.start().restore_cdi(Refresh::Missing).events;
     assert_eq!(events, [Event::ExecutedAgain { claim: whole.uid }]);
     assert_eq!(mode(&world, &gpu), ComputeMode::ExclusiveProcess);

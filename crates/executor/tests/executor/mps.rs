@@ -336,7 +336,7 @@ fn wherever_a_crash_cuts_it_the_next_instance_leaves_no_orphan() {
                 break;
             }
             world.kill();
-            world.changed(&gpu);
+            world.changed(&gpu).unwrap();
             let executor = world.start();
             executor.reconcile(&world.view());
             // The kubelet calls again for what it has no answer to.
@@ -657,7 +657,7 @@ fn a_gpu_with_mig_mode_on_by_hand_is_refused_and_left_alone() {
     slots(&executor, &gpu, 4);
     sim(&world).set_mig_mode(&gpu, true).ok();
     sim(&world).edit(divvy_gpu_sim::Engine::reboot);
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     for claim in [share("a"), own("b")] {
         let error = world.prepare(&executor, &claim).unwrap_err();
         assert_eq!(error.category(), "wrong-mode");

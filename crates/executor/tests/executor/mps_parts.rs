@@ -192,7 +192,7 @@ fn wherever_a_crash_cuts_it_no_server_of_a_partition_is_left() {
             }
             cuts += 1;
             world.kill();
-            world.changed(&world.gpu(0));
+            world.changed(&world.gpu(0)).unwrap();
             let executor = world.start();
             executor.reconcile(&world.view());
             world.unprepare(&executor, &uid("a")).unwrap();
@@ -317,7 +317,7 @@ fn wherever_a_crash_cuts_shares_of_a_partition_nothing_is_left() {
             }
             cuts += 1;
             world.kill();
-            world.changed(&world.gpu(0));
+            world.changed(&world.gpu(0)).unwrap();
             let executor = world.start();
             executor.reconcile(&world.view());
             for name in ["a", "b"] {

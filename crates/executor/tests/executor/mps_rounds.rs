@@ -49,7 +49,7 @@ fn the_own_server_without_a_note_is_no_stranger() {
     sim(&world).edit(|e| {
         e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
     });
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let answer = world.prepare(&executor, &a);
     assert!(answer.is_ok(), "{answer:?}");
 }

@@ -16,7 +16,7 @@ fn a_torn_record_of_an_earlier_boot_has_its_settings_again() {
     sim(&world).edit(|e| {
         e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
     });
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let a = shared("a", "gpu-0-ts");
     prepared(&world, &executor, &a);
     let now = || sim(&world).facts(&gpu).unwrap().compute_mode;
@@ -28,7 +28,7 @@ fn a_torn_record_of_an_earlier_boot_has_its_settings_again() {
     sim(&world).edit(|e| {
         e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
     });
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let executor = world.start();
     executor.restore_cdi(Refresh::Missing);
     executor.reconcile(&world.view());
@@ -46,7 +46,7 @@ fn a_whole_record_of_an_earlier_boot_has_its_settings_again() {
     sim(&world).edit(|e| {
         e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
     });
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let a = shared("a", "gpu-0-ts");
     prepared(&world, &executor, &a);
     let now = || sim(&world).facts(&gpu).unwrap().compute_mode;
@@ -55,7 +55,7 @@ fn a_whole_record_of_an_earlier_boot_has_its_settings_again() {
     sim(&world).edit(|e| {
         e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
     });
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let executor = world.start();
     executor.restore_cdi(Refresh::Missing);
     world.prepare(&executor, &a).unwrap();
@@ -71,7 +71,7 @@ fn a_torn_record_of_an_earlier_boot_is_refused_beside_strangers() {
     drop(executor);
     tear(&world, &uid("a"), b"torn");
     world.reboot();
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let executor = world.start();
     world.lock().processes.insert(
         gpu.clone(),
@@ -97,7 +97,7 @@ fn a_torn_record_of_an_earlier_boot_has_its_mps_server_again() {
     drop(executor);
     tear(&world, &uid("a"), b"torn");
     world.reboot();
-    world.changed(&gpu);
+    world.changed(&gpu).unwrap();
     let executor = world.start();
     executor.restore_cdi(Refresh::Missing);
     executor.reconcile(&world.view());

@@ -71,7 +71,7 @@ fn a_prepare_that_dies_while_it_is_taken_back_can_be_tried_again() {
                 sim(&world).edit(|e| {
                     e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
                 });
-                world.changed(&gpu);
+                world.changed(&gpu).unwrap();
                 let a = shared("a", device);
                 world.lock().api.insert(a.uid.clone(), a.clone());
                 world.lock().write_error = Some((Place::Cdi, std::io::ErrorKind::StorageFull));
@@ -83,7 +83,7 @@ fn a_prepare_that_dies_while_it_is_taken_back_can_be_tried_again() {
                 }
                 world.kill();
                 world.lock().write_error = None;
-                world.changed(&gpu);
+                world.changed(&gpu).unwrap();
                 let executor = world.start();
                 executor.restore_cdi(Refresh::Missing);
                 // The kubelet asks again.
@@ -128,7 +128,7 @@ fn a_restore_that_dies_while_it_is_taken_back_is_made_again() {
                     let facts = &mut engine.gpu(&gpu).unwrap().facts;
                     facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
                 });
-                world.changed(&gpu);
+                world.changed(&gpu).unwrap();
             };
             exclusive();
             let a = shared("a", device);
@@ -145,7 +145,7 @@ fn a_restore_that_dies_while_it_is_taken_back_is_made_again() {
             }
             cuts += 1;
             world.kill();
-            world.changed(&gpu);
+            world.changed(&gpu).unwrap();
             let executor = world.start();
             executor.restore_cdi(Refresh::Missing);
             world.prepare(&executor, &a).unwrap();

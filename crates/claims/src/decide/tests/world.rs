@@ -236,7 +236,7 @@ impl World {
         let read = self.hardware.get(&gpu).cloned().unwrap_or_default();
         let mut seen = GpuSeen {
             mig: read.mig.or(Some(Ok(found.facts.mig_mode))),
-            compute: found.facts.compute_mode,
+            compute: found.facts.compute_mode.map(Ok),
             slice: state
                 .slice
                 .filter(|slice| slice.sure && holds.vouched_for)

@@ -569,13 +569,14 @@ impl InventorySource for World {
         self.lock().inventory.clone()
     }
 
-    fn changed(&self, gpu: &GpuUuid) {
+    fn changed(&self, gpu: &GpuUuid) -> Result<(), GpuError> {
         let mut m = self.lock();
-        let read = m.driver().facts(gpu).ok();
+        let facts = m.driver().facts(gpu)?;
         let known = m.inventory.as_mut().map(Arc::make_mut);
-        if let (Some(facts), Some(known)) = (read, known.and_then(|all| all.gpus.get_mut(gpu))) {
+        if let Some(known) = known.and_then(|all| all.gpus.get_mut(gpu)) {
             known.facts.compute_mode = facts.compute_mode;
         }
+        Ok(())
     }
 }
 
