@@ -13,6 +13,8 @@ pub mod note;
 pub mod plan;
 pub mod process;
 mod serve;
+mod shared;
+pub mod socket;
 mod supervisor;
 
 pub use serve::serve;

@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,30 +52,70 @@ fn stat(text: &str) -> Option<(u32, u64)> {
     Some((parent, fields.nth(17)?.parse().ok()?))
 }
 
-/// Returns the servers of a daemon: its children, and processes of this program that were started
-/// for one of these folders of sockets, since a daemon that dies leaves them behind. A container
-/// can start this program too, which then is ended with them; it computes nothing.
-pub fn servers(daemon: Option<u32>, program: &Path, pipes: &[PathBuf]) -> Vec<Process> {
-    let file = |path: &Path| {
-        let of = fs_err::metadata(path).ok()?;
-        Some((of.dev(), of.ino()))
-    };
-    let wanted = file(program);
-    let variable =
-        |pipe: &PathBuf| [b"CUDA_MPS_PIPE_DIRECTORY=", pipe.as_os_str().as_bytes()].concat();
-    let of_ours: Vec<Vec<u8>> = pipes.iter().map(variable).collect();
-    let is_ours = |process: &Process| {
+/// A file that programs are started from: device and inode. A path says less, since containers have
+/// paths of their own.
+type File = (u64, u64);
+
+fn file(path: &Path) -> Option<File> {
+    let of = fs_err::metadata(path).ok()?;
+    Some((of.dev(), of.ino()))
+}
+
+/// Programs that were started for one of some folders of sockets. None of them is in a container
+/// with a process namespace of its own: such a process can have any environment and, where the
+/// driver is mounted, this program too.
+struct StartedFor {
+    program: Option<File>,
+    namespace: Option<File>,
+    variables: Vec<Vec<u8>>,
+}
+
+impl StartedFor {
+    fn new(program: &Path, pipes: &[&Path]) -> Self {
+        let variable =
+            |pipe: &&Path| [b"CUDA_MPS_PIPE_DIRECTORY=", pipe.as_os_str().as_bytes()].concat();
+        Self {
+            program: file(program),
+            namespace: file(Path::new("/proc/self/ns/pid")),
+            variables: pipes.iter().map(variable).collect(),
+        }
+    }
+
+    /// Returns whether a process is one. The environment last: to read it is to read the memory of
+    /// the process, which one of a container could keep from being read.
+    fn has(&self, process: &Process) -> bool {
         let folder = PathBuf::from(format!("/proc/{}", process.pid));
+        let is = |name: &str, wanted: Option<File>| {
+            wanted.is_some() && file(&folder.join(name)) == wanted
+        };
+        if !is("ns/pid", self.namespace) || !is("exe", self.program) {
+            return false;
+        }
         let environ = fs_err::read(folder.join("environ")).unwrap_or_default();
         let mut variables = environ.split(|byte| *byte == 0);
-        let started_for = variables.any(|one| of_ours.iter().any(|ours| ours == one));
-        started_for && wanted.is_some() && file(&folder.join("exe")) == wanted
-    };
+        variables.any(|one| self.variables.iter().any(|ours| ours == one))
+    }
+}
+
+/// Returns the daemons of these folders of sockets, by the file of the control program: also those
+/// that nobody has noted. A command of the program that runs is a child of this process, and none.
+pub fn daemons(program: &Path, pipes: &[&Path]) -> Vec<Process> {
+    let wanted = StartedFor::new(program, pipes);
+    let is_other = |process: &Process| process.parent != std::process::id();
+    let all = all().into_iter().filter_map(read);
+    all.filter(|process| is_other(process) && wanted.has(process))
+        .collect()
+}
+
+/// Returns the servers of a daemon: its children, and processes of this program that were started
+/// for one of these folders of sockets, since a daemon that dies leaves them behind.
+pub fn servers(daemon: Option<u32>, program: &Path, pipes: &[&Path]) -> Vec<Process> {
+    let wanted = StartedFor::new(program, pipes);
     all()
         .into_iter()
         .filter_map(read)
         .filter(|process| Some(process.pid) != daemon)
-        .filter(|process| daemon == Some(process.parent) || is_ours(process))
+        .filter(|process| daemon == Some(process.parent) || wanted.has(process))
         .collect()
 }
 
@@ -93,13 +134,19 @@ pub fn lives(process: &Process) -> bool {
 /// Kills this very process, if it lives.
 pub fn kill(process: &Process) -> io::Result<()> {
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    match pid.filter(|_| lives(process)) {
-        Some(pid) => match kill_process(pid, Signal::KILL) {
-            // Gone in between.
-            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-            Err(error) => Err(error.into()),
-        },
-        None => Ok(()),
+    let Some(pid) = pid else { return Ok(()) };
+    let killed = match pidfd_open(pid, PidfdFlags::empty()) {
+        // Looked at only now: whatever gets the number after this is not what is signalled.
+        Ok(held) if lives(process) => pidfd_send_signal(held, Signal::KILL),
+        // A kernel before 5.3.
+        Err(Errno::NOSYS) if lives(process) => kill_process(pid, Signal::KILL),
+        Ok(_) | Err(Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error),
+    };
+    match killed {
+        // Gone in between.
+        Err(Errno::SRCH) => Ok(()),
+        killed => Ok(killed?),
     }
 }
 

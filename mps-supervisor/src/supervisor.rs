@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,12 +21,13 @@ use crate::control::{Control, ControlError, ServerState};
 use crate::note::{Daemon, Note};
 use crate::plan::{self, Found, Step};
 use crate::process::{self, Process};
+use crate::{shared, socket};
 
 /// NVIDIA's programs.
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
-/// File in the folder of sockets in which a daemon writes its number.
-const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
+/// Socket of a daemon, in its folder of sockets.
+const SOCKET: &str = "control";
 /// Longest path of the folder of sockets with which daemons start: they fail without a word in
 /// longer ones.
 const LONGEST: usize = 83;
@@ -40,6 +40,8 @@ const READY_WITHIN: Duration = Duration::from_secs(8);
 const QUIT_WITHIN: Duration = Duration::from_secs(5);
 /// Time in which what was killed is gone. A process that hangs in the kernel module is not.
 const GONE_WITHIN: Duration = Duration::from_secs(2);
+/// So much of the end of a log is read.
+const LOG_END: u64 = 16 << 10;
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -202,18 +204,29 @@ impl Supervisor {
     pub fn adopt(&self) -> Result<usize, SupervisorError> {
         let mut kept = 0;
         for target in self.known()? {
-            let lock = self.lock(&target);
-            let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-            let files = self.files(&target);
-            match self.find(&files)?.1 {
-                Found::Running(_) => kept += 1,
-                // The folder stays: the containers of a daemon that has died have it mounted, and
-                // get the next one there.
-                Found::Remains => self.step(&target, &files, Step::Kill)?,
-                Found::Nothing => {}
+            match self.adopt_one(&target) {
+                Ok(runs) => kept += usize::from(runs),
+                // It keeps only its own GPU without a daemon.
+                Err(error) => {
+                    let error = divvy_telemetry::chain(&error);
+                    tracing::error!(%target, error, "failed to end what is left of an MPS daemon");
+                }
             }
         }
         Ok(kept)
+    }
+
+    fn adopt_one(&self, target: &GpuTarget) -> Result<bool, SupervisorError> {
+        let lock = self.lock(target);
+        let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files(target);
+        match self.find(&files)?.1 {
+            Found::Running(_) => Ok(true),
+            // The folder stays: the containers of a daemon that has died have it mounted, and get
+            // the next one there.
+            Found::Remains => self.step(target, &files, Step::Kill).map(|()| false),
+            Found::Nothing => Ok(false),
+        }
     }
 
     /// Starts a daemon with one server, which sees this partition where the target is one; `anew`:
@@ -245,11 +258,11 @@ impl Supervisor {
         let steps = plan::start(&found, server, anew);
         for step in steps {
             if let Err(error) = self.step(target, &files, step) {
-                // A start that fails leaves nothing.
+                // A start that fails leaves nothing. What could not be ended keeps its note, by which
+                // the next try knows it.
                 if let Err(left) = self.step(target, &files, Step::Kill) {
                     tracing::error!(%target, %left, "failed to end what a failed start has left");
                 }
-                drop(fs_err::remove_file(&files.note));
                 return Err(error);
             }
         }
@@ -323,12 +336,15 @@ impl Supervisor {
     }
 
     fn servers(&self, files: &Files, daemon: Option<u32>) -> Vec<Process> {
+        let pipes = files.pipes.each_ref().map(PathBuf::as_path);
+        process::servers(daemon, &self.seen_program(SERVER), &pipes)
+    }
+
+    /// Returns where a program is seen; an empty path without a driver, which is no program's.
+    fn seen_program(&self, name: &str) -> PathBuf {
         let driver = self.driver().ok();
-        let server = driver.and_then(|driver| {
-            let inside = program(&driver, SERVER).ok()?;
-            Some(driver.root.see(&inside))
-        });
-        process::servers(daemon, &server.unwrap_or_default(), &files.pipes)
+        let seen = driver.and_then(|driver| Some(driver.root.see(&program(&driver, name).ok()?)));
+        seen.unwrap_or_default()
     }
 
     fn driver(&self) -> Result<Driver, DriverRootError> {
@@ -396,7 +412,7 @@ impl Supervisor {
         })
     }
 
-    /// Starts the daemon, waits until it answers, and notes which process it is.
+    /// Starts the daemon, notes which process it is, and waits until it answers.
     fn launch(
         &self,
         control: &Control<'_>,
@@ -406,17 +422,19 @@ impl Supervisor {
         // Without the server's program the daemon starts, and every client fails.
         program(control.driver, SERVER)?;
         control.launch(protocol, READY_WITHIN)?;
-        let pid = || pid_in(control.pipe);
-        let answers = || control.greet(protocol, COMMAND_WITHIN).is_ok();
-        wait_for(|| pid().is_some() && answers()).ok_or_else(|| SupervisorError::NotReady {
+        // Find it. Not by a file in the folder of sockets, which containers can write, and R535
+        // writes none. A socket that one of them has put there is no daemon's.
+        let mut found = None;
+        let is_found = || {
+            found = listening(control);
+            found.is_some()
+        };
+        let not_ready = || SupervisorError::NotReady {
             what: "daemon",
             log: log_of(files),
-        })?;
-        let process = pid().and_then(process::read);
-        let process = process.ok_or_else(|| SupervisorError::NotReady {
-            what: "daemon",
-            log: log_of(files),
-        })?;
+        };
+        wait_for(is_found).ok_or_else(not_ready)?;
+        let process: Process = found.ok_or_else(not_ready)?;
         if let Some(group) = &self.settings.cgroup {
             // Before it starts a server, which then is there too.
             cgroup::move_to(group, process.pid);
@@ -436,8 +454,10 @@ impl Supervisor {
             },
             ready: false,
         };
+        // Before it answers: one that does not, and cannot be killed, is known by its note.
         note.write(&files.note)
-            .map_err(|source| file(&files.note, "written", source))
+            .map_err(|source| file(&files.note, "written", source))?;
+        wait_for(|| control.greet(protocol, COMMAND_WITHIN).is_ok()).ok_or_else(not_ready)
     }
 
     /// Starts the server at once and not with the first client: until it has the GPU, which is in
@@ -457,7 +477,6 @@ impl Supervisor {
     /// one that dies leaves its clients without limits.
     fn create_server(&self, control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
         control.create_server(COMMAND_WITHIN)?;
-        let daemon = pid_in(control.pipe);
         let mut state = ServerState::Starting;
         let has_ended = || {
             state = control
@@ -466,9 +485,12 @@ impl Supervisor {
             state != ServerState::Starting
         };
         let waited = wait_for(has_ended);
+        let note = Note::read(&files.note).map_err(|source| file(&files.note, "read", source))?;
         if waited.is_none()
             || state == ServerState::Failed
-            || self.servers(files, daemon).is_empty()
+            || self
+                .servers(files, note.map(|note| note.daemon.pid))
+                .is_empty()
         {
             return Err(SupervisorError::NotReady {
                 what: "server",
@@ -507,19 +529,15 @@ impl Supervisor {
         let noted = note.as_ref().and_then(|note| {
             process::read(note.daemon.pid).filter(|process| note.daemon.is(process))
         });
-        // A start that was cut short has no note; the folder of sockets then was in no container,
-        // and its file of the number is the daemon's own.
-        let unnoted = || {
-            let mut pipes = files.pipes.iter();
-            let found = pipes.find_map(|pipe| pid_in(pipe).and_then(process::read))?;
-            let driver = self.driver().ok()?;
-            let control = program(&driver, CONTROL).ok()?;
-            let name = control.file_name()?.to_string_lossy().into_owned();
-            (found.program == name).then_some(found)
-        };
-        let daemon = noted.or_else(|| if note.is_none() { unnoted() } else { None });
-        let servers = self.servers(files, daemon.as_ref().map(|daemon| daemon.pid));
-        let all: Vec<Process> = daemon.into_iter().chain(servers).collect();
+        let servers = self.servers(files, noted.as_ref().map(|daemon| daemon.pid));
+        // A start that was cut short has no note.
+        let pipes = files.pipes.each_ref().map(PathBuf::as_path);
+        let daemons = process::daemons(&self.seen_program(CONTROL), &pipes);
+        let of_unnoted = daemons
+            .iter()
+            .flat_map(|one| self.servers(files, Some(one.pid)));
+        let mut all: Vec<Process> = noted.into_iter().chain(daemons.iter().cloned()).collect();
+        all.extend(servers.into_iter().chain(of_unnoted));
         for one in &all {
             process::kill(one)
                 .map_err(|source| file(&files.dir, "cleared of processes", source))?;
@@ -554,41 +572,17 @@ fn program(driver: &Driver, name: &str) -> Result<PathBuf, SupervisorError> {
 /// Makes the folders, and removes what an earlier daemon has left in the folder of sockets. The
 /// folder itself stays, and so do those of a server and its namespaces.
 fn clear(files: &Files, protocol: MpsProtocol) -> Result<(), SupervisorError> {
-    let pipe = files.pipe(protocol);
-    for dir in [&files.log, pipe] {
-        fs_err::create_dir_all(dir).map_err(|source| file(dir, "created", source))?;
-    }
-    // Programs of all users reach the sockets in it.
-    let open = std::fs::Permissions::from_mode(0o755);
-    fs_err::set_permissions(pipe, open).map_err(|source| file(pipe, "opened", source))?;
+    let (log, pipe) = (&files.log, files.pipe(protocol));
+    fs_err::create_dir_all(log).map_err(|source| file(log, "created", source))?;
     let levels = match protocol {
         MpsProtocol::V2 => 0,
         MpsProtocol::V3 => 2,
     };
-    empty(pipe, levels).map_err(|source| file(pipe, "cleared", source))
-}
-
-/// Removes what is in a folder, but for folders on so many levels below it: what containers have
-/// made in theirs goes too.
-fn empty(dir: &Path, levels: u32) -> io::Result<()> {
-    for entry in fs_err::read_dir(dir)? {
-        let entry = entry?;
-        if !entry.file_type()?.is_dir() {
-            fs_err::remove_file(entry.path())?;
-        } else if levels > 0 {
-            empty(&entry.path(), levels - 1)?;
-        } else {
-            fs_err::remove_dir_all(entry.path())?;
-        }
-    }
-    Ok(())
+    shared::clear(pipe, levels).map_err(|source| file(pipe, "cleared", source))
 }
 
 fn remove(dir: &Path) -> Result<(), SupervisorError> {
-    match fs_err::remove_dir_all(dir) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(file(dir, "removed", error)),
-        _ => Ok(()),
-    }
+    shared::remove(dir).map_err(|source| file(dir, "removed", source))
 }
 
 fn change_note(files: &Files, change: impl FnOnce(&mut Note)) -> Result<(), SupervisorError> {
@@ -600,15 +594,18 @@ fn change_note(files: &Files, change: impl FnOnce(&mut Note)) -> Result<(), Supe
         .map_err(|source| file(&files.note, "written", source))
 }
 
-fn pid_in(pipe: &Path) -> Option<u32> {
-    let text = fs_err::read_to_string(pipe.join(PID_FILE)).ok()?;
-    text.trim().parse().ok()
+/// Returns the daemon that listens on the socket of a program's folder: a process that says so, and
+/// that `/proc` shows to be one.
+fn listening(control: &Control<'_>) -> Option<Process> {
+    let pid = socket::listener(&control.pipe.join(SOCKET)).ok()?;
+    let daemons = process::daemons(&control.driver.root.see(control.program), &[control.pipe]);
+    daemons.into_iter().find(|daemon| daemon.pid == pid)
 }
 
 /// Returns the last lines of the daemon's logs, as the end of a sentence.
 fn log_of(files: &Files) -> String {
     let last = |name: &str| {
-        let text = fs_err::read_to_string(files.log.join(name)).ok()?;
+        let text = shared::tail(&files.log.join(name), LOG_END)?;
         text.lines().last().map(str::to_owned)
     };
     let lines: Vec<String> = ["control.log", "server.log"]

@@ -8,7 +8,9 @@
 //! `server-dies` (each server ends at once), `slow-quit` (`quit` never ends), `refuse-limits` (the
 //! limit of threads is refused), `hang` (no command ends), `no-v3` (an older driver), `sticky` (a
 //! namespace is not ended), `refuse-clients` (clients are not listed), `fault PID` (the server with
-//! this number is in the state FAULT, for as long as the words are there).
+//! this number is in the state FAULT, for as long as the words are there), `no-pid-file` (the
+//! daemon writes its number nowhere, as that of R535), `elsewhere` (the sockets of a namespace are
+//! in another folder).
 
 #![allow(
     clippy::unwrap_used,
@@ -23,9 +25,12 @@ use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+
+use divvy_mps_supervisor::socket;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 const SERVER: &str = "nvidia-cuda-mps-server";
 const LOOK: Duration = Duration::from_millis(5);
@@ -91,7 +96,7 @@ fn log(file: &str, line: &str) {
 /// `-d`: goes on in the background once the daemon answers.
 fn start(protocol: &str) -> ExitCode {
     let socket = pipe().join("control");
-    if UnixStream::connect(&socket).is_ok() {
+    if socket::connect(&socket).is_ok() {
         println!("An instance of this daemon is already running");
         return ExitCode::FAILURE;
     }
@@ -109,7 +114,7 @@ fn start(protocol: &str) -> ExitCode {
     let mut child = started.unwrap();
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until && child.try_wait().unwrap().is_none() {
-        if UnixStream::connect(&socket).is_ok() {
+        if socket::connect(&socket).is_ok() {
             return ExitCode::SUCCESS;
         }
         std::thread::sleep(LOOK);
@@ -119,21 +124,47 @@ fn start(protocol: &str) -> ExitCode {
 
 /// Gives commands to the daemon.
 fn client(commands: &str) -> ExitCode {
-    let Ok(mut daemon) = UnixStream::connect(pipe().join("control")) else {
+    let Ok(daemon) = socket::connect(&pipe().join("control")) else {
         println!("Cannot find MPS control daemon process");
         return ExitCode::FAILURE;
     };
-    let mut answer = String::new();
+    let mut daemon = UnixStream::from(daemon);
+    let mut answer = Vec::new();
     let spoken = daemon
-        .write_all(commands.as_bytes())
+        .set_nonblocking(false)
+        .and_then(|()| daemon.write_all(commands.as_bytes()))
         .and_then(|()| daemon.shutdown(Shutdown::Write))
-        .and_then(|()| daemon.read_to_string(&mut answer));
-    print!("{answer}");
+        .and_then(|()| packets(&mut daemon, &mut answer));
+    print!("{}", String::from_utf8_lossy(&answer));
     if spoken.is_ok() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// Longest packet: what a read has no place for is lost.
+const PACKET: usize = 64 << 10;
+
+/// Reads packets to their end.
+fn packets(from: &mut UnixStream, into: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut packet = vec![0; PACKET];
+    loop {
+        match from.read(&mut packet)? {
+            0 => return Ok(()),
+            read => into.extend(packet.iter().take(read)),
+        }
+    }
+}
+
+/// Listens on a socket of the kind that NVIDIA's daemons have, without waiting.
+fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let kind = SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket.into())
 }
 
 /// State of a server, in the daemon's words.
@@ -156,15 +187,11 @@ struct Caller {
 impl Caller {
     /// Reads on. Returns the commands once all are there.
     fn commands(&mut self) -> Option<String> {
-        let mut part = [0; 1024];
-        loop {
-            match self.stream.read(&mut part) {
-                Ok(0) => return Some(String::from_utf8_lossy(&self.said).into_owned()),
-                Ok(read) => self.said.extend(part.iter().take(read)),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
-                // Gone without a command.
-                Err(_) => return Some(String::new()),
-            }
+        match packets(&mut self.stream, &mut self.said) {
+            Ok(()) => Some(String::from_utf8_lossy(&self.said).into_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+            // Gone without a command.
+            Err(_) => Some(String::new()),
         }
     }
 }
@@ -184,10 +211,12 @@ fn daemon(protocol: &str) -> ExitCode {
     // Its own session: the end of who started it does not end it.
     let _ = rustix::process::setsid();
     let socket = pipe().join("control");
-    let listener = UnixListener::bind(&socket).unwrap();
-    listener.set_nonblocking(true).unwrap();
+    let listener = listen(&socket).unwrap();
     let file = pipe().join("nvidia-cuda-mps-control.pid");
-    fs_err::write(&file, std::process::id().to_string()).unwrap();
+    if !has_fault("no-pid-file") {
+        // A container can have put anything there.
+        drop(fs_err::write(&file, std::process::id().to_string()));
+    }
     log(
         "control.log",
         &format!("Starting control daemon using socket {}", socket.display()),

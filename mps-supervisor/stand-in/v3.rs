@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-use super::{bytes, has_fault, log, pipe, start_server, state_of};
+use super::{bytes, has_fault, listen, log, pipe, start_server, state_of};
 
 const DEFAULT: &str = "default";
 
@@ -35,10 +35,7 @@ impl Namespace {
         drop(fs_err::create_dir_all(&dir));
         let socket = dir.join("control");
         drop(fs_err::remove_file(&socket));
-        let sockets = UnixListener::bind(&socket).ok();
-        if let Some(sockets) = &sockets {
-            drop(sockets.set_nonblocking(true));
-        }
+        let sockets = listen(&socket).ok();
         Self {
             dir,
             sockets,
@@ -211,6 +208,11 @@ impl Server {
                     .get(DEFAULT)
                     .and_then(|one| one.dir.parent());
                 let dir = beside.unwrap_or(Path::new("/")).join(name);
+                let dir = if has_fault("elsewhere") {
+                    dir.with_extension("elsewhere")
+                } else {
+                    dir
+                };
                 self.namespaces.insert(name.to_owned(), Namespace::new(dir));
             }
             ("set", [limit]) => {

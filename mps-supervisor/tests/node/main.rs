@@ -24,7 +24,7 @@ use divvy_gpu_sim::SimNode;
 use divvy_host::fixture::{Fixture, FixtureGpu, FixtureHost};
 use divvy_kubelet_plugin::{Args, Config, Deps, run};
 use divvy_model::{ComputeMode, GpuDriver, GpuUuid};
-use divvy_mps_supervisor::process;
+use divvy_mps_supervisor::{process, socket};
 use divvy_telemetry::{MetricsRegistry, Readiness};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -392,7 +392,7 @@ async fn a_server_that_is_wedged_is_another_once_its_client_has_ended() {
     let server = |node: &Node| node.processes().into_iter().find(of_server);
     let before = server(&node).unwrap();
     let pipe = node.folder().join(node.gpu().as_str()).join("pipe");
-    let client = std::os::unix::net::UnixStream::connect(pipe.join("control")).unwrap();
+    let client = socket::connect(&pipe.join("control")).unwrap();
     let faults = node.dir.path().join("h/usr/bin/faults");
     fs_err::write(&faults, format!("fault {before}")).unwrap();
     let is_tainted = |node: &Node| {

@@ -1,12 +1,12 @@
 //! Servers that do not serve, seen beside those that do.
 
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use divvy_model::{MpsFault, MpsServer};
 use divvy_mps_supervisor::Unwell;
+use divvy_mps_supervisor::socket::connect;
 
 use super::{Node, Supervisor, attach, gpu, namespace, server, with_namespaces};
 
@@ -37,7 +37,7 @@ fn a_server_in_a_fault_is_seen_with_its_clients_until_it_serves_again() {
             attach(&node, 1)
         } else {
             let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
-            UnixStream::connect(pipe.join("control")).unwrap()
+            connect(&pipe.join("control")).unwrap()
         };
         assert_eq!(look(&supervisor), None, "a client alone is no fault");
         node.fault(&format!("fault {}", server_of(&supervisor)));
@@ -160,7 +160,7 @@ fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
     // It serves again by itself, as its last client has ended, and another program comes.
     node.fault("");
     let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
-    let _client = UnixStream::connect(pipe.join("control")).unwrap();
+    let _client = connect(&pipe.join("control")).unwrap();
     let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
     assert_eq!(asked, None);
     supervisor.stop(&gpu(1)).unwrap();
@@ -175,13 +175,13 @@ fn a_server_that_is_started_anew_has_the_sockets_that_are_mounted() {
     let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
     let mounted = fs_err::File::open(&pipe).unwrap();
     let by_container = format!("/proc/self/fd/{}/control", mounted.as_raw_fd());
-    UnixStream::connect(&by_container).unwrap();
+    connect(by_container.as_ref()).unwrap();
     // As the plugin has a wedged server started anew.
     let before = node.processes();
     supervisor.start(&gpu(1), None, server(4), true).unwrap();
     let now = node.processes();
     assert!(now.len() == 2 && now.iter().all(|pid| !before.contains(pid)));
-    let connected = UnixStream::connect(&by_container);
+    let connected = connect(by_container.as_ref());
     supervisor.stop(&gpu(1)).unwrap();
     connected.unwrap();
 }

@@ -8,8 +8,9 @@
 )]
 
 mod health;
+mod hostile;
 
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use divvy_host::fixture::Fixture;
 use divvy_host::{DriverAt, HostRoot};
 use divvy_model::{GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
-use divvy_mps_supervisor::{Settings, Supervisor, process};
+use divvy_mps_supervisor::{Settings, Supervisor, process, socket};
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
     Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest, StateRequest,
@@ -413,8 +414,8 @@ fn sockets(node: &Node, claim: u32) -> PathBuf {
 }
 
 /// A client of a namespace, which is one until it is dropped.
-fn attach(node: &Node, claim: u32) -> UnixStream {
-    UnixStream::connect(sockets(node, claim).join("control")).unwrap()
+fn attach(node: &Node, claim: u32) -> OwnedFd {
+    socket::connect(&sockets(node, claim).join("control")).unwrap()
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! An MPS server in the state FAULT, with a stand-in for NVIDIA's programs: who learns of it, and
 //! when another takes its place.
 
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use divvy_api::names;
 use fs_err as fs;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use serde_json::{Value, json};
 
 use super::mps::{only_daemon, with_mps, with_share};
@@ -119,7 +119,7 @@ fn other_server(env: &Env, one: u32) -> Result<u32> {
 }
 
 /// Connects to the daemon as a client does, by the folder of sockets that containers have mounted.
-fn connect(env: &Env) -> Result<UnixStream> {
+fn connect(env: &Env) -> Result<OwnedFd> {
     let daemon = only_daemon(env)?;
     let environment = fs::read_to_string(env.cluster.node_path(format!("/proc/{daemon}/environ")))?;
     let mut variables = environment.split('\0');
@@ -129,5 +129,8 @@ fn connect(env: &Env) -> Result<UnixStream> {
     // The path of a socket is short: it is reached by the number of its folder.
     let folder = fs::File::open(folder)?;
     let socket = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string());
-    Ok(UnixStream::connect(socket.join("control"))?)
+    let address = SocketAddrUnix::new(socket.join("control"))?;
+    let client = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
+    rustix::net::connect(&client, &address)?;
+    Ok(client)
 }
