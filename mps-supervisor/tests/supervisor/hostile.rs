@@ -204,7 +204,7 @@ fn a_process_that_listens_in_the_place_of_a_daemon_is_none() {
         let kind = SocketType::SEQPACKET;
         let listener = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(&beside).unwrap()).unwrap();
-        rustix::net::listen(&listener, 0).unwrap();
+        rustix::net::listen(&listener, 128).unwrap();
         let ino = fs_err::symlink_metadata(&beside).unwrap().ino();
         fs_err::rename(&beside, &socket).unwrap();
         ours.push((ino, listener));
