@@ -49,9 +49,10 @@ pub(crate) fn edits(dir: &Path, target: &GpuTarget, slot: &MpsSlot) -> Container
     };
     let pipe = dir.join(slot.server.protocol.pipe(target));
     let mut variables = vec![format!("{}={PIPE}", env::MPS_PIPE_DIRECTORY)];
+    let memory = || dir.join(MpsServer::memory(target));
     let mounts = match slot.namespace {
         Some(namespace) => vec![mount(pipe.join(namespace.name.folder()), PIPE)],
-        None => vec![mount(pipe, PIPE), mount(dir.join("shm"), "/dev/shm")],
+        None => vec![mount(pipe, PIPE), mount(memory(), "/dev/shm")],
     };
     if let Some(mib) = slot.server.memory_mib {
         // By the number of the GPU, which is 0 for every client: its server sees no other. The

@@ -56,6 +56,9 @@ pub struct Control<'a> {
     pub pipe: &'a Path,
     /// Folder of logs.
     pub log: &'a Path,
+    /// Folder that the daemon and its servers have as their `/dev/shm`; `None`: that of this
+    /// process.
+    pub memory: Option<&'a Path>,
     /// UUID of the GPU or partition that the daemon and its servers see.
     pub device: &'a str,
 }
@@ -175,7 +178,7 @@ impl Control<'_> {
             source,
         };
         // Nothing of our own environment: CUDA_MPS_PROTOCOL_VERSION would choose another protocol.
-        let mut command = Smi::new().program(self.driver, self.program);
+        let mut command = Smi::new().program(self.driver, self.program, self.memory);
         command
             .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe)
             .env("CUDA_MPS_LOG_DIRECTORY", self.log)
@@ -262,6 +265,7 @@ mod tests {
             program: Path::new("usr/bin/nvidia-cuda-mps-control"),
             pipe: dir.path(),
             log: dir.path(),
+            memory: None,
             device: "GPU-1",
         };
         let error = control.ask("get_server_list", Duration::from_secs(5));

@@ -9,6 +9,7 @@
 
 mod cgroup;
 pub mod control;
+mod memory;
 pub mod note;
 pub mod plan;
 pub mod process;
@@ -17,5 +18,6 @@ mod shared;
 pub mod socket;
 mod supervisor;
 
+pub use memory::Size;
 pub use serve::serve;
 pub use supervisor::{Settings, Supervisor, SupervisorError, Unwell};

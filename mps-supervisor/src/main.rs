@@ -1,7 +1,6 @@
 //! The supervisor's binary: flags in, exit code out; everything else is [`divvy_mps_supervisor`].
 
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use divvy_host::{DriverAt, HostRoot, become_other};
-use divvy_mps_supervisor::{Settings, Supervisor, serve};
+use divvy_mps_supervisor::{Settings, Size, Supervisor, serve};
 use divvy_telemetry::{Chain, LogFormat, init_logs, stop_on_signals};
 use rustix::fs::FlockOperation;
 
@@ -40,6 +39,13 @@ struct Args {
     /// container.
     #[arg(long, env = "MPS_CGROUP", value_name = "DIR")]
     mps_cgroup: Option<PathBuf>,
+    /// Size of the memory that a server shares with its clients.
+    #[arg(long, env = "MPS_MEMORY", value_name = "SIZE", default_value = "4Gi")]
+    mps_memory: Size,
+    /// Mount nothing, for a process that may not: containers can then fill the file system of the
+    /// folder.
+    #[arg(long)]
+    mps_unbounded: bool,
     /// Log format: plain or json.
     #[arg(long, env = "LOG_FORMAT", default_value = "plain")]
     log_format: LogFormat,
@@ -84,12 +90,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     init_logs(args.log_format, &args.log_level)?;
     let dir = args.mps_dir;
     let unusable = || format!("the folder {} of --mps-dir cannot be used", dir.display());
-    // Mounted into containers as their /dev/shm. In the supervisor's pod it is its own, which
-    // daemons use.
-    let shared = dir.join("shm");
-    fs_err::create_dir_all(&shared).with_context(unusable)?;
-    let open = std::fs::Permissions::from_mode(0o1777);
-    fs_err::set_permissions(&shared, open).with_context(unusable)?;
+    fs_err::create_dir_all(&dir).with_context(unusable)?;
     // Two supervisors of one folder would start two daemons for a GPU.
     let lock = fs_err::File::create(dir.join("lock")).with_context(unusable)?;
     take(&lock).with_context(|| format!("another supervisor has the folder {}", dir.display()))?;
@@ -100,6 +101,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             host: args.host_driver_root,
         },
         cgroup: args.mps_cgroup,
+        memory: Some(args.mps_memory).filter(|_| !args.mps_unbounded),
         dir: dir.clone(),
     });
     let kept = supervisor

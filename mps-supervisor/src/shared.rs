@@ -37,19 +37,21 @@ fn folder(beside: impl AsFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(beside, name, flags, Mode::empty())
 }
 
-/// Makes a folder that programs of all users may look into, and removes what is in it, but for
-/// folders on so many levels below it.
-pub(crate) fn clear(path: &Path, levels: u32) -> io::Result<()> {
+/// Makes a folder with these rights, or gives them back to it: root in a container can change them.
+pub(crate) fn open(path: &Path, rights: u32) -> io::Result<OwnedFd> {
     fs_err::create_dir_all(path)?;
     let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())?;
     let held = folder(rustix::fs::CWD, &name)?;
-    // Programs of all users reach the sockets in it. Root in a container can change both.
-    rustix::fs::fchown(
-        &held,
-        Some(rustix::process::geteuid()),
-        Some(rustix::process::getegid()),
-    )?;
-    rustix::fs::fchmod(&held, Mode::from_raw_mode(0o755))?;
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    rustix::fs::fchown(&held, Some(user), Some(group))?;
+    rustix::fs::fchmod(&held, Mode::from_raw_mode(rights))?;
+    Ok(held)
+}
+
+/// Makes a folder that programs of all users may look into, and removes what is in it, but for
+/// folders on so many levels below it.
+pub(crate) fn clear(path: &Path, levels: u32) -> io::Result<()> {
+    let held = open(path, 0o755)?;
     empty(held.as_fd(), levels, Instant::now() + EMPTY_WITHIN)
 }
 

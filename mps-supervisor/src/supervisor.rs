@@ -18,10 +18,11 @@ mod namespaces;
 pub use self::health::Unwell;
 use crate::cgroup;
 use crate::control::{Control, ControlError, ServerState};
+use crate::memory::{Bounds, Size};
 use crate::note::{Daemon, Note};
 use crate::plan::{self, Found, Step};
 use crate::process::{self, Process};
-use crate::{shared, socket};
+use crate::{memory, shared, socket};
 
 /// NVIDIA's programs.
 const CONTROL: &str = "nvidia-cuda-mps-control";
@@ -57,6 +58,9 @@ pub struct Settings {
     /// Control group for the daemons, so that they outlive the container of the supervisor. `None`:
     /// they stay in its own.
     pub cgroup: Option<PathBuf>,
+    /// Size of the memory that a server shares with its clients; all that containers can write is
+    /// then mounted, and bounded. `None`: it is in folders, for a process that may not mount.
+    pub memory: Option<Size>,
 }
 
 /// Why a daemon could not be started or ended.
@@ -130,6 +134,8 @@ struct Files {
     dir: PathBuf,
     /// The folders of sockets, which containers have mounted: of protocol v2 and of v3.
     pipes: [PathBuf; 2],
+    /// The memory that its servers share with their clients: the `/dev/shm` of both.
+    memory: PathBuf,
     log: PathBuf,
     note: PathBuf,
 }
@@ -299,6 +305,7 @@ impl Supervisor {
         Files {
             device: target.gpu.to_string(),
             pipes: [MpsProtocol::V2, MpsProtocol::V3].map(pipe),
+            memory: self.settings.dir.join(MpsServer::memory(target)),
             log: dir.join("log"),
             note: dir.join("daemon.json"),
             dir,
@@ -355,12 +362,8 @@ impl Supervisor {
         tracing::info!(%target, ?step, "MPS daemon");
         match step {
             Step::Kill => return self.kill(files),
-            Step::Clear(protocol) => return clear(files, protocol),
-            // The folder of the note last: by it the target is known.
-            Step::Remove => {
-                remove(files.pipe(MpsProtocol::V3))?;
-                return remove(&files.dir);
-            }
+            Step::Clear(protocol) => return self.clear(files, protocol),
+            Step::Remove => return remove_all(files),
             Step::Ready => return change_note(files, |note| note.ready = true),
             Step::Quit(_)
             | Step::Launch(_)
@@ -408,6 +411,7 @@ impl Supervisor {
             program: &program,
             pipe: files.pipe(protocol),
             log: &files.log,
+            memory: self.settings.memory.map(|_| &*files.memory),
             device: &files.device,
         })
     }
@@ -522,6 +526,28 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Makes the folders, and removes what an earlier daemon has left in the folder of sockets. The
+    /// folder itself stays, and so do those of a server and its namespaces, and the memory:
+    /// containers have them mounted.
+    fn clear(&self, files: &Files, protocol: MpsProtocol) -> Result<(), SupervisorError> {
+        let (log, pipe, memory) = (&files.log, files.pipe(protocol), &files.memory);
+        if let Some(size) = self.settings.memory {
+            for (dir, bounds) in [
+                (pipe, Bounds::of_sockets()),
+                (memory, Bounds::of_memory(size)),
+            ] {
+                memory::bound(dir, bounds).map_err(|source| file(dir, "mounted", source))?;
+            }
+        }
+        fs_err::create_dir_all(log).map_err(|source| file(log, "created", source))?;
+        shared::open(memory, 0o1777).map_err(|source| file(memory, "opened", source))?;
+        let levels = match protocol {
+            MpsProtocol::V2 => 0,
+            MpsProtocol::V3 => 2,
+        };
+        shared::clear(pipe, levels).map_err(|source| file(pipe, "cleared", source))
+    }
+
     /// Kills the daemon and its servers, and waits until they are gone. The daemon first: it would
     /// start another server.
     fn kill(&self, files: &Files) -> Result<(), SupervisorError> {
@@ -569,16 +595,13 @@ fn program(driver: &Driver, name: &str) -> Result<PathBuf, SupervisorError> {
     found.ok_or_else(|| SupervisorError::NoProgram(root.host().to_owned()))
 }
 
-/// Makes the folders, and removes what an earlier daemon has left in the folder of sockets. The
-/// folder itself stays, and so do those of a server and its namespaces.
-fn clear(files: &Files, protocol: MpsProtocol) -> Result<(), SupervisorError> {
-    let (log, pipe) = (&files.log, files.pipe(protocol));
-    fs_err::create_dir_all(log).map_err(|source| file(log, "created", source))?;
-    let levels = match protocol {
-        MpsProtocol::V2 => 0,
-        MpsProtocol::V3 => 2,
-    };
-    shared::clear(pipe, levels).map_err(|source| file(pipe, "cleared", source))
+/// Removes all that is of a daemon. The folder of the note last: by it the target is known.
+fn remove_all(files: &Files) -> Result<(), SupervisorError> {
+    for dir in files.pipes.iter().chain([&files.memory]) {
+        memory::unbound(dir).map_err(|source| file(dir, "unmounted", source))?;
+    }
+    remove(files.pipe(MpsProtocol::V3))?;
+    remove(&files.dir)
 }
 
 fn remove(dir: &Path) -> Result<(), SupervisorError> {

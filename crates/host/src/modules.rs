@@ -28,7 +28,7 @@ pub fn load_module(host: &HostRoot, module: &str) -> io::Result<()> {
     }
     let program =
         found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no modprobe"))?;
-    let mut command = Smi::new().inside(&seen, &program);
+    let mut command = Smi::new().inside(&seen, &program, None);
     command
         .arg(module)
         .stdin(Stdio::null())

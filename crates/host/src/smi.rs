@@ -7,7 +7,7 @@
 //! it is started through this program itself ([`become_other`]), so that it does not outlive a
 //! plugin that is killed and act later.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use divvy_model::{GpuUuid, TimeSlice};
 use rustix::fs::OFlags;
+use rustix::mount::MountPropagationFlags;
 
 use crate::driver::{Driver, DriverRoot};
 
@@ -41,6 +42,9 @@ const LOADERS: [&str; 3] = [
 
 /// The first argument with which a program of divvy becomes another: see [`become_other`].
 const AS_OTHER: &str = "run-as-other";
+
+/// The same with a folder, before the others, that the program has as its `/dev/shm`.
+const AS_OTHER_WITH: &str = "run-as-other-with";
 
 /// Set when this program's `main` begins with [`become_other`].
 static CAN_BECOME: AtomicBool = AtomicBool::new(false);
@@ -254,11 +258,12 @@ impl Smi {
     /// Returns the command of another program of a driver, by its path inside the driver's root,
     /// with no variables but those by which it finds the driver's programs and libraries. It runs
     /// inside the root of the node where the driver is there, and here where the driver has a root
-    /// of its own: the node's files are not in that.
-    pub fn program(&self, driver: &Driver, inside: &Path) -> Command {
+    /// of its own: the node's files are not in that. With a folder `memory`, it and what it starts
+    /// have that as their `/dev/shm`, and nobody else: where this program can become another.
+    pub fn program(&self, driver: &Driver, inside: &Path, memory: Option<&Path>) -> Command {
         let root = &driver.root;
         if root.host() == Path::new("/") && is_whole(root) {
-            let mut command = self.inside(&root.see(Path::new("/")), inside);
+            let mut command = self.inside(&root.see(Path::new("/")), inside, memory);
             command.env_clear().env("PATH", "/usr/bin:/bin");
             return command;
         }
@@ -268,14 +273,7 @@ impl Smi {
         let programs = program.parent().into_iter().map(Path::to_owned);
         let programs = programs.chain([PathBuf::from("/usr/bin"), PathBuf::from("/bin")]);
         let programs = std::env::join_paths(programs).unwrap_or_default();
-        let mut command = match &self.helper {
-            Some(helper) => {
-                let mut command = Command::new(helper);
-                command.arg(AS_OTHER).arg("/").arg(program);
-                command
-            }
-            None => Command::new(program),
-        };
+        let mut command = self.inside(Path::new("/"), &program, memory);
         command
             .env_clear()
             .env("PATH", programs)
@@ -284,14 +282,15 @@ impl Smi {
     }
 
     /// Another program of this root, run inside it where this program can.
-    pub(crate) fn inside(&self, root: &Path, program: &Path) -> Command {
+    pub(crate) fn inside(&self, root: &Path, program: &Path, memory: Option<&Path>) -> Command {
         match &self.helper {
             Some(helper) => {
                 let mut command = Command::new(helper);
-                command
-                    .arg(AS_OTHER)
-                    .arg(root)
-                    .arg(Path::new("/").join(program));
+                match memory {
+                    Some(memory) => command.arg(AS_OTHER_WITH).arg(memory),
+                    None => command.arg(AS_OTHER),
+                };
+                command.arg(root).arg(Path::new("/").join(program));
                 command
             }
             None => Command::new(root.join(program)),
@@ -440,28 +439,21 @@ fn read_list(text: &str) -> Option<TimeSlice> {
 /// Exit code of a helper that did not get as far as the program.
 const HELPER_FAILED: i32 = 126;
 
-/// Serves the first lines of a program's `main`: if its arguments are `run-as-other ROOT PROGRAM
-/// …`, becomes that program with that root, which dies with the one that started it, and does not
-/// come back; the exit code if that fails. `None` if the arguments are others.
+/// Serves the first lines of a program's `main`: if its arguments are `run-as-other ROOT PROGRAM …`
+/// or `run-as-other-with MEMORY ROOT PROGRAM …`, becomes that program with that root and memory,
+/// which dies with the one that started it, and does not come back; the exit code if that fails.
+/// `None` if the arguments are others.
 pub fn become_other(args: impl IntoIterator<Item = OsString>) -> Option<u8> {
     CAN_BECOME.store(true, Ordering::Relaxed);
     let mut args = args.into_iter().skip(1);
-    if args.next().as_deref() != Some(OsStr::new(AS_OTHER)) {
-        return None;
-    }
-    let (root, program) = (args.next()?, args.next()?);
-    // First the signal, then the root: from here on it dies with the process that started it.
-    let entered =
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    let entered = if root == OsStr::new("/") {
-        entered
-    } else {
-        entered
-            // Without the change of folder, the working directory would stay outside of the new
-            // root.
-            .and_then(|()| rustix::process::chroot(Path::new(&root)))
-            .and_then(|()| rustix::process::chdir("/"))
+    let first = args.next()?;
+    let memory = match first.to_str()? {
+        AS_OTHER => None,
+        AS_OTHER_WITH => Some(PathBuf::from(args.next()?)),
+        _ => return None,
     };
+    let (root, program) = (PathBuf::from(args.next()?), args.next()?);
+    let entered = enter(&root, memory.as_deref());
     let error = match entered {
         Ok(()) => Command::new(&program).args(args).exec(),
         Err(error) => error.into(),
@@ -473,6 +465,29 @@ pub fn become_other(args: impl IntoIterator<Item = OsString>) -> Option<u8> {
     );
     drop(io::Write::write_all(&mut io::stderr(), text.as_bytes()));
     u8::try_from(HELPER_FAILED).ok()
+}
+
+/// Makes this process one that dies with the one that started it, with this `/dev/shm` and root.
+fn enter(root: &Path, memory: Option<&Path>) -> rustix::io::Result<()> {
+    // First the signal: from here on it dies with the process that started it.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    if let Some(memory) = memory {
+        // In mounts of its own, which learn of others' and tell nothing of their own.
+        #[expect(
+            deprecated,
+            reason = "unsafe for open files alone, which are not unshared; this process has one thread"
+        )]
+        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS)?;
+        let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+        rustix::mount::mount_change("/", flags)?;
+        rustix::mount::mount_bind(memory, root.join("dev/shm"))?;
+    }
+    if root != Path::new("/") {
+        rustix::process::chroot(root)?;
+        // Without it, the working directory would stay outside of the new root.
+        rustix::process::chdir("/")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

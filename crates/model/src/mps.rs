@@ -162,6 +162,12 @@ pub struct MpsServer {
 }
 
 impl MpsServer {
+    /// Returns the folder of the memory that the server of a target shares with its clients, within
+    /// the supervisor's folder.
+    pub fn memory(target: &GpuTarget) -> PathBuf {
+        Path::new(&target.to_string()).join("shm")
+    }
+
     /// The server of a GPU whose clients are in namespaces.
     pub const NAMESPACES: Self = Self {
         slots: None,

@@ -152,6 +152,7 @@ impl Node {
             .arg(self.folder())
             .arg("--host-root")
             .arg(self.dir.path().join("h"))
+            .arg("--mps-unbounded")
             .stdout(Stdio::null())
             .stderr(self.log().into_parts().0)
             .spawn()
@@ -318,9 +319,10 @@ async fn claims_of_mps_shares_come_and_go_with_their_daemon() {
             .map(|mount| mount["containerPath"].clone())
     };
     assert_eq!(mounted(&pipe), Some(json!("/run/divvy/mps")));
-    assert_eq!(mounted(&node.folder().join("shm")), Some(json!("/dev/shm")));
+    let memory = pipe.with_file_name("shm");
+    assert_eq!(mounted(&memory), Some(json!("/dev/shm")));
     // What is mounted is there.
-    assert!(pipe.join("control").exists() && node.folder().join("shm").is_dir());
+    assert!(pipe.join("control").exists() && memory.is_dir());
     node.unprepare(&a).await.unwrap();
     assert_eq!(node.processes().len(), 2, "the other needs it");
     node.unprepare(&b).await.unwrap();

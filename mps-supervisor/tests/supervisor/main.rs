@@ -9,6 +9,7 @@
 
 mod health;
 mod hostile;
+mod memory;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,7 @@ impl Node {
             host: HostRoot::under(self.dir.path().join("root")),
             driver: DriverAt::default(),
             cgroup: None,
+            memory: None,
         }
     }
 
@@ -594,11 +596,16 @@ struct Program(Child);
 
 impl Program {
     fn start(node: &Node) -> Self {
+        Self::with(node, &["--mps-unbounded"])
+    }
+
+    fn with(node: &Node, args: &[&str]) -> Self {
         let child = Command::new(env!("CARGO_BIN_EXE_divvy-mps-supervisor"))
             .arg("--mps-dir")
             .arg(node.folder())
             .arg("--host-root")
             .arg(node.dir.path().join("root"))
+            .args(args)
             .stderr(Stdio::null())
             .stdout(Stdio::null())
             .spawn()

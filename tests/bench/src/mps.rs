@@ -363,6 +363,7 @@ impl Supervisor {
         let mut command = Command::new(program);
         command.arg("--mps-dir").arg(dir);
         command.arg("--host-root").arg(host);
+        command.arg("--mps-unbounded");
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(Stdio::null());
         let started = command.spawn();

@@ -24,7 +24,7 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         "clusterController: {enabled: true, dryRun: false, evictionsPerMinute: 1}",
         &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],
     ),
-    ("mps", "{mps: {enabled: true}, podLabels: {a: b}}", &[]),
+    ("mps", "{mps: {enabled: true, sharedMemory: 512Mi}, podLabels: {a: b}}", &[]),
     ("gke", "{}", &["--kube-version=1.35.2-gke.1001000"]),
     (
         "image-and-account",

@@ -6,6 +6,7 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "{mps: {enabled: true}, driverName: a-name-that-is-too-long.example.com}",
         "an MPS daemon starts with 83 at most",
     ),
+    ("mps: {sharedMemory: 4G}", "'4G' does not match pattern"),
     (
         "{driverName: gpu.nvidia.com, nvidiaDeviceClasses: {enabled: true}}",
         "nvidiaDeviceClasses is superfluous with driverName gpu.nvidia.com",
