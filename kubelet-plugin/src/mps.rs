@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_api::names::env;
@@ -12,8 +12,8 @@ use divvy_claims::{Cause, ChangeError, MpsSlot, Unwell};
 use divvy_executor::{Clock, MpsServers, RunningServer, ServerStart};
 use divvy_host::DriverRoot;
 use divvy_model::{
-    GpuTarget, GpuUuid, MigUuid, MpsFault, MpsNamespace, MpsNamespaceName, MpsPriority,
-    MpsProtocol, MpsServer,
+    GpuTarget, GpuUuid, MigUuid, MpsFault, MpsHolder, MpsNamespace, MpsNamespaceName, MpsPriority,
+    MpsProtocol, MpsServer, lock,
 };
 use divvy_proto::mps::v1 as proto;
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
@@ -76,6 +76,17 @@ pub(crate) struct SupervisedMps {
     clock: Arc<dyn Clock>,
     /// A server that has not served for so long will not by itself.
     wedged_after: Duration,
+    /// Processes that held up a daemon when it was last looked at.
+    holders: Mutex<BTreeMap<GpuTarget, MpsHolder>>,
+}
+
+/// Returns a process with the pod that it is in.
+fn holder(pid: u32) -> MpsHolder {
+    let groups = fs_err::read_to_string(format!("/proc/{pid}/cgroup"));
+    let pod = groups
+        .ok()
+        .and_then(|text| divvy_usage::pod_of_cgroup(&text));
+    MpsHolder { pid, pod }
 }
 
 impl SupervisedMps {
@@ -91,6 +102,7 @@ impl SupervisedMps {
             runtime,
             clock,
             wedged_after,
+            holders: Mutex::default(),
         }
     }
 
@@ -107,6 +119,16 @@ impl SupervisedMps {
                 crate::chain(&error)
             )
         })
+    }
+
+    /// Keeps which process holds up the daemon of a target.
+    fn keep_holder(&self, target: &GpuTarget, said: Option<&proto::Unwell>) {
+        let pid = said.and_then(|said| said.holder_pid);
+        let mut holders = lock(&self.holders);
+        match pid {
+            Some(pid) => drop(holders.insert(target.clone(), holder(pid))),
+            None => drop(holders.remove(target)),
+        }
     }
 
     /// Reads the state of a server that serves no new program.
@@ -203,9 +225,11 @@ impl MpsServers for SupervisedMps {
             let namespaces = daemon.namespaces.into_iter().filter_map(namespace);
             let partition = Some(daemon.partition_uuid).filter(|uuid| !uuid.is_empty());
             let partition = partition.map(|uuid| uuid.parse()).transpose().ok()?;
+            let target: GpuTarget = daemon.target.parse().ok()?;
+            self.keep_holder(&target, daemon.unwell.as_ref());
             let unwell = daemon.unwell.map(|said| self.unwell(&said));
             Some((
-                daemon.target.parse().ok()?,
+                target,
                 RunningServer {
                     server,
                     partition,
@@ -217,6 +241,10 @@ impl MpsServers for SupervisedMps {
         };
         let daemons = state.into_inner().daemons.into_iter();
         Ok(daemons.filter_map(daemon).collect())
+    }
+
+    fn holder(&self, target: &GpuTarget) -> Option<MpsHolder> {
+        lock(&self.holders).get(target).cloned()
     }
 
     fn start(

@@ -9,6 +9,7 @@
 
 mod cgroup;
 pub mod control;
+mod holder;
 mod memory;
 pub mod note;
 pub mod plan;

@@ -129,6 +129,7 @@ impl Service for Answers {
                 fault: unwell.fault.name().to_owned(),
                 lasts_ms: u64::try_from(unwell.lasts.as_millis()).unwrap_or(u64::MAX),
                 clients: unwell.clients,
+                holder_pid: unwell.holder,
             }),
         };
         let daemons = running.into_iter().map(daemon).collect();

@@ -10,7 +10,8 @@
 //! namespace is not ended), `refuse-clients` (clients are not listed), `fault PID` (the server with
 //! this number is in the state FAULT, for as long as the words are there), `no-pid-file` (the
 //! daemon writes its number nowhere, as that of R535), `elsewhere` (the sockets of a namespace are
-//! in another folder).
+//! in another folder), `one-at-a-time` (a connection that says nothing keeps the daemon from all
+//! others, as with NVIDIA's).
 
 #![allow(
     clippy::unwrap_used,
@@ -236,7 +237,7 @@ fn daemon(protocol: &str) -> ExitCode {
         }
         let mut came = false;
         while let Ok((stream, _)) = listener.accept() {
-            stream.set_nonblocking(true).unwrap();
+            stream.set_nonblocking(!has_fault("one-at-a-time")).unwrap();
             let said = Vec::new();
             callers.push(Caller { stream, said });
             came = true;

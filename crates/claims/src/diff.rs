@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{ComputeMode, MigMode, MpsNamespace, MpsNamespaceName, MpsServer, Place, Target};
+use divvy_model::{
+    ComputeMode, MigMode, MpsFault, MpsNamespace, MpsNamespaceName, MpsServer, Place, Target,
+};
 
 use crate::change::Change;
 use crate::goal::{GpuGoal, Need, Want};
@@ -175,9 +177,11 @@ fn mps(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> (Vec<Change>, Vec<Ch
 /// Returns whether a server that runs is ended and started anew, since it will not serve by itself:
 /// once it has no client, which nothing is taken from, or at once where rules say so.
 fn is_started_anew(running: &MpsSeen, noted: Option<&MpsNote>, goal: &GpuGoal) -> bool {
-    running
-        .wedged(noted)
-        .is_some_and(|unwell| unwell.is_idle || goal.restarts_wedged_mps)
+    running.wedged(noted).is_some_and(|unwell| {
+        // One process holds it up: the server of the others is not ended for that.
+        let is_held = unwell.fault == MpsFault::Held;
+        unwell.is_idle || (goal.restarts_wedged_mps && !is_held)
+    })
 }
 
 /// Returns the state of the instance that is noted at a place.
@@ -480,6 +484,14 @@ mod tests {
                 ..GpuSeen::default()
             };
             assert_eq!(diff(&state, &seen, &goal), expected);
+            // Nobody's server is ended for a process that holds it up.
+            let mut held = seen.clone();
+            for running in held.mps.iter_mut().flatten().flatten() {
+                running.1.unwell.as_mut().unwrap().fault = MpsFault::Held;
+            }
+            if !is_idle {
+                assert_eq!(diff(&state, &held, &goal), []);
+            }
             // A note keeps it wedged while it does not serve, also for a supervisor that is new,
             // and alone is no reason for a change.
             let mut state = state.clone();

@@ -512,6 +512,9 @@ impl Why {
             Self::MpsWedged { fault: MpsFault::NoAnswer } => {
                 "it ends with the last claim that has it: delete the pods of the other claims, or this one (docs/runbooks/mps-wedged.md)".into()
             }
+            Self::MpsWedged { fault: MpsFault::Held } => {
+                "it serves again once the process that holds it up has ended: delete its pod, which the Event MpsServerWedged of the other claims names (docs/runbooks/mps-wedged.md)".into()
+            }
             Self::MpsTargets { .. } => "request MPS of several GPUs or partitions by a claim each, in a container each; a config with mps can name one of the requests".into(),
             Self::PartitionGone => {
                 "delete all pods of the claim: a new pod gets a new instance once the claim is released".into()

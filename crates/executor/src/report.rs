@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use divvy_claims::ClaimRef;
-use divvy_model::{ClaimUid, GpuUuid, MpsFault, Target};
+use divvy_model::{ClaimUid, GpuUuid, MpsFault, MpsHolder, Target};
 use serde::Serialize;
 
 use crate::{LockError, UnprepareCause, chain};
@@ -55,6 +55,8 @@ pub enum Event {
         gpu: GpuUuid,
         target: Target,
         fault: MpsFault,
+        /// The process that holds it up, with [`MpsFault::Held`].
+        holder: Option<MpsHolder>,
         /// Claims that have it.
         claims: Vec<ClaimRef>,
     },

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_claims::{ClaimRef, GpuSeen, GpuState, Holds, MpsNote, Own, Record, Stored, diff, goal};
-use divvy_model::{GpuUuid, MpsFault, Target};
+use divvy_model::{GpuTarget, GpuUuid, MpsFault, Target};
 
 use crate::bring::ASK_WITHIN;
 use crate::gpus::Gpus;
@@ -97,10 +97,16 @@ pub(crate) fn report_wedged(
 ) -> Result<(), StoreError> {
     for (target, fault) in now {
         if !before.contains_key(target) {
+            let of = GpuTarget {
+                gpu: gpu.clone(),
+                target: *target,
+            };
+            let holder = (*fault == MpsFault::Held).then(|| gpus.hardware.mps.holder(&of));
             report.events.push(Event::MpsServerWedged {
                 gpu: gpu.clone(),
                 target: *target,
                 fault: *fault,
+                holder: holder.flatten(),
                 claims: gpus.served(gpu, &BTreeSet::from([*target]))?,
             });
         }

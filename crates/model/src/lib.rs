@@ -50,8 +50,8 @@ pub use lock::lock;
 pub use memory_limit::{MemoryCaps, MemoryLimit};
 pub use mode::{Grant, Mode, TimeSlice};
 pub use mps::{
-    MpsAbility, MpsFault, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol, MpsServer,
-    NotOurNamespace,
+    MpsAbility, MpsFault, MpsHolder, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol,
+    MpsServer, NotOurNamespace,
 };
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;

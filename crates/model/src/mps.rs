@@ -314,17 +314,40 @@ pub enum MpsFault {
     Fault,
     /// Its daemon does not answer.
     NoAnswer,
+    /// Its daemon does not answer, since it waits for a process that has connected to its socket
+    /// and says nothing. It serves again once that process has ended.
+    Held,
+}
+
+/// A process that holds up the daemon of an MPS server.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct MpsHolder {
+    /// Number on the node.
+    pub pid: u32,
+    /// UID of its pod. `None`: it is in no pod, or that is not known.
+    pub pod: Option<String>,
+}
+
+impl fmt::Display for MpsHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}", self.pid)?;
+        match &self.pod {
+            Some(pod) => write!(f, " of the pod with UID {pod}"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl MpsFault {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Fault, Self::NoAnswer];
+    pub const ALL: [Self; 3] = [Self::Fault, Self::NoAnswer, Self::Held];
 
     /// Returns its name, which can be the value of a taint.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fault => "fault",
             Self::NoAnswer => "no-answer",
+            Self::Held => "held",
         }
     }
 
@@ -339,6 +362,7 @@ impl fmt::Display for MpsFault {
         f.write_str(match self {
             Self::Fault => "is in the state FAULT",
             Self::NoAnswer => "does not answer",
+            Self::Held => "is held up by a process that holds the daemon's control connection",
         })
     }
 }

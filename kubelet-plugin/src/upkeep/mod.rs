@@ -95,6 +95,7 @@ impl Reporter {
                     gpu,
                     target,
                     fault,
+                    holder,
                     claims,
                 } => ("mps-server-wedged", claims, {
                     let (state, remedy) = match fault {
@@ -106,9 +107,17 @@ impl Reporter {
                             "programs that use it may hang, and no other can connect",
                             "delete the pods of the claims that have it",
                         ),
+                        MpsFault::Held => (
+                            "no program can connect until it has ended, and those that run go on",
+                            "delete its pod",
+                        ),
                     };
                     let on = target.of(gpu);
-                    format!("the MPS server of {on} {fault}: {state} ({remedy})")
+                    let by = holder.as_ref().map(|holder| format!(", {holder}"));
+                    format!(
+                        "the MPS server of {on} {fault}{}: {state} ({remedy})",
+                        by.unwrap_or_default()
+                    )
                 }),
                 _ => continue,
             };
@@ -152,12 +161,15 @@ impl Reporter {
                     gpu,
                     target,
                     fault,
+                    holder,
                     claims,
                 } => {
+                    let holder = holder.as_ref().map(ToString::to_string);
                     let claims: Vec<_> = claims.iter().map(ToString::to_string).collect();
                     tracing::warn!(
                         on = target.of(gpu),
                         ?claims,
+                        holder,
                         "the MPS server {fault} and serves no new program"
                     );
                 }

@@ -6,6 +6,7 @@ use divvy_model::{GpuTarget, MpsFault, MpsProtocol, lock};
 
 use super::{Files, Supervisor, SupervisorError};
 use crate::control::{ControlError, Row};
+use crate::holder;
 use crate::note::{Daemon, Note};
 
 /// Time limit for a question: it is asked at every look, of all daemons.
@@ -22,6 +23,16 @@ pub struct Unwell {
     pub lasts: Duration,
     /// Number of its clients. `None`: not known.
     pub clients: Option<u32>,
+    /// The process that its daemon waits for, with [`MpsFault::Held`].
+    pub holder: Option<u32>,
+}
+
+/// How a server was found that does not serve.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    fault: MpsFault,
+    clients: Option<u32>,
+    holder: Option<u32>,
 }
 
 /// A server that does not serve, as it was last seen.
@@ -29,9 +40,8 @@ pub struct Unwell {
 pub(super) struct Seen {
     /// The daemon that was asked: nothing of it says anything about the next one.
     daemon: Daemon,
-    fault: MpsFault,
+    found: Found,
     since: Instant,
-    clients: Option<u32>,
 }
 
 impl Supervisor {
@@ -64,14 +74,21 @@ impl Supervisor {
         let (rows, found) = match answer {
             Ok((rows, clients)) => (
                 Some(rows),
-                clients.map(|clients| (MpsFault::Fault, clients)),
+                clients.map(|clients| Found {
+                    fault: MpsFault::Fault,
+                    clients,
+                    holder: None,
+                }),
             ),
             Err(error) => {
                 tracing::warn!(%target, error = divvy_telemetry::chain(&error), "failed to ask an MPS daemon");
-                (
-                    None,
-                    is_silent(&error).then_some((MpsFault::NoAnswer, None)),
-                )
+                let holder = || holder::of(&note.daemon, files.pipe(protocol));
+                let found = is_silent(&error).then(holder).map(|holder| Found {
+                    fault: holder.map_or(MpsFault::NoAnswer, |_| MpsFault::Held),
+                    clients: None,
+                    holder,
+                });
+                (None, found)
             }
         };
         self.keep(target, &note.daemon, found);
@@ -84,16 +101,17 @@ impl Supervisor {
         let seen = unwell.get(target);
         let seen = seen.filter(|seen| seen.daemon == note.daemon)?;
         Some(Unwell {
-            fault: seen.fault,
+            fault: seen.found.fault,
             lasts: seen.since.elapsed(),
-            clients: seen.clients,
+            clients: seen.found.clients,
+            holder: seen.found.holder,
         })
     }
 
-    fn keep(&self, target: &GpuTarget, daemon: &Daemon, found: Option<(MpsFault, Option<u32>)>) {
+    fn keep(&self, target: &GpuTarget, daemon: &Daemon, found: Option<Found>) {
         let mut unwell = lock(&self.unwell);
         match found {
-            Some((fault, clients)) => {
+            Some(found) => {
                 // Its time goes on from one fault to another: it has served in neither.
                 let before = unwell.get(target);
                 let before = before.filter(|seen| seen.daemon == *daemon);
@@ -103,9 +121,8 @@ impl Supervisor {
                     target.clone(),
                     Seen {
                         daemon: daemon.clone(),
-                        fault,
+                        found,
                         since,
-                        clients,
                     },
                 );
             }

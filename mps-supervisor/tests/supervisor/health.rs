@@ -1,6 +1,9 @@
 //! Servers that do not serve, seen beside those that do.
 
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -211,4 +214,67 @@ fn a_server_is_not_unwell_for_what_was_seen_of_the_one_before() {
         supervisor.stop(&gpu(1)).unwrap();
         assert_eq!(asked, None);
     }
+}
+
+/// A process of a container that connects to the daemon, and says nothing until it is ended.
+struct Silent(Child);
+
+impl Silent {
+    fn connect(node: &Node) -> (Self, u32) {
+        let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
+        // By way of another program: a child of this one would be a command of the supervisor.
+        let own = std::env::current_exe().unwrap();
+        let line = format!(
+            "'{}' --exact health::silent_process --ignored --nocapture & wait",
+            own.display()
+        );
+        let mut child = Command::new("sh")
+            .args(["-c", &line])
+            .env("SOCKET", pipe.join("control"))
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let pid = lines.find_map(|line| line.ok()?.strip_prefix("pid ")?.parse().ok());
+        (Self(child), pid.unwrap())
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        let group = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "a process of the test below"]
+#[expect(clippy::print_stdout, reason = "read by the test below")]
+fn silent_process() {
+    let _connection = connect(std::env::var_os("SOCKET").unwrap().as_ref()).unwrap();
+    println!("\npid {}", std::process::id());
+    std::thread::sleep(Duration::from_mins(10));
+}
+
+/// The users of a daemon that one of them holds up are told which process it is.
+#[test]
+fn a_process_that_says_nothing_to_a_daemon_is_found() {
+    let node = Node::new();
+    let supervisor = node.supervisor();
+    node.fault("one-at-a-time");
+    supervisor.start(&gpu(1), None, server(4), false).unwrap();
+    assert_eq!(look(&supervisor), None);
+    let (silent, pid) = Silent::connect(&node);
+    let held = look(&supervisor).unwrap();
+    assert_eq!((held.fault, held.holder), (MpsFault::Held, Some(pid)));
+    drop(silent);
+    node.wait_for("it serves again", || look(&supervisor).is_none());
+    // A daemon that waits for something else is held by nobody.
+    node.fault("hang");
+    let hangs = look(&supervisor).unwrap();
+    assert_eq!((hangs.fault, hangs.holder), (MpsFault::NoAnswer, None));
+    supervisor.stop(&gpu(1)).unwrap();
+    node.has_no_process();
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use divvy_claims::{Cause, ChangeError, MpsSeen, Unwell};
 use divvy_model::{
-    GpuTarget, GpuUuid, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer, Target, lock,
+    GpuTarget, GpuUuid, MigUuid, MpsHolder, MpsNamespace, MpsNamespaceName, MpsServer, Target, lock,
 };
 
 use super::Hardware;
@@ -60,6 +60,11 @@ pub trait MpsServers: Send + Sync {
         of: Option<&GpuUuid>,
         until: Duration,
     ) -> Result<BTreeMap<GpuTarget, RunningServer>, String>;
+    /// Returns the process that was last seen to hold up the daemon of a target.
+    fn holder(&self, _target: &GpuTarget) -> Option<MpsHolder> {
+        None
+    }
+
     /// Starts the server of a target, ready for clients.
     fn start(
         &self,

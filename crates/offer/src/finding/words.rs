@@ -232,6 +232,12 @@ impl Finding {
             } => {
                 "delete the pods of these claims: the server ends with the last of them; health.restartWedgedMps in the GpuPolicy has it restarted under them (docs/runbooks/mps-wedged.md)"
             }
+            Self::MpsWedged {
+                fault: MpsFault::Held,
+                ..
+            } => {
+                "delete the pod of the process, which the Event MpsServerWedged of these claims names: the server serves again at once (docs/runbooks/mps-wedged.md)"
+            }
             Self::Neighbour {
                 used: Use::Processes { .. },
                 ..

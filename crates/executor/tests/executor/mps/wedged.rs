@@ -31,6 +31,7 @@ fn reported(gpu: &GpuUuid, claims: &[&str]) -> Event {
         gpu: gpu.clone(),
         target: Target::Gpu,
         fault: MpsFault::Fault,
+        holder: None,
         claims: claims.collect(),
     }
 }
