@@ -251,7 +251,6 @@ impl Drop for Silent {
 
 #[test]
 #[ignore = "a process of the test below"]
-#[expect(clippy::print_stdout, reason = "read by the test below")]
 fn silent_process() {
     let _connection = connect(std::env::var_os("SOCKET").unwrap().as_ref()).unwrap();
     println!("\npid {}", std::process::id());

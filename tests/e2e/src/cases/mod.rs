@@ -367,6 +367,10 @@ const MODES: &[Case] = &[
         shares::wedged_mps,
     ),
     modes(
+        "mps_shares_of_a_hostile_pod_harm_no_one_else",
+        shares::hostile_mps,
+    ),
+    modes(
         "mps_shares_of_any_size_are_capped_in_their_pods_groups",
         shares::capped_mps,
     ),
