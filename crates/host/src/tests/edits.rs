@@ -158,6 +158,20 @@ fn no_two_mounts_of_a_whole_driver_go_to_the_same_place() {
     }
 }
 
+/// Not by root in the container either: they are the node's.
+#[test]
+fn no_mount_of_a_driver_can_be_written() {
+    let (made, _dir) = host(&two_gpus());
+    let files = driver_files(&made.host, &find_driver(&made.host, None).unwrap()).unwrap();
+    let control = control_nodes(&made.host, &made.nodes).unwrap();
+    let mounts = driver_edits(&files, &control, &LibraryDelivery::Hook("/h".into())).mounts;
+    assert!(mounts.len() > 10, "{mounts:?}");
+    for mount in mounts {
+        let has = |option: &str| mount.options.iter().any(|one| one == option);
+        assert!(has("ro") && has("nosuid") && has("nodev"), "{mount:?}");
+    }
+}
+
 #[test]
 fn a_gpus_edits_are_its_nodes_alone() {
     let (made, _dir) = host(&two_gpus());
