@@ -1,5 +1,5 @@
-//! File systems of their own for what containers can write: in memory, and bounded, so that nobody
-//! fills the node's `/run` through them, and gone with all that is in them when they are unmounted.
+//! File systems of their own for what containers can write: in memory, and bounded, so that
+//! the node's `/run` is not filled through them, and gone with their content once unmounted.
 
 use std::ffi::CString;
 use std::fmt;
@@ -47,7 +47,7 @@ impl FromStr for Size {
     }
 }
 
-/// What one file system can hold.
+/// Most that one file system can hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     bytes: u64,

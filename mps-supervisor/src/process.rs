@@ -98,7 +98,7 @@ impl StartedFor {
 }
 
 /// Returns the daemons of these folders of sockets, by the file of the control program: also those
-/// that nobody has noted. A command of the program that runs is a child of this process, and none.
+/// without a note. A command of the program that runs is a child of this process, and none.
 pub fn daemons(program: &Path, pipes: &[&Path]) -> Vec<Process> {
     let wanted = StartedFor::new(program, pipes);
     let is_other = |process: &Process| process.parent != std::process::id();

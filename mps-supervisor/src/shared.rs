@@ -135,7 +135,7 @@ fn raise(inner: &OwnedFd, above: BorrowedFd<'_>, number: &mut u32) -> io::Result
     Ok(())
 }
 
-/// Returns whether an entry is gone; `false` if it was changed meanwhile, which the next round sees.
+/// Returns whether an entry is gone; `false` if it was changed meanwhile: the next round sees that.
 fn gone(done: rustix::io::Result<()>) -> io::Result<bool> {
     match done {
         Ok(()) | Err(Errno::NOENT) => Ok(true),

@@ -12,14 +12,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 const KINDS: [SocketType; 2] = [SocketType::SEQPACKET, SocketType::STREAM];
 
 /// Returns the number of the process that listens on a socket, as the kernel knows it. It is not to
-/// be believed to be the daemon's: whoever can write to the folder can listen there.
+/// be believed to be the daemon's: each process that can write to the folder can listen there.
 pub(crate) fn listener(path: &Path) -> io::Result<u32> {
     let peer = rustix::net::sockopt::socket_peercred(connect(path)?)?;
     u32::try_from(peer.pid.as_raw_nonzero().get()).map_err(io::Error::other)
 }
 
 /// Connects to a socket, without waiting. A link in its place is not followed, and a listener that
-/// accepts nobody is not waited for.
+/// accepts no connection is not waited for.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let held = rustix::fs::open(path, flags, Mode::empty())?;
@@ -48,7 +48,7 @@ mod tests {
 
     use super::*;
 
-    /// Makes a listener of a kind that takes so many connections that nobody has accepted.
+    /// Makes a listener of a kind that takes so many connections that are not accepted.
     fn listen(path: &Path, kind: SocketType, waiting: i32) -> OwnedFd {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_a_file_and_a_listener_that_accepts_nobody_are_no_socket() {
+    fn a_link_a_file_and_a_listener_that_accepts_none_are_no_socket() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let _other = UnixListener::bind(at("other")).unwrap();

@@ -264,8 +264,8 @@ impl Supervisor {
         let steps = plan::start(&found, server, anew);
         for step in steps {
             if let Err(error) = self.step(target, &files, step) {
-                // A start that fails leaves nothing. What could not be ended keeps its note, by which
-                // the next try knows it.
+                // A start that fails leaves nothing. A process that could not be ended keeps its
+                // note, by which the next try knows it.
                 if let Err(left) = self.step(target, &files, Step::Kill) {
                     tracing::error!(%target, %left, "failed to end what a failed start has left");
                 }

@@ -24,6 +24,7 @@ use crate::strict::did_you_mean;
 mod attribute;
 mod class;
 mod limits;
+mod memory;
 mod naming;
 mod pod;
 mod selector;

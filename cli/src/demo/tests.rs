@@ -485,6 +485,41 @@ async fn what_is_probably_not_meant_is_noted() {
     }
 }
 
+/// A container's own memory is replaced by that of its MPS server, and Kubernetes says nothing of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_in_the_place_of_mps_memory_is_noted() {
+    let manifest = |class: &str, path: &str| {
+        format!(
+            "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {{name: mps}}\n\
+             spec: {{rules: [{{modes: [Mps, Whole], shares: {{slots: 4}}}}]}}\n---\n\
+             apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {{name: slot}}\n\
+             spec: {{spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: {class}}}}}]}}}}}}\n---\n\
+             apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: serve}}\n\
+             spec: {{replicas: 2, selector: {{matchLabels: {{app: a}}}}, template: {{metadata: {{labels: {{app: a}}}}, spec: {{\
+             resourceClaims: [{{name: gpu, resourceClaimTemplateName: slot}}],\
+             containers: [{{name: main, image: x, resources: {{claims: [{{name: gpu}}]}},\
+             volumeMounts: [{{name: shm, mountPath: {path}}}]}}],\
+             volumes: [{{name: shm, emptyDir: {{medium: Memory, sizeLimit: 16Gi}}}}]}}}}}}\n"
+        )
+    };
+    for (class, path, is_noted) in [
+        ("mps.divvy.dev", "/dev/shm", true),
+        ("mps.divvy.dev", "/dev/shm/", true),
+        ("mps.divvy.dev", "/cache", false),
+        ("gpu.divvy.dev", "/dev/shm", false),
+    ] {
+        let report = of("h100x2", &manifest(class, path)).await;
+        let notes = report.scenarios[0].notes.join("\n");
+        let expected =
+            "containers[0].volumeMounts[0]: the memory of the MPS server takes the place";
+        assert_eq!(
+            notes.contains(expected),
+            is_noted,
+            "{class} {path}: {notes}"
+        );
+    }
+}
+
 /// Manifests as articles have them run as they are, with the chart's classes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_of_the_device_plugin_run_as_they_are() {

@@ -484,7 +484,7 @@ mod tests {
                 ..GpuSeen::default()
             };
             assert_eq!(diff(&state, &seen, &goal), expected);
-            // Nobody's server is ended for a process that holds it up.
+            // No server is ended for a process that holds it up.
             let mut held = seen.clone();
             for running in held.mps.iter_mut().flatten().flatten() {
                 running.1.unwell.as_mut().unwrap().fault = MpsFault::Held;

@@ -259,7 +259,7 @@ impl Smi {
     /// with no variables but those by which it finds the driver's programs and libraries. It runs
     /// inside the root of the node where the driver is there, and here where the driver has a root
     /// of its own: the node's files are not in that. With a folder `memory`, it and what it starts
-    /// have that as their `/dev/shm`, and nobody else: where this program can become another.
+    /// have that as their `/dev/shm`, and no other process: where this program can become another.
     pub fn program(&self, driver: &Driver, inside: &Path, memory: Option<&Path>) -> Command {
         let root = &driver.root;
         if root.host() == Path::new("/") && is_whole(root) {
@@ -472,7 +472,7 @@ fn enter(root: &Path, memory: Option<&Path>) -> rustix::io::Result<()> {
     // First the signal: from here on it dies with the process that started it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     if let Some(memory) = memory {
-        // In mounts of its own, which learn of others' and tell nothing of their own.
+        // In mounts of its own: those of others come to it, and its own go nowhere.
         #[expect(
             deprecated,
             reason = "unsafe for open files alone, which are not unshared; this process has one thread"

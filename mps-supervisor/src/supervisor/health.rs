@@ -27,7 +27,7 @@ pub struct Unwell {
     pub holder: Option<u32>,
 }
 
-/// How a server was found that does not serve.
+/// A look at a server that does not serve.
 #[derive(Debug, Clone, Copy)]
 struct Found {
     fault: MpsFault,

@@ -257,7 +257,7 @@ fn silent_process() {
     std::thread::sleep(Duration::from_mins(10));
 }
 
-/// The users of a daemon that one of them holds up are told which process it is.
+/// One of the users of a daemon holds it up for the others.
 #[test]
 fn a_process_that_says_nothing_to_a_daemon_is_found() {
     let node = Node::new();
@@ -270,7 +270,7 @@ fn a_process_that_says_nothing_to_a_daemon_is_found() {
     assert_eq!((held.fault, held.holder), (MpsFault::Held, Some(pid)));
     drop(silent);
     node.wait_for("it serves again", || look(&supervisor).is_none());
-    // A daemon that waits for something else is held by nobody.
+    // A daemon that waits for something else is held by no process.
     node.fault("hang");
     let hangs = look(&supervisor).unwrap();
     assert_eq!((hangs.fault, hangs.holder), (MpsFault::NoAnswer, None));

@@ -85,7 +85,7 @@ fn during<T>(attack: impl Fn() + Sync, what: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Returns whether `what` ends. One that does not is left behind.
+/// Returns whether `what` ends. It is left behind if it does not.
 fn ends(what: impl FnOnce() + Send + 'static) -> bool {
     let work = std::thread::spawn(what);
     let until = Instant::now() + FOR_EVER;
@@ -125,8 +125,8 @@ fn a_number_that_a_container_writes_has_no_process_killed() {
     node.has_no_process();
 }
 
-/// As a pipe that nobody writes to, or a link to a device without an end. NVIDIA's program may wait
-/// for such a thing, and then no server starts.
+/// A pipe without a writer, or a link to a device without an end. NVIDIA's program may wait for such
+/// a thing, and then no server starts.
 #[test]
 fn a_file_that_a_container_puts_there_keeps_no_lock_for_ever() {
     for is_link in [false, true] {
@@ -173,7 +173,7 @@ fn a_supervisor_starts_whatever_lies_in_a_folder_of_sockets() {
     node.has_no_process();
 }
 
-/// What cannot be read of one GPU says nothing about the others.
+/// A note that cannot be read says nothing about other GPUs.
 #[test]
 fn a_gpu_whose_note_cannot_be_read_keeps_no_other_from_its_daemon() {
     let node = Node::new();
@@ -186,7 +186,7 @@ fn a_gpu_whose_note_cannot_be_read_keeps_no_other_from_its_daemon() {
     node.has_no_process();
 }
 
-/// Its process is this one, which would be killed as the daemon. It accepts nobody.
+/// Its process is this one, which would be killed as the daemon. It accepts no connection.
 #[test]
 fn a_process_that_listens_in_the_place_of_a_daemon_is_none() {
     let node = Node::new();

@@ -1,5 +1,5 @@
-//! What containers can write is in file systems of its own: bounded, each server's apart from those
-//! of others, kept while its server has users, and gone with the last of them.
+//! Folders that containers can write to are file systems of their own: bounded, each server's apart
+//! from those of others, kept while its server has users, and gone with the last of them.
 
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;

@@ -66,6 +66,7 @@ impl Findings {
             }
         }
         self.placement(at, spec);
+        self.own_memory(at, spec, owner, manifests);
         if spec.containers.is_empty() {
             self.refuse(&format!("{at}.containers"), "Required value");
         }
