@@ -209,8 +209,8 @@ pub mod taints {
     /// Another driver or a device plugin has allocated the GPU or a part of it.
     pub const NEIGHBOUR: &str = "gpu.divvy.dev/neighbour";
     /// The MPS server of the GPU or partition is wedged, so that no new program can use it: it is
-    /// in the state FAULT (`fault`), its daemon does not answer (`no-answer`), or a process holds it
-    /// up (`held`).
+    /// in the state FAULT (`fault`), its daemon does not answer (`no-answer`), or a process holds
+    /// it up (`held`).
     pub const MPS: &str = "gpu.divvy.dev/mps";
     /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that
     /// containers need.

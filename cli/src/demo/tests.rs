@@ -485,7 +485,7 @@ async fn what_is_probably_not_meant_is_noted() {
     }
 }
 
-/// A container's own memory is replaced by that of its MPS server, and Kubernetes says nothing of it.
+/// A container's own memory is replaced by that of its MPS server, without a word of Kubernetes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_in_the_place_of_mps_memory_is_noted() {
     let manifest = |class: &str, path: &str| {

@@ -257,7 +257,7 @@ fn silent_process() {
     std::thread::sleep(Duration::from_mins(10));
 }
 
-/// One of the users of a daemon holds it up for the others.
+/// A user of a daemon holds it up for the others.
 #[test]
 fn a_process_that_says_nothing_to_a_daemon_is_found() {
     let node = Node::new();

@@ -125,8 +125,8 @@ fn a_number_that_a_container_writes_has_no_process_killed() {
     node.has_no_process();
 }
 
-/// A pipe without a writer, or a link to a device without an end. NVIDIA's program may wait for such
-/// a thing, and then no server starts.
+/// A pipe without a writer, or a link to a device without an end. NVIDIA's program may wait for
+/// such a thing, and then no server starts.
 #[test]
 fn a_file_that_a_container_puts_there_keeps_no_lock_for_ever() {
     for is_link in [false, true] {

