@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use divvy_claims::PodRef;
 use divvy_host::HostRoot;
-use divvy_usage::pod_of_cgroup;
+use divvy_usage::pods_of_cgroup;
 
 /// UIDs of the pods of processes; those without one are left out. Nothing can be read any more of
 /// a process that has ended, whose memory the driver still lists: it keeps the pod that it had
@@ -20,13 +20,31 @@ pub(crate) fn of_processes(
     let pod = |pid: &u32| {
         let path = host.see(Path::new(&format!("/proc/{pid}/cgroup")));
         match fs_err::read_to_string(path) {
-            Ok(text) => pod_of_cgroup(&text),
+            Ok(text) => of_node(host, pods_of_cgroup(&text), String::as_str),
             Err(_) => before.get(pid).cloned(),
         }
     };
     pids.iter()
         .filter_map(|pid| Some((*pid, pod(pid)?)))
         .collect()
+}
+
+/// Returns the pod of this node's kubelet among those that a process lies in, which are sorted from
+/// the outermost. A kubelet may run in a pod of another one, and a pod of this node have a kubelet
+/// in it; a container that may make groups can name one after a pod that is not its own, but only
+/// below its own. The outermost that this node has is the one; where it has none, the deepest.
+pub(crate) fn of_node<P>(
+    host: &HostRoot,
+    mut found: Vec<P>,
+    uid: impl Fn(&P) -> &str,
+) -> Option<P> {
+    if found.len() > 1 {
+        let known: BTreeSet<String> = uids(host).into_values().collect();
+        if let Some(at) = found.iter().position(|pod| known.contains(uid(pod))) {
+            return Some(found.swap_remove(at));
+        }
+    }
+    found.pop()
 }
 
 /// By namespace and name.
@@ -147,6 +165,32 @@ mod tests {
             "the kubelet has made no folder yet"
         );
         assert_eq!(with(&["a"], "other"), [known("first")]);
+    }
+
+    #[test]
+    fn of_nested_pods_the_outermost_of_this_node_has_the_process() {
+        const OUTER: &str = "ffffffff-9b1f-4a8e-b3f1-0123456789ab";
+        const INNER: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+        let text = format!("0::/kubepods/pod{OUTER}/0a/kubepods/pod{INNER}/4f1c");
+        for (of_node, expected) in [
+            (&[][..], INNER),
+            (&[INNER], INNER),
+            (&[OUTER], OUTER),
+            // A group that is named after another pod of the node.
+            (&[OUTER, INNER], OUTER),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let host = HostRoot::under(dir.path());
+            for (number, uid) in of_node.iter().enumerate() {
+                let logs = dir.path().join(format!("var/log/pods/ns_p{number}_{uid}"));
+                fs_err::create_dir_all(logs).unwrap();
+            }
+            let folder = dir.path().join("proc/1");
+            fs_err::create_dir_all(&folder).unwrap();
+            fs_err::write(folder.join("cgroup"), &text).unwrap();
+            let found = of_processes(&host, &[1], &BTreeMap::new());
+            assert_eq!(found, [(1, expected.to_owned())].into(), "{of_node:?}");
+        }
     }
 
     #[test]

@@ -1,25 +1,34 @@
 //! The pod that a process belongs to, from its control group.
 
-/// Returns the pod UID in a `/proc/<pid>/cgroup` file, wherever in a path it is:
-/// `…/kubepods/besteffort/pod<uid>/…`, or, under systemd, `…-pod<uid with underscores>.slice/…`.
-/// Static pods have UIDs of 32 digits without dashes.
+/// Returns the pod UIDs in a `/proc/<pid>/cgroup` file, the outermost first, wherever in a path
+/// they are: `…/kubepods/besteffort/pod<uid>/…`, or, under systemd, `…-pod<uid with
+/// underscores>.slice/…`. Static pods have UIDs of 32 digits without dashes. There are several
+/// where a kubelet runs in a pod, or a container has named a group of its own so.
+pub fn pods_of_cgroup(text: &str) -> Vec<String> {
+    let of_line = |line: &str| line.split('/').filter_map(pod).collect::<Vec<_>>();
+    let mut lines = text.lines().map(of_line);
+    lines.find(|pods| !pods.is_empty()).unwrap_or_default()
+}
+
+/// Returns the deepest of the pods in a `/proc/<pid>/cgroup` file, or in a part of a path.
 pub fn pod_of_cgroup(text: &str) -> Option<String> {
-    text.lines().find_map(|line| {
-        line.split('/').find_map(|part| {
-            let part = part.strip_suffix(".slice").unwrap_or(part);
-            // From the right: the part begins with `kubepods` under systemd, and a UID, in
-            // hexadecimal digits, cannot contain the word.
-            let (before, uid) = part.rsplit_once("pod")?;
-            let uid = uid.replace('_', "-");
-            let digits = uid.bytes().filter(u8::is_ascii_hexdigit).count();
-            let dashes = uid.bytes().filter(|b| *b == b'-').count();
-            let fits = (before.is_empty() || before.ends_with('-'))
-                && digits == 32
-                && uid.len() == digits + dashes
-                && (dashes == 0 || dashes == 4);
-            fits.then_some(uid)
-        })
-    })
+    pods_of_cgroup(text).pop()
+}
+
+/// Returns the pod UID of a part of a path.
+fn pod(part: &str) -> Option<String> {
+    let part = part.strip_suffix(".slice").unwrap_or(part);
+    // From the right: the part begins with `kubepods` under systemd, and a UID, in hexadecimal
+    // digits, cannot contain the word.
+    let (before, uid) = part.rsplit_once("pod")?;
+    let uid = uid.replace('_', "-");
+    let digits = uid.bytes().filter(u8::is_ascii_hexdigit).count();
+    let dashes = uid.bytes().filter(|b| *b == b'-').count();
+    let fits = (before.is_empty() || before.ends_with('-'))
+        && digits == 32
+        && uid.len() == digits + dashes
+        && (dashes == 0 || dashes == 4);
+    fits.then_some(uid)
 }
 
 #[cfg(test)]
@@ -27,6 +36,7 @@ mod tests {
     use super::*;
 
     const UID: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+    const OUTER: &str = "ffffffff-9b1f-4a8e-b3f1-0123456789ab";
     const UNDERSCORES: &str = "0b5a4a3e_9b1f_4a8e_b3f1_0123456789ab";
     const STATIC: &str = "0b5a4a3e9b1f4a8eb3f10123456789ab";
 
@@ -74,6 +84,10 @@ mod tests {
                 ),
             ),
             (
+                "a kubelet in a pod",
+                format!("0::/kubepods/pod{OUTER}/0a/kubelet/kubepods/pod{UID}/4f1c"),
+            ),
+            (
                 "seen from a private namespace",
                 format!("0::/../../pod{UID}/4f1c"),
             ),
@@ -84,6 +98,12 @@ mod tests {
         ];
         for (name, text) in cases {
             assert_eq!(pod_of_cgroup(&text).as_deref(), Some(UID), "{name}");
+            let expected: &[&str] = if text.contains(OUTER) {
+                &[OUTER, UID]
+            } else {
+                &[UID]
+            };
+            assert_eq!(pods_of_cgroup(&text), expected, "{name}");
         }
         for text in [
             format!("0::/kubepods/pod{STATIC}/4f1c"),

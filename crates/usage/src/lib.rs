@@ -20,7 +20,7 @@ mod watch;
 pub use attribute::{
     DeviceUsage, GpuUsage, Measured, PodUsage, Source, attribute, pod_utilization,
 };
-pub use cgroup::pod_of_cgroup;
+pub use cgroup::{pod_of_cgroup, pods_of_cgroup};
 pub use due::{Due, UsagePolicy};
 pub use groups::Group;
 pub use mean::Mean;

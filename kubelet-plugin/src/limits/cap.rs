@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex};
 
 use divvy_claims::ClaimRef;
 use divvy_host::HostRoot;
-use divvy_model::{ClaimUid, GpuDriver, GpuError, GpuErrorCode, GpuUuid, lock};
+use divvy_model::{ClaimUid, GpuDriver, GpuError, GpuErrorCode, GpuUuid};
 use serde::Deserialize;
 
 use super::ability::{CONTROLLERS, backend, controllers};
 use super::claims::{CappedClaims, name};
+use super::entries::is_limit;
 use super::group::Group;
 use super::ledger::Ledger;
+use super::note::User;
 use super::rounds::Repaired;
+use crate::pods::of_node;
 
 /// A question of the hook: a container of this claim's device is about to start.
 #[derive(Debug, Clone, Deserialize)]
@@ -36,6 +39,22 @@ pub(crate) struct Uncapped {
     pub(crate) failed: bool,
 }
 
+/// A cap that is not set.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("a pod's note cannot be read, or not be written")]
+    Notes(#[from] std::io::Error),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error("the claims of the node are not known: {0}")]
+    Claims(String),
+    #[error(
+        "the driver says another limit for {} than the {expected} bytes that were set",
+        leaf.display()
+    )]
+    Hidden { leaf: PathBuf, expected: u64 },
+}
+
 /// The setter of caps.
 pub(crate) struct Capper {
     pub(super) claims: Arc<dyn CappedClaims>,
@@ -44,8 +63,6 @@ pub(crate) struct Capper {
     /// Root of the hierarchy of control groups, as NVML in this process sees it.
     pub(super) groups: PathBuf,
     pub(super) ledger: Ledger,
-    /// Held from reading a pod's shares to the end: two containers of a pod may start at once.
-    pub(super) one: Mutex<()>,
     /// Notes that were made again since the last round.
     pub(super) rebuilt: Mutex<Vec<Repaired>>,
 }
@@ -64,7 +81,6 @@ impl Capper {
             host,
             groups,
             ledger: Ledger::new(ledger),
-            one: Mutex::default(),
             rebuilt: Mutex::default(),
         }
     }
@@ -112,68 +128,66 @@ impl Capper {
             self.groups.join(&group.of_pod),
             self.groups.join(&group.leaf),
         );
-        let call = |done: Result<(), GpuError>| {
-            done.map_err(|error| failed(&advice(error.code, &pod), &error))
-        };
+        let advised = |error: GpuError| failed(&advice(error.code, &pod), &error);
         let Some(bytes) = share.bytes else {
-            return self
-                .uncap(&share.gpu, [&pod, &leaf], &call)
-                .and_then(|done| done.map_err(refused));
+            let done = self.uncap(&share.gpu, [&pod, &leaf]);
+            return done.map_err(advised)?.map_err(refused);
         };
         let backend = self.backend_of(&pod).map_err(&refused)?;
-        // Phase 3: the share is noted before the cap is set. A plugin that is killed in between
-        // leaves a cap that is too small at worst, and the hook asks again.
-        let _one = lock(&self.one);
-        let unreadable = |error| failed("the caps of its pod are not known", &error);
-        let _alone = self.ledger.lock().map_err(unreadable)?;
-        let caps = self.noted(&group.pod, &group.of_pod).map_err(unreadable)?;
         let name = name(&asked.claim, &asked.device);
-        let mut caps = caps.with(&share.gpu, name, bytes);
-        caps.group.clone_from(&group.of_pod);
-        let unwritten = |error| failed("the caps of its pod cannot be noted", &error);
-        self.ledger.write(&group.pod, &caps).map_err(unwritten)?;
-        // Phase 4: the cap of the pod, the sum of its shares.
-        let sum = caps.sum(&share.gpu);
-        call(self.gpus.set_memory_limit(&share.gpu, &pod, Some(sum)))?;
-        // Phase 5: the container's own group must say the same.
-        self.set_at_leaf(&share.gpu, backend, (&pod, &leaf), sum, &call)?;
-        if self.holds(&share.gpu, &leaf, sum, &call)? {
-            return Ok(());
-        }
-        Err(refused(format!(
-            "the driver says another limit for {} than the {sum} bytes that were set for its pod",
-            leaf.display()
-        )))
+        let done = self.hold(&share.gpu, (name, bytes), &group, backend);
+        done.map_err(|trouble| match trouble {
+            Trouble::Gpu(error) => advised(error),
+            Trouble::Hidden { .. } => refused(trouble.to_string()),
+            Trouble::Notes(_) | Trouble::Claims(_) => {
+                failed("the caps of its pod are not known", &trouble)
+            }
+        })
     }
 
-    /// Sets the limit of a container's own group where the pod's does not show through it: an entry
-    /// that an earlier group left at the same address would come before the pod's. With `dmem` each
-    /// group has a limit of its own, which is what the program sees as the memory of its GPU.
-    fn set_at_leaf(
+    /// Holds the pod of a container to the sum of its shares of a GPU, with this one.
+    fn hold(
         &self,
         gpu: &GpuUuid,
+        (name, bytes): (String, u64),
+        group: &Group,
         backend: &str,
-        (pod, leaf): (&Path, &Path),
-        sum: u64,
-        call: &dyn Fn(Result<(), GpuError>) -> Result<(), Uncapped>,
-    ) -> Result<(), Uncapped> {
-        let own_limit = controllers(leaf)
-            .is_ok_and(|list| list.is_some_and(|list| list.iter().any(|c| c == "dmem")));
-        if backend == "dmem" && own_limit {
-            call(self.gpus.set_memory_limit(gpu, leaf, Some(sum)))?;
+    ) -> Result<(), Trouble> {
+        // Two containers of a pod may start at once. A GPU that hangs keeps its own waiting, and
+        // none of the others: the lock of the notes is free meanwhile.
+        let _alone = self.ledger.lock_gpu(gpu)?;
+        // Phase 1: the share is noted before the cap is set. A plugin that is killed in between
+        // leaves a cap that is too small at worst, and the hook asks again.
+        let caps = self.noted(&group.pod, &group.of_pod)?;
+        self.settled(gpu, &group.pod, caps)?;
+        let caps = self.edit(&group.pod, &group.of_pod, |caps| {
+            self.without_gone(gpu, caps.with(gpu, name.clone(), bytes))
+                .0
+        })?;
+        // Phase 2: the cap of the pod.
+        let entries = self.set_entries(gpu, &caps, true)?;
+        // Phase 3: the container's own group must say the same.
+        let entries = if backend == "misc" {
+            let known = caps.user(gpu, &group.leaf);
+            let paths = (&*group.of_pod, &*group.leaf);
+            let hides = known.is_some_and(|user| user.hides)
+                || self.is_hidden(gpu, paths, entries.of(&group.of_pod))?;
+            let shares = [name].into();
+            let caps = self.edit(&group.pod, &group.of_pod, |mut caps| {
+                caps.add_user(gpu, &group.leaf, User { hides, shares });
+                caps
+            })?;
+            self.set_entries(gpu, &caps, false)?
+        } else {
+            self.set_own(gpu, &group.leaf, entries.of(&group.leaf))?;
+            entries
+        };
+        let (expected, leaf) = (entries.of(&group.leaf), self.groups.join(&group.leaf));
+        if is_limit(self.limit(gpu, &leaf)?, expected) {
+            Ok(())
+        } else {
+            Err(Trouble::Hidden { leaf, expected })
         }
-        if backend == "misc" {
-            // A stale entry may have the very amount: another one of the pod shows through the
-            // container's group only if there is none.
-            let other = sum.saturating_add(PROBE);
-            call(self.gpus.set_memory_limit(gpu, pod, Some(other)))?;
-            let is_hidden = !self.holds(gpu, leaf, other, call)?;
-            call(self.gpus.set_memory_limit(gpu, pod, Some(sum)))?;
-            if is_hidden {
-                call(self.gpus.set_memory_limit(gpu, leaf, Some(sum)))?;
-            }
-        }
-        Ok(())
     }
 
     /// Returns the controller that caps the memory of a group, if it is switched on there: a limit
@@ -196,49 +210,24 @@ impl Capper {
         }
     }
 
-    /// Returns whether the driver says this limit for a group.
-    fn holds(
-        &self,
-        gpu: &GpuUuid,
-        group: &Path,
-        bytes: u64,
-        call: &dyn Fn(Result<(), GpuError>) -> Result<(), Uncapped>,
-    ) -> Result<bool, Uncapped> {
-        match self.gpus.memory_limit(gpu, group) {
-            Ok(limit) => Ok(is_limit(limit.hard, bytes)),
-            // No entry at all.
-            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => Ok(false),
-            Err(error) => call(Err(error)).map(|()| false),
-        }
-    }
-
     /// Returns the control group of a process; `None` for one of no pod.
     pub(super) fn group_of(&self, pid: u32) -> std::io::Result<Option<Group>> {
         let path = self.host.see(Path::new(&format!("/proc/{pid}/cgroup")));
-        Ok(Group::of(&fs_err::read_to_string(path)?))
+        let found = Group::all(&fs_err::read_to_string(path)?);
+        Ok(of_node(&self.host, found, |group| &group.pod))
     }
 
     /// Clears limits that earlier groups left at the addresses of these, of a whole GPU: they would
     /// hold a program that has all of it to the size of a former share. The inner `Err` says what
     /// cannot be cleared.
-    fn uncap(
-        &self,
-        gpu: &GpuUuid,
-        groups: [&Path; 2],
-        call: &dyn Fn(Result<(), GpuError>) -> Result<(), Uncapped>,
-    ) -> Result<Result<(), String>, Uncapped> {
-        let limit = |group: &Path| match self.gpus.memory_limit(gpu, group) {
-            Ok(limit) => Ok(limit.hard),
-            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => Ok(None),
-            Err(error) => call(Err(error)).map(|()| None),
-        };
+    fn uncap(&self, gpu: &GpuUuid, groups: [&Path; 2]) -> Result<Result<(), String>, GpuError> {
         for group in groups {
-            if limit(group)?.is_some() {
-                call(self.gpus.set_memory_limit(gpu, group, None))?;
+            if self.limit(gpu, group)?.is_some() {
+                self.gpus.set_memory_limit(gpu, group, None)?;
             }
         }
         let [_, leaf] = groups;
-        Ok(match limit(leaf)? {
+        Ok(match self.limit(gpu, leaf)? {
             None => Ok(()),
             Some(bytes) => Err(format!(
                 "the driver says a limit of {bytes} bytes for {}, left by an earlier control group, and does not clear it",
@@ -246,16 +235,6 @@ impl Capper {
             )),
         })
     }
-}
-
-/// Difference between a cap and the one that stands for it while a hidden one is looked for.
-const PROBE: u64 = 8 << 20;
-/// Bound on what the kernel may round a limit down by: its largest page.
-const ROUNDED: u64 = 2 << 20;
-
-/// Returns whether a limit is the one that was set.
-pub(super) fn is_limit(found: Option<u64>, set: u64) -> bool {
-    found.is_some_and(|found| found <= set && set - found < ROUNDED)
 }
 
 /// Explains NVML's answer to a limit that is set.

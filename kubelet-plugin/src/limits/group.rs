@@ -14,31 +14,28 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Reads the text of `/proc/<pid>/cgroup`; `None` for a process of no pod, and where groups of
-    /// version 2 do not say.
-    pub(crate) fn of(text: &str) -> Option<Self> {
-        let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
-        let (mut above, mut found) = (String::new(), None);
-        for part in path.split('/') {
-            // A path that leads out of this namespace's root is of no folder here.
-            if part == ".." {
-                return None;
-            }
-            above = if above.is_empty() {
-                part.to_owned()
-            } else {
-                format!("{above}/{part}")
-            };
-            if let Some(pod) = pod_of_cgroup(part) {
-                // The deepest: a kubelet may itself run in a pod.
-                found = Some(Self {
-                    pod,
-                    of_pod: above.clone(),
-                    leaf: path.to_owned(),
-                });
-            }
+    /// Reads the text of `/proc/<pid>/cgroup`: the group in each pod that it lies in, the outermost
+    /// first. Empty for a process of no pod, and where groups of version 2 do not say.
+    pub(crate) fn all(text: &str) -> Vec<Self> {
+        let mut lines = text.lines();
+        let Some(path) = lines.find_map(|line| line.strip_prefix("0::/")) else {
+            return Vec::new();
+        };
+        // A path that leads out of this namespace's root is of no folder here.
+        if path.split('/').any(|part| part == "..") {
+            return Vec::new();
         }
-        found
+        let ends = path.match_indices('/').map(|(at, _)| at);
+        let above = ends.filter_map(|end| path.get(..end)).chain([path]);
+        let group = |above: &str| {
+            let (_, part) = above.rsplit_once('/').unwrap_or(("", above));
+            Some(Self {
+                pod: pod_of_cgroup(part)?,
+                of_pod: above.to_owned(),
+                leaf: path.to_owned(),
+            })
+        };
+        above.filter_map(group).collect()
     }
 }
 
@@ -80,7 +77,7 @@ mod tests {
         ] {
             // Groups of version 1 beside it, as on a machine with both.
             let text = format!("4:memory:/elsewhere\n0::/{pod}/{leaf}\n");
-            let group = Group::of(&text).unwrap();
+            let group = Group::all(&text).pop().unwrap();
             let leaf = format!("{pod}/{leaf}");
             assert_eq!(
                 (&*group.pod, &group.of_pod, &group.leaf),
@@ -99,7 +96,7 @@ mod tests {
             format!("4:memory:/kubepods/pod{UID}/4f1c"),
             format!("0::/../../pod{UID}/4f1c"),
         ] {
-            assert_eq!(Group::of(&text), None, "{text}");
+            assert_eq!(Group::all(&text), [], "{text}");
         }
     }
 }

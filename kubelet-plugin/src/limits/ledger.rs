@@ -4,81 +4,18 @@
 //! - A share is in the ledger before its cap is set: the sum of a later share never lacks it.
 //! - A file lives as long as its pod's control group, whatever becomes of the claims: the driver
 //!   keeps the cap as long, and so do the containers that run under it.
+//! - Locks of GPUs are held over calls of the driver, which may hang; the lock of the files is not.
+//!   Who needs both takes that of the GPU first.
 
-use std::collections::BTreeMap;
+use std::fs::TryLockError;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use divvy_executor::Locked;
 use divvy_model::GpuUuid;
-use serde::{Deserialize, Serialize};
 
-/// The shares that containers of a pod have started with.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct PodCaps {
-    /// Path of the pod's control group below the root of the hierarchy.
-    pub(crate) group: String,
-    /// True if it was made again, of records. These learn late of a pod that comes to a claim which
-    /// others use, so that a share may be missing.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) of_records: bool,
-    /// Bytes of each share, by GPU and by claim and device.
-    gpus: BTreeMap<GpuUuid, BTreeMap<String, u64>>,
-}
-
-impl PodCaps {
-    /// Returns the same with a share of a GPU. It is not counted twice: each container of a claim,
-    /// and each restart, asks for it. An amount that stood for it until it was known again falls by
-    /// as much.
-    pub(crate) fn with(mut self, gpu: &GpuUuid, share: String, bytes: u64) -> Self {
-        let shares = self.gpus.entry(gpu.clone()).or_default();
-        if !shares.contains_key(&share)
-            && let Some(unknown) = shares.remove(UNKNOWN)
-            && unknown > bytes
-        {
-            shares.insert(UNKNOWN.to_owned(), unknown - bytes);
-        }
-        shares.insert(share, bytes);
-        self
-    }
-
-    /// Returns the same with shares of a GPU of which only the sum is known, by the driver's limit.
-    pub(crate) fn with_unknown(mut self, gpu: &GpuUuid, bytes: u64) -> Self {
-        let shares = self.gpus.entry(gpu.clone()).or_default();
-        shares.insert(UNKNOWN.to_owned(), bytes);
-        self
-    }
-
-    /// Returns whether the pod has shares of a GPU.
-    pub(crate) fn has(&self, gpu: &GpuUuid) -> bool {
-        self.gpus.get(gpu).is_some_and(|shares| !shares.is_empty())
-    }
-
-    /// Returns the UIDs of the claims of the pod's shares of a GPU.
-    pub(crate) fn claims(&self, gpu: &GpuUuid) -> impl Iterator<Item = &str> {
-        let shares = self.gpus.get(gpu).into_iter().flatten();
-        shares.map(|(name, _)| name.split_once('/').map_or(name.as_str(), |(uid, _)| uid))
-    }
-
-    /// Returns the sums of the pod's shares, by GPU.
-    pub(crate) fn sums(&self) -> impl Iterator<Item = (&GpuUuid, u64)> {
-        let sum = |shares: &BTreeMap<String, u64>| {
-            shares
-                .values()
-                .fold(0_u64, |sum, bytes| sum.saturating_add(*bytes))
-        };
-        self.gpus
-            .iter()
-            .map(move |(gpu, shares)| (gpu, sum(shares)))
-    }
-
-    /// Returns the sum of the pod's shares of a GPU.
-    pub(crate) fn sum(&self, gpu: &GpuUuid) -> u64 {
-        let mut sums = self.sums();
-        sums.find(|(of, _)| *of == gpu).map_or(0, |(_, sum)| sum)
-    }
-}
+use super::note::PodCaps;
 
 /// Content of a pod's file.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,12 +34,14 @@ pub(crate) struct Ledger {
     folder: PathBuf,
 }
 
-/// Name of shares that are not known any more.
-const UNKNOWN: &str = "earlier";
-
 const SUFFIX: &str = ".json";
 /// Suffix of a file that could not be read.
 const TORN: &str = ".torn";
+
+/// Longest wait for a GPU that others are at: as long as a hook waits for its answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Pause between two looks whether a GPU is free.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 impl Ledger {
     pub(crate) fn new(folder: &Path) -> Self {
@@ -113,17 +52,39 @@ impl Ledger {
 
     /// Waits for the lock of all files, which two instances of a rolling update share.
     pub(crate) fn lock(&self) -> io::Result<Locked> {
-        let path = self.folder.with_extension("lock");
+        Locked::waiting(self.lock_file("lock")?)
+    }
+
+    /// Waits for the lock of a GPU's limits, which two instances share: of two containers of a pod
+    /// that start at once, one reads what the other has set.
+    ///
+    /// # Errors
+    /// `TimedOut` where the GPU hangs under another one for longer than a container would wait.
+    pub(crate) fn lock_gpu(&self, gpu: &GpuUuid) -> io::Result<Locked> {
+        let mut file = self.lock_file(&format!("{gpu}.lock"))?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match Locked::alone(file) {
+                Ok(locked) => return Ok(locked),
+                Err((_, TryLockError::Error(error))) => return Err(error),
+                Err((_, TryLockError::WouldBlock)) if Instant::now() >= until => {
+                    let why = format!("{gpu} does not answer the request of another container");
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
+                Err((busy, TryLockError::WouldBlock)) => file = busy,
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Opens a file beside the folder to be locked.
+    fn lock_file(&self, extension: &str) -> io::Result<fs_err::File> {
+        let path = self.folder.with_extension(extension);
         if let Some(folder) = path.parent() {
             fs_err::create_dir_all(folder)?;
         }
         let mut options = fs_err::OpenOptions::new();
-        let file = options
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)?;
-        Locked::waiting(file)
+        options.create(true).truncate(false).write(true).open(path)
     }
 
     fn path(&self, pod: &str) -> PathBuf {

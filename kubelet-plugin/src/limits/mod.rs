@@ -5,13 +5,18 @@
 //! the CDI file has the runtime call `divvy-cdi-hook limits`, which asks here ([`serve`]) and keeps
 //! the program from running until the cap is set and was read back ([`cap`]). The shares of each
 //! pod so far are noted ([`ledger`]), so that a second claim raises the cap, and caps that the
-//! driver has forgotten are set again. A node that cannot cap publishes so ([`ability`]).
+//! driver has forgotten are set again ([`rounds`]), and programs that got round theirs are found
+//! ([`late`]). A node that cannot cap publishes so ([`ability`]).
 
 pub(crate) mod ability;
 pub(crate) mod cap;
 mod claims;
+mod entries;
 mod group;
+mod late;
 mod ledger;
+mod note;
+mod rebuild;
 pub(crate) mod rounds;
 pub(crate) mod serve;
 

@@ -1,20 +1,15 @@
 //! The rounds: what was noted is compared with what the driver says, and with who uses the GPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 
 use divvy_claims::ClaimRef;
-use divvy_model::{GpuError, GpuErrorCode, GpuUuid, lock};
-use divvy_usage::pod_of_cgroup;
+use divvy_model::{GpuErrorCode, GpuUuid, lock};
 
-use super::cap::{Capper, is_limit};
+use super::cap::{Capper, Trouble};
 use super::claims::Held;
-use super::group::Group;
-use super::ledger::{Noted, PodCaps};
-
-/// Depth below the root of the hierarchy to which a pod's group is looked for: that of a kubelet in
-/// a container under systemd.
-const DEEPEST: u32 = 7;
+use super::ledger::Noted;
+use super::note::PodCaps;
+use super::rebuild::find_pod;
 
 /// A fault that a round has put right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,19 +18,22 @@ pub(crate) enum Repair {
     Restored,
     /// A container ran without its cap: its runtime has not called the hook.
     Late,
+    /// A limit that an earlier group left hid the cap from programs of a container.
+    Hidden,
     /// The note of the pod could not be read, and was made again.
     Rebuilt,
 }
 
 impl Repair {
     /// All of them.
-    pub(crate) const ALL: [Self; 3] = [Self::Restored, Self::Late, Self::Rebuilt];
+    pub(crate) const ALL: [Self; 4] = [Self::Restored, Self::Late, Self::Hidden, Self::Rebuilt];
 
     /// Returns the reason of its Event.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Restored => "limit-restored",
             Self::Late => "memory-capped-late",
+            Self::Hidden => "memory-cap-hidden",
             Self::Rebuilt => "limits-rebuilt",
         }
     }
@@ -49,6 +47,9 @@ impl Repair {
             ),
             Self::Late => format!(
                 "A container of this claim ran without a cap of its memory, since its container runtime had not called divvy's program (is CDI switched on in the runtime?); the pod is capped at {mib} MiB now. What it allocated before is not counted"
+            ),
+            Self::Hidden => format!(
+                "Programs of a container of this claim ran in a control group at whose address the driver had kept the limit of an earlier one; the pod is capped at {mib} MiB again"
             ),
             Self::Rebuilt => format!(
                 "The node plugin's note of the shares of a pod of this claim could not be read and was made again; the pod stays capped at {mib} MiB"
@@ -76,22 +77,28 @@ pub(crate) struct Round {
 }
 
 /// The capped shares that claims have.
-struct Shares(Vec<(Held, u64)>);
+pub(super) struct Shares(Vec<(Held, u64)>);
 
 impl Shares {
-    fn of_pod<'s>(&'s self, pod: &'s str) -> impl Iterator<Item = &'s (Held, u64)> {
+    pub(super) fn of_pod<'s>(&'s self, pod: &'s str) -> impl Iterator<Item = &'s (Held, u64)> {
         let has = move |held: &Held| held.pods.iter().any(|of| of.uid == pod);
         self.0.iter().filter(move |(held, _)| has(held))
     }
 
     /// Returns a pod's note with the shares that records say it has.
-    fn added_to(&self, caps: PodCaps, pod: &str) -> PodCaps {
+    pub(super) fn added_to(&self, caps: PodCaps, pod: &str) -> PodCaps {
         self.of_pod(pod).fold(caps, |caps, (held, bytes)| {
             caps.with(&held.gpu, held.name(), *bytes)
         })
     }
 
-    fn repaired(&self, what: Repair, pod: &str, caps: &PodCaps, gpu: &GpuUuid) -> Repaired {
+    pub(super) fn repaired(
+        &self,
+        what: Repair,
+        pod: &str,
+        caps: &PodCaps,
+        gpu: &GpuUuid,
+    ) -> Repaired {
         Repaired {
             what,
             pod: pod.to_owned(),
@@ -114,8 +121,8 @@ impl Shares {
 }
 
 impl Capper {
-    fn shares(&self) -> Result<Shares, String> {
-        let held = self.claims.held()?.into_iter();
+    pub(super) fn shares(&self) -> Result<Shares, Trouble> {
+        let held = self.claims.held().map_err(Trouble::Claims)?.into_iter();
         let capped = held.filter_map(|held| {
             let bytes = held.bytes?;
             Some((held, bytes))
@@ -131,244 +138,149 @@ impl Capper {
     }
 
     /// Sets caps again that the driver has forgotten, sets those that a container has not called
-    /// for, and forgets pods that are gone. Stops where `is_there` says that the driver is not
-    /// there any more.
-    pub(crate) fn round(&self, is_there: &dyn Fn() -> bool) -> Round {
+    /// for or that an earlier limit hides, and forgets pods that are gone. Stops where `is_there`
+    /// says that the driver is not there any more.
+    pub(crate) fn round(&self, is_there: &(dyn Fn() -> bool + Sync)) -> Round {
         let mut round = Round::default();
-        let shares = match self.shares() {
-            Ok(shares) => shares,
-            Err(error) => {
-                round.errors.push(error);
-                Shares(Vec::new())
-            }
-        };
-        // Phase 1: what is noted, pod by pod. Each pod under the locks for itself: a hook waits for
-        // them.
+        let shares = self.shares().unwrap_or_else(|error| {
+            round.errors.push(error.to_string());
+            Shares(Vec::new())
+        });
+        // Phase 1: the notes, without a call of the driver.
         let pods = self.ledger.pods().unwrap_or_else(|error| {
             round.errors.push(crate::chain(&error));
             Vec::new()
         });
-        for pod in pods.into_iter().take_while(|_| is_there()) {
-            let _one = lock(&self.one);
-            if let Err(error) = self.round_of(&pod, &shares, &mut round.repaired) {
-                round.errors.push(format!("pod {pod}: {error}"));
+        let mut noted = BTreeMap::new();
+        let mut gpus: BTreeSet<GpuUuid> =
+            shares.0.iter().map(|(held, _)| held.gpu.clone()).collect();
+        for pod in pods {
+            match self.tidy(&pod, &shares) {
+                Ok(Some((caps, what))) => {
+                    gpus.extend(caps.sums().map(|(gpu, _)| gpu.clone()));
+                    noted.insert(pod, what);
+                }
+                Ok(None) => {}
+                Err(error) => round
+                    .errors
+                    .push(format!("pod {pod}: {}", crate::chain(&error))),
             }
         }
-        // Phase 2: who uses the GPUs, and is noted nowhere.
-        let gpus: BTreeSet<&GpuUuid> = shares.0.iter().map(|(held, _)| &held.gpu).collect();
-        for gpu in gpus.into_iter().take_while(|_| is_there()) {
-            if let Err(error) = self.cap_late(gpu, &shares, &mut round.repaired) {
-                round.errors.push(format!("{gpu}: {error}"));
+        // Phase 2: the driver's limits. A GPU that hangs keeps no other from its caps.
+        let (noted, shares) = (&noted, &shares);
+        let found = std::thread::scope(|scope| {
+            let of_gpu = |gpu| scope.spawn(move || self.round_of(gpu, noted, shares, is_there));
+            let threads: Vec<_> = gpus.iter().map(of_gpu).collect();
+            threads
+                .into_iter()
+                .map(std::thread::ScopedJoinHandle::join)
+                .collect::<Vec<_>>()
+        });
+        for found in found {
+            match found {
+                Ok(of_gpu) => {
+                    round.repaired.extend(of_gpu.repaired);
+                    round.errors.extend(of_gpu.errors);
+                }
+                Err(_) => round.errors.push("a round of a GPU died".to_owned()),
             }
         }
         round.repaired.append(&mut lock(&self.rebuilt));
         round
     }
 
-    fn round_of(
-        &self,
-        pod: &str,
-        shares: &Shares,
-        repaired: &mut Vec<Repaired>,
-    ) -> Result<(), String> {
-        let _alone = self.ledger.lock().map_err(|e| crate::chain(&e))?;
-        let caps = match self.ledger.read(pod).map_err(|e| crate::chain(&e))? {
-            Noted::Nothing => return Ok(()),
+    /// Brings a pod's note up to date. Returns it, and the fault that a cap which is missing then
+    /// stands for; `None` for a pod that is gone, whose note is removed.
+    fn tidy(&self, pod: &str, shares: &Shares) -> Result<Option<(PodCaps, Repair)>, Trouble> {
+        let _alone = self.ledger.lock()?;
+        let caps = match self.ledger.read(pod)? {
+            Noted::Nothing => return Ok(None),
             Noted::Shares(caps) => caps,
             Noted::Torn(why) => match find_pod(&self.groups, pod) {
                 Some(group) => self.rebuild(pod, &group, &why)?,
-                None => return self.ledger.remove(pod).map_err(|e| crate::chain(&e)),
+                None => PodCaps::default(),
             },
         };
-        let group = self.groups.join(&caps.group);
-        if !group.exists() {
-            return self.ledger.remove(pod).map_err(|e| crate::chain(&e));
+        if caps.group.is_empty() || !self.groups.join(&caps.group).exists() {
+            self.ledger.remove(pod)?;
+            return Ok(None);
         }
-        let (caps, what) = self.completed(pod, caps, shares)?;
-        // A GPU that does not answer keeps no other from its cap.
-        let mut failed = None;
-        for (gpu, bytes) in caps.sums() {
-            match self.set_again(gpu, &group, bytes) {
-                Ok(false) => {}
-                Ok(true) => repaired.push(shares.repaired(what, pod, &caps, gpu)),
-                Err(error) => failed = Some(crate::chain(&error)),
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
-    /// Adds to a note that was made again what records say by now. Returns also the fault that a
-    /// cap which is set then puts right.
-    fn completed(
-        &self,
-        pod: &str,
-        caps: PodCaps,
-        shares: &Shares,
-    ) -> Result<(PodCaps, Repair), String> {
         if !caps.of_records {
-            return Ok((caps, Repair::Restored));
+            return Ok(Some((caps, Repair::Restored)));
         }
+        // A note that was made again lacks what records did not say then.
         let known = shares.added_to(caps.clone(), pod);
         if known == caps {
-            return Ok((caps, Repair::Restored));
+            return Ok(Some((caps, Repair::Restored)));
         }
-        self.ledger
-            .write(pod, &known)
-            .map_err(|e| crate::chain(&e))?;
-        Ok((known, Repair::Rebuilt))
+        self.ledger.write(pod, &known)?;
+        Ok(Some((known, Repair::Rebuilt)))
     }
 
-    /// Sets a cap unless it is there. Returns whether it was not.
-    fn set_again(&self, gpu: &GpuUuid, group: &Path, bytes: u64) -> Result<bool, GpuError> {
-        if is_limit(self.limit(gpu, group)?, bytes) {
-            return Ok(false);
-        }
-        self.gpus.set_memory_limit(gpu, group, Some(bytes))?;
-        Ok(true)
-    }
-
-    /// Returns what the driver says of a group; `None` also where it has no entry.
-    fn limit(&self, gpu: &GpuUuid, group: &Path) -> Result<Option<u64>, GpuError> {
-        match self.gpus.memory_limit(gpu, group) {
-            Ok(limit) => Ok(limit.hard),
-            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Caps pods that use a GPU and have called for no cap: their runtime has skipped the hook. A
-    /// pod that is noted has called, if not yet for all of its shares.
-    fn cap_late(
+    /// Looks after the caps of one GPU.
+    fn round_of(
         &self,
         gpu: &GpuUuid,
+        noted: &BTreeMap<String, Repair>,
         shares: &Shares,
-        repaired: &mut Vec<Repaired>,
-    ) -> Result<(), String> {
-        let processes = match self.gpus.processes(gpu) {
-            Ok(processes) => processes,
-            // Some systems list none, ever.
-            Err(error) if error.code == GpuErrorCode::NOT_SUPPORTED => return Ok(()),
-            Err(error) => return Err(crate::chain(&error)),
-        };
-        // A process that has ended meanwhile has no group.
-        let groups = processes.iter().filter_map(|p| self.group_of(p.pid).ok()?);
-        let mut pods = BTreeMap::<String, BTreeMap<String, Group>>::new();
-        for group in groups {
-            let leaves = pods.entry(group.pod.clone()).or_default();
-            leaves.insert(group.leaf.clone(), group);
-        }
-        for (pod, leaves) in pods {
-            let Some(group) = leaves.values().next() else {
-                continue;
-            };
-            let own: Vec<_> = shares
-                .of_pod(&pod)
-                .filter(|(held, _)| held.gpu == *gpu && held.prepared)
-                .collect();
-            if own.is_empty() {
-                continue;
-            }
-            // Locked, then read: the hook of this very pod may be at it.
-            let _one = lock(&self.one);
-            let failed = |error: std::io::Error| crate::chain(&error);
-            let _alone = self.ledger.lock().map_err(failed)?;
-            let noted = self.noted(&pod, &group.of_pod).map_err(failed)?;
-            if noted.has(gpu) {
-                continue;
-            }
-            let add =
-                |caps: PodCaps, (held, bytes): &&(Held, u64)| caps.with(gpu, held.name(), *bytes);
-            let mut caps = own.iter().fold(noted, add);
-            caps.group.clone_from(&group.of_pod);
-            self.ledger.write(&pod, &caps).map_err(failed)?;
-            let (sum, folder) = (caps.sum(gpu), self.groups.join(&group.of_pod));
-            let failed = |error: GpuError| crate::chain(&error);
-            let set = |group: &Path| self.gpus.set_memory_limit(gpu, group, Some(sum));
-            set(&folder).map_err(failed)?;
-            repaired.push(shares.repaired(Repair::Late, &pod, &caps, gpu));
-            // A limit that an earlier group left at the address of a container's hides the pod's. A
-            // container that has ended meanwhile has no group.
-            for leaf in leaves.keys().map(|leaf| self.groups.join(leaf)) {
-                if leaf.exists() && !is_limit(self.limit(gpu, &leaf).map_err(failed)?, sum) {
-                    set(&leaf).map_err(failed)?;
+        is_there: &(dyn Fn() -> bool + Sync),
+    ) -> Round {
+        let mut round = Round::default();
+        // Phase 1: what is noted, pod by pod. Each under the lock for itself: a hook waits for it.
+        for (pod, what) in noted.iter().take_while(|_| is_there()) {
+            match self.keep(gpu, pod, *what, shares) {
+                Ok(repaired) => round.repaired.extend(repaired),
+                Err(error) => {
+                    round
+                        .errors
+                        .push(format!("pod {pod}: {}", crate::chain(&error)));
+                    // The next call would wait as long.
+                    if is_silent(&error) {
+                        return round;
+                    }
                 }
             }
         }
-        Ok(())
+        // Phase 2: who uses the GPU, and is noted nowhere or kept from its pod's cap.
+        if is_there() {
+            self.cap_late(gpu, shares, &mut round);
+        }
+        round
     }
 
-    /// Returns what is noted of a pod; a note that cannot be read is set aside, and made again. The
-    /// locks are held.
-    pub(super) fn noted(&self, pod: &str, of_pod: &str) -> std::io::Result<PodCaps> {
-        match self.ledger.read(pod)? {
-            Noted::Nothing => Ok(PodCaps::default()),
-            Noted::Shares(caps) => Ok(caps),
-            Noted::Torn(why) => self
-                .rebuild(pod, of_pod, &why)
-                .map_err(std::io::Error::other),
+    /// Sets the limits of a noted pod unless they are there. Returns what was put right.
+    fn keep(
+        &self,
+        gpu: &GpuUuid,
+        pod: &str,
+        what: Repair,
+        shares: &Shares,
+    ) -> Result<Option<Repaired>, Trouble> {
+        let _alone = self.ledger.lock_gpu(gpu)?;
+        let Noted::Shares(caps) = self.ledger.read(pod)? else {
+            return Ok(None);
+        };
+        let caps = self.settled(gpu, pod, caps)?;
+        if !caps.has(gpu) {
+            return Ok(None);
         }
-    }
-
-    /// Makes the note of a pod again: of the shares of the claims that were prepared for it, and of
-    /// what the driver holds the pod to beyond that, which stands for shares that are not known any
-    /// more. The cap of a pod that runs never falls by it.
-    fn rebuild(&self, pod: &str, of_pod: &str, why: &str) -> Result<PodCaps, String> {
-        let shares = self.shares()?;
-        let mut caps = shares.added_to(PodCaps::default(), pod);
-        of_pod.clone_into(&mut caps.group);
-        caps.of_records = true;
-        let folder = self.groups.join(of_pod);
-        let gpus: BTreeSet<GpuUuid> = shares.0.iter().map(|(held, _)| held.gpu.clone()).collect();
-        for gpu in gpus {
-            let limit = self.limit(&gpu, &folder).map_err(|e| crate::chain(&e))?;
-            let more = limit.unwrap_or(0).saturating_sub(caps.sum(&gpu));
-            if more > 0 {
-                caps = caps.with_unknown(&gpu, more);
-            }
+        let (caps, has_gone) = self.without_gone(gpu, caps);
+        if has_gone {
+            self.edit(pod, &caps.group, |noted| self.without_gone(gpu, noted).0)?;
         }
-        tracing::error!(
-            pod.uid = pod,
-            why,
-            "the note of a pod's capped shares cannot be read; it is set aside and made again"
-        );
-        let failed = |error: std::io::Error| crate::chain(&error);
-        self.ledger.set_aside(pod).map_err(failed)?;
-        self.ledger.write(pod, &caps).map_err(failed)?;
-        // The next round reports it: here a container may wait.
-        let all = caps.sums().map(|(gpu, _)| gpu);
-        let all = all.map(|gpu| shares.repaired(Repair::Rebuilt, pod, &caps, gpu));
-        lock(&self.rebuilt).extend(all);
-        Ok(caps)
+        let entries = self.set_entries(gpu, &caps, false)?;
+        // What a pod has is divided again when containers end or free memory.
+        let is_divided = has_gone || !caps.parts(gpu).apart.is_empty();
+        let is_fault = entries.changed && (entries.missed || !is_divided);
+        Ok(is_fault.then(|| shares.repaired(what, pod, &caps, gpu)))
     }
 }
 
-/// Returns the path of a pod's group below the root of the hierarchy.
-fn find_pod(root: &Path, pod: &str) -> Option<String> {
-    let mut level = vec![PathBuf::new()];
-    for _ in 0..DEEPEST {
-        let mut next = Vec::new();
-        for above in level {
-            let Ok(entries) = fs_err::read_dir(root.join(&above)) else {
-                continue;
-            };
-            for entry in entries.flatten() {
-                if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    continue;
-                }
-                let path = above.join(entry.file_name());
-                if entry
-                    .file_name()
-                    .to_str()
-                    .and_then(pod_of_cgroup)
-                    .as_deref()
-                    == Some(pod)
-                {
-                    return path.to_str().map(str::to_owned);
-                }
-                next.push(path);
-            }
-        }
-        level = next;
+/// Returns whether a GPU has not answered in time.
+pub(super) fn is_silent(trouble: &Trouble) -> bool {
+    match trouble {
+        Trouble::Gpu(error) => error.code == GpuErrorCode::TIMEOUT,
+        Trouble::Notes(error) => error.kind() == std::io::ErrorKind::TimedOut,
+        Trouble::Claims(_) | Trouble::Hidden { .. } => false,
     }
-    None
 }

@@ -256,6 +256,18 @@ mod tests {
         }
     }
 
+    /// A program that sends and sends fills no memory.
+    #[tokio::test(start_paused = true)]
+    async fn a_question_without_an_end_is_not_waited_for() {
+        let (mut end, mut other) = UnixStream::pair().unwrap();
+        let longest = usize::try_from(MOST_BYTES).unwrap();
+        end.write_all(&vec![b' '; longest]).await.unwrap();
+        // The other end stays open.
+        let found = asked(&mut other, own_user()).await;
+        let why = found.unwrap_err();
+        assert!(why.contains("the question is not one"), "{why}");
+    }
+
     fn own_user() -> u32 {
         use std::os::unix::fs::MetadataExt as _;
         fs_err::metadata("/proc/self").unwrap().uid()

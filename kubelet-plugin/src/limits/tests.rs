@@ -19,6 +19,10 @@ use super::claims::{CappedClaims, Held};
 use super::ledger::Ledger;
 use super::rounds::{Repair, Round};
 
+mod divided;
+mod guards;
+mod hung;
+
 const MIB: u64 = 1 << 20;
 
 #[derive(Default)]
@@ -178,6 +182,36 @@ impl World {
             .is_ok()
     }
 
+    /// Returns how much programs in these groups could allocate together, up to so much each.
+    fn could_allocate(&self, paths: &[String], most: u64) -> u64 {
+        let chain = |path: &String| SimGroup::chain(&self.groups().join(path)).unwrap();
+        let chains: Vec<_> = paths.iter().map(chain).collect();
+        self.sim.edit(|e| {
+            let mut copy = e.clone();
+            let mut all = 0;
+            for chain in &chains {
+                // The largest piece that fits, then the next one.
+                let (mut left, mut piece) = (most, most);
+                while piece > 0 {
+                    let next = piece.min(left);
+                    if next > 0 && copy.allocate(&self.gpu, chain, next).is_ok() {
+                        (left, all) = (left - next, all + next);
+                    } else {
+                        piece /= 2;
+                    }
+                }
+            }
+            all
+        })
+    }
+
+    /// Leaves the limit of an earlier group at the address of this one.
+    fn leave(&self, path: &str, bytes: Option<u64>) {
+        let group = self.groups().join(path);
+        let left = self.sim.set_memory_limit(&self.gpu, &group, bytes);
+        left.unwrap();
+    }
+
     fn limit(&self, path: &str) -> Option<u64> {
         let limit = self.sim.memory_limit(&self.gpu, &self.groups().join(path));
         limit.ok()?.hard
@@ -279,11 +313,7 @@ impl Model {
     fn leave_stale(&mut self, world: &World, path: &str) {
         let stale = self.stale.take();
         if let Some(stale) = stale.filter(|_| world.backend == LimitBackend::Misc) {
-            let group = world.groups().join(path);
-            let left = world
-                .sim
-                .set_memory_limit(&world.gpu, &group, Some(stale * 64 * MIB));
-            left.unwrap();
+            world.leave(path, Some(stale * 64 * MIB));
         }
     }
 }
@@ -388,24 +418,43 @@ fn carry_out(world: &mut World, model: &mut Model, step: &Step) {
     }
 }
 
-/// No container of a capped share gets more than all that its pod was given, and none is kept from
-/// what it has itself.
+/// No pod gets more than all that it was given, all of its containers together. Each can have what
+/// its own share is: where a limit at its address hides the pod's, a part of it, since such a
+/// container has no memory in common with others.
 fn holds(world: &World, model: &Model, step: &Step) {
+    let mut pods = BTreeMap::<usize, Vec<String>>::new();
     for (path, (pod, own)) in &model.running {
-        let all = model.given[pod] * MIB;
-        assert!(!world.allocate(path, all + 1), "{step:?}: {path}");
-        // With `dmem` each group has a limit of its own, and the lowest counts.
-        let limits = [world.limit(path), world.limit(&pod_path(*pod))];
-        let limit = limits.into_iter().flatten().min().unwrap();
+        let ways = if world.backend == LimitBackend::Misc {
+            fs_err::read_dir(world.groups().join(pod_path(*pod)))
+                .unwrap()
+                .filter(|entry| entry.as_ref().unwrap().path().is_dir())
+                .count()
+        } else {
+            1
+        };
+        let part = own * MIB / u64::try_from(ways).unwrap();
         assert!(
-            (own * MIB..=all).contains(&limit),
-            "{step:?}: {path} has {limit}, its share is {own} MiB"
+            world.could_allocate(std::slice::from_ref(path), part) >= part,
+            "{step:?}: {path} does not get {part} bytes of its {own} MiB"
         );
+        pods.entry(*pod).or_default().push(path.clone());
+    }
+    for (pod, paths) in pods {
+        let all = model.given[&pod] * MIB;
+        let found = world.could_allocate(&paths, all + MIB);
+        assert!(found <= all, "{step:?}: pod {pod} gets {found} of {all}");
     }
 }
 
+/// Orders that are tried: with 48 a fault that nearly each 400 find passed now and then.
+const ORDERS: u32 = 400;
+
 proptest! {
-    #![proptest_config(Config { cases: 48, failure_persistence: None, ..Config::default() })]
+    #![proptest_config(Config {
+        cases: Config::default().cases.max(ORDERS),
+        failure_persistence: None,
+        ..Config::default()
+    })]
 
     #[test]
     fn no_order_of_events_leaves_a_client_of_a_capped_share_without_its_cap(
@@ -564,7 +613,11 @@ fn a_container_whose_runtime_has_called_no_hook_is_capped_and_named() {
     assert_eq!(world.limit(&pod_path(0)), Some(64 * MIB));
     assert_eq!(world.limit(&pod_path(7)), None, "a pod of no claim here");
     let reasons: BTreeSet<_> = Repair::ALL.map(Repair::reason).into();
-    assert_eq!(reasons.len(), 3, "Events of one reason are counted as one");
+    assert_eq!(
+        reasons.len(),
+        Repair::ALL.len(),
+        "Events of one reason are counted as one"
+    );
     assert_eq!(world.round().repaired, [], "once");
 }
 
