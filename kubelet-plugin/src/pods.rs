@@ -91,6 +91,13 @@ pub(crate) fn uids(host: &HostRoot) -> PodUids {
         .collect()
 }
 
+/// Returns the names that are of none of these pods.
+pub(crate) fn unnamed(pods: &[PodRef], names: impl Iterator<Item = String>) -> BTreeSet<String> {
+    names
+        .filter(|name| !pods.iter().any(|pod| pod.name == *name))
+        .collect()
+}
+
 /// Adds pods of one namespace to those of a claim: all of them or, if the UID of one is not known,
 /// none, because a figure of all pods would be shown as that of the known ones.
 pub(crate) fn add(
@@ -137,6 +144,19 @@ mod tests {
         let pod =
             |namespace: &str, uid: &str| ((namespace.to_owned(), "a".to_owned()), uid.to_owned());
         assert_eq!(uids(&host), [pod("ns", "u-3"), pod("other", "u-4")].into());
+    }
+
+    /// One that is there twice would count twice, and one of an unknown UID keeps others from
+    /// being added.
+    #[test]
+    fn pods_that_the_status_names_are_not_added_again() {
+        let known = ["a", "b"].map(|name| PodRef {
+            name: name.to_owned(),
+            uid: "u".to_owned(),
+        });
+        let listed = |names: &[&str]| unnamed(&known, names.iter().map(|name| (*name).to_owned()));
+        assert_eq!(listed(&["b", "c", "a"]), ["c".to_owned()].into());
+        assert_eq!(listed(&["b"]), BTreeSet::new());
     }
 
     #[test]

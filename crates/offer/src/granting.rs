@@ -100,7 +100,7 @@ mod tests {
     use divvy_model::{Inventory, Ordinals};
 
     use super::*;
-    use crate::{Input, ServerFeatures, Taint, TaintEffect, carve, validate};
+    use crate::{GpuRules, Input, Modes, ServerFeatures, Taint, TaintEffect, carve, validate};
 
     fn node(gpus: &str) -> (Inventory, Ordinals) {
         let inventory = SimNode::parse(gpus).unwrap().inventory();
@@ -176,5 +176,38 @@ mod tests {
         let of = |name: &str| both.device(&name.parse().unwrap()).unwrap();
         assert_eq!(of("gpu-0").taints, []);
         assert_eq!(of("gpu-1").taints, [not_granted()]);
+    }
+
+    /// Monitoring must come to a GPU whatever becomes of its grant.
+    #[test]
+    fn a_device_for_admin_access_waits_for_no_grant() {
+        let (inventory, ordinals) = node("h100x1");
+        let gpu = ordinals.gpu(0).unwrap();
+        // It is there beside uses that several claims have.
+        let rules = GpuRules {
+            modes: Modes::everything(),
+            ..GpuRules::default()
+        };
+        let features =
+            ServerFeatures::default().observe(crate::KubeVersion::parse("v1.37.1").unwrap());
+        let next = carve(&Input {
+            rules: &[(gpu.clone(), rules)].into(),
+            ..Input::plain("n", &inventory, &ordinals, &features)
+        });
+        let nothing = Pool {
+            slices: Vec::new(),
+            ..next.pool.clone()
+        };
+        let both = next.pool.held_back(&nothing, &[gpu.clone()].into());
+        let (admin, others): (Vec<_>, Vec<_>) =
+            (both.kinds()).partition(|(kind, _)| !kind.sharing.holds());
+        assert_eq!(admin.len(), 1);
+        for (_, device) in admin {
+            assert_eq!(device.taints, [], "{}", device.name);
+        }
+        assert!(!others.is_empty());
+        for (_, device) in others {
+            assert_eq!(device.taints, [not_granted()], "{}", device.name);
+        }
     }
 }

@@ -307,6 +307,28 @@ mod tests {
         );
     }
 
+    /// Without counters nothing keeps a share of a partition and the partition apart.
+    #[test]
+    fn shares_of_partitions_are_not_offered_where_a_gpu_has_one_mode() {
+        let twins = [Alternative::SHARED_PARTITIONS, Alternative::MPS_PARTITIONS];
+        let asked = |more: &[Alternative]| {
+            let modes = twins.iter().chain(more).copied();
+            Modes::Only(modes.collect())
+        };
+        for (more, old) in [(&[][..], vec![]), (&[MIG], vec![MIG])] {
+            let case = |version| Case {
+                asked: asked(more),
+                on: true,
+                version,
+                recorded: [Alternative::SHARED_PARTITIONS].into(),
+                ..h100()
+            };
+            assert_eq!(chosen(&case(KubeVersion::new(1, 36, 1))), old);
+            let all: Vec<_> = chosen(&case(NEW));
+            assert_eq!(all.len(), more.len() + 2, "{all:?}");
+        }
+    }
+
     #[test]
     fn mps_is_offered_only_where_a_rule_names_it_and_nothing_is_lacking() {
         let asked = || Modes::Only([WHOLE, Alternative::MPS].into());

@@ -103,11 +103,7 @@ impl Rounds {
                 || *self.nvidia_serves.borrow_and_update();
             // The grace of orphans counts only while the kubelet can unprepare: it begins anew
             // after each time without a registration.
-            connected_since = if registered {
-                connected_since.or_else(|| Some(SystemClock.now()))
-            } else {
-                None
-            };
+            connected_since = since(connected_since, registered, SystemClock.now());
             let publishes = *self.publishes.borrow_and_update();
             // Reconcile only where this instance is in charge, and ever less often while something
             // stays open.
@@ -166,11 +162,9 @@ impl Rounds {
         let executor = self.executor.clone();
         let work = tokio::task::spawn_blocking(move || {
             let report = executor.reconcile(&view);
-            // Records that cannot be read may be unfinished.
-            let unfinished = executor.held().map_or(true, |held| {
-                held.iter().any(|held| held.phase != Phase::Prepared)
-            });
-            (report, unfinished || view.claims.is_none())
+            let held = executor.held();
+            let phases = held.map(|held| held.into_iter().map(|held| held.phase).collect());
+            (report, is_unfinished(phases) || view.claims.is_none())
         });
         let Ok((report, unfinished)) = work.await else {
             return true;
@@ -316,8 +310,7 @@ impl Rounds {
             let pods = listed
                 .remove(&(claim.namespace.clone(), claim.name.clone()))
                 .unwrap_or_default();
-            let mut names: BTreeSet<String> = pods.into_keys().collect();
-            names.retain(|name| !claim.pods.iter().any(|pod| pod.name == *name));
+            let names = crate::pods::unnamed(&claim.pods, pods.into_keys());
             if !names.is_empty() {
                 nameless.push((claim, names));
             }
@@ -332,5 +325,56 @@ impl Rounds {
         for (claim, names) in nameless {
             crate::pods::add(&mut claim.pods, &claim.namespace, names, &uids);
         }
+    }
+}
+
+/// Returns since when the kubelet could unprepare without a break, now that it can or cannot.
+fn since(before: Option<Duration>, can: bool, now: Duration) -> Option<Duration> {
+    can.then(|| before.unwrap_or(now))
+}
+
+/// Returns whether a claim is in the middle of something, as records are that cannot be read: both
+/// are looked at again soon.
+fn is_unfinished<E>(phases: Result<Vec<Phase>, E>) -> bool {
+    phases.map_or(true, |phases| {
+        phases.iter().any(|phase| *phase != Phase::Prepared)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_claims::Leaving;
+
+    use super::*;
+
+    /// A kubelet that could not call for an hour has had no time to release what is gone.
+    #[test]
+    fn the_grace_of_orphans_begins_anew_after_a_time_without_a_registration() {
+        let at = Duration::from_secs;
+        let mut found = None;
+        for (can, now, expected) in [
+            (false, 1, None),
+            (true, 2, Some(2)),
+            (true, 3, Some(2)),
+            (false, 4, None),
+            (true, 5, Some(5)),
+        ] {
+            found = since(found, can, at(now));
+            assert_eq!(found, expected.map(at), "at {now}");
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_not_prepared_is_looked_at_again_soon() {
+        let all = |phases: &[Phase]| is_unfinished(Ok::<_, ()>(phases.to_vec()));
+        assert!(!all(&[]));
+        assert!(!all(&[Phase::Prepared; 2]));
+        assert!(all(&[Phase::Prepared, Phase::Preparing]));
+        let leaving = Leaving {
+            reason: "a program runs".to_owned(),
+            undoing: false,
+        };
+        assert!(all(&[Phase::Leaving(leaving)]));
+        assert!(is_unfinished(Err(())), "it is not known");
     }
 }

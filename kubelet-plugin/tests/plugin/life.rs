@@ -38,6 +38,32 @@ async fn a_graceful_stop_finishes_the_call_keeps_slices_and_removes_sockets() {
     assert_eq!(node.published(), plain(&["gpu-0"]));
 }
 
+/// A driver may be slow to say what GPUs there are, and containers of the claims may start at any
+/// time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_claims_wait_for_a_slow_driver_and_registration_for_them() {
+    let node = Node::new("h100x1");
+    let plugin = node.start().await;
+    node.prepare(&node.claim("kept", &["gpu-0"])).await.unwrap();
+    let files = node.cdi_files();
+    plugin.kill().await;
+    fs_err::remove_dir_all(node.cdi_dir()).unwrap();
+    node.sim.fault(Fault {
+        op: Some(GpuOp::List),
+        ..Fault::delay(Duration::from_millis(1500))
+    });
+    let before = node.kubelet.plugins().len();
+    let plugin = node.start_with(node.config(&[]));
+    let registered = |plugins: &[divvy_fake_cluster::kubelet::Plugin]| {
+        let newest = plugins.get(before..)?.last()?;
+        newest.connected.then_some(())
+    };
+    node.kubelet.wait_for(registered, PATIENCE).await.unwrap();
+    assert_eq!(node.cdi_files(), files);
+    node.sim.clear_faults();
+    plugin.stop().await;
+}
+
 /// After a crash live claims have their files before registration and the same answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_crash_live_claims_have_their_files_before_registration() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use divvy_api::node::GpuNodeStatus;
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_node, mk_result, reserved};
-use divvy_fake_cluster::{ClaimRef, GpuNode};
+use divvy_fake_cluster::{ClaimRef, Fault as ApiFault, GpuNode};
 use divvy_kubelet_plugin::Config;
 use divvy_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use divvy_proto::dra::v1::{Claim, Device, NodePrepareResourcesRequest};
@@ -338,6 +338,20 @@ async fn a_gpu_of_nvidias_pool_is_tainted_from_the_first() {
     let minor = node.sim.inventory().gpus[&node.sim.uuids()[0]].facts.minor;
     put(&node, "theirs", "n1", &format!("gpu-{}", minor.unwrap()));
     let plugin = node.start_with(config);
+    published(&node, &[("gpu-0", true)]).await;
+    assert_eq!(node.api.count("update", "resourceslices"), 0);
+    plugin.stop().await;
+}
+
+/// An API that fails says nothing of NVIDIA's claims: that is not that there are none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_offered_before_claims_of_nvidias_plugin_are_known() {
+    let node = Node::new("h100x1");
+    let minor = node.sim.inventory().gpus[&node.sim.uuids()[0]].facts.minor;
+    put(&node, "theirs", "n1", &format!("gpu-{}", minor.unwrap()));
+    let fails = ApiFault::Status(503);
+    node.api.fail_next(20, "list", "resourceclaims", fails);
+    let plugin = node.start_with(config(&node));
     published(&node, &[("gpu-0", true)]).await;
     assert_eq!(node.api.count("update", "resourceslices"), 0);
     plugin.stop().await;
