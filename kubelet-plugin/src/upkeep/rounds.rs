@@ -368,7 +368,7 @@ mod tests {
     fn a_claim_that_is_not_prepared_is_looked_at_again_soon() {
         let all = |phases: &[Phase]| is_unfinished(Ok::<_, ()>(phases.to_vec()));
         assert!(!all(&[]));
-        assert!(!all(&[Phase::Prepared; 2]));
+        assert!(!all(&[Phase::Prepared, Phase::Prepared]));
         assert!(all(&[Phase::Prepared, Phase::Preparing]));
         let leaving = Leaving {
             reason: "a program runs".to_owned(),

@@ -52,13 +52,12 @@ async fn files_of_claims_wait_for_a_slow_driver_and_registration_for_them() {
         op: Some(GpuOp::List),
         ..Fault::delay(Duration::from_millis(1500))
     });
-    let before = node.kubelet.plugins().len();
-    let plugin = node.start_with(node.config(&[]));
-    let registered = |plugins: &[divvy_fake_cluster::kubelet::Plugin]| {
-        let newest = plugins.get(before..)?.last()?;
-        newest.connected.then_some(())
-    };
-    node.kubelet.wait_for(registered, PATIENCE).await.unwrap();
+    let config = node.config(&[]);
+    // By this socket the kubelet finds the plugin.
+    let socket = config.sockets.registration.clone();
+    fs_err::remove_file(&socket).unwrap();
+    let plugin = node.start_with(config);
+    wait("registration", || socket.exists().then_some(())).await;
     assert_eq!(node.cdi_files(), files);
     node.sim.clear_faults();
     plugin.stop().await;
