@@ -31,7 +31,6 @@ mod bundle;
 mod compat;
 mod device_files;
 mod error;
-mod ld_config;
 mod ldcache;
 mod limits;
 mod loader;
