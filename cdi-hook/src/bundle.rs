@@ -49,7 +49,7 @@ impl State {
     }
 
     /// Reads the bundle's `config.json`, and opens the root it names.
-    pub(crate) fn open_root(&self) -> Result<RootFs, HookError> {
+    pub(crate) fn container(&self) -> Result<Container, HookError> {
         let bundle = self.0.get("bundle").and_then(Value::as_str);
         let bundle = bundle.ok_or(HookError::Field {
             what: "the container's state",
@@ -64,7 +64,36 @@ impl State {
             what: "the container's config.json",
             field: "root.path",
         })?;
-        // A relative root is relative to the bundle.
-        RootFs::open(&Path::new(bundle).join(root))
+        Ok(Container {
+            // A relative root is relative to the bundle.
+            root: RootFs::open(&Path::new(bundle).join(root))?,
+            library_path: library_path(&config),
+        })
     }
+}
+
+/// Container that is being made.
+#[derive(Debug)]
+pub(crate) struct Container {
+    pub(crate) root: RootFs,
+    /// Folders of its `LD_LIBRARY_PATH`.
+    library_path: Vec<String>,
+}
+
+impl Container {
+    /// Returns `true` if its programs search these folders without the loader's cache.
+    pub(crate) fn searches(&self, folders: &[String]) -> bool {
+        let is_named = |folder| self.library_path.iter().any(|named| named == folder);
+        folders.iter().all(is_named)
+    }
+}
+
+/// Returns the folders of the variable `LD_LIBRARY_PATH` of the container's first process.
+fn library_path(config: &Value) -> Vec<String> {
+    let env = config.pointer("/process/env").and_then(Value::as_array);
+    let variables = env.into_iter().flatten().filter_map(Value::as_str);
+    let mut paths = variables.filter_map(|variable| variable.strip_prefix("LD_LIBRARY_PATH="));
+    let folders = paths.next_back().unwrap_or_default().split([':', ';']);
+    let folders = folders.map(|folder| folder.trim_end_matches('/').to_owned());
+    folders.collect()
 }

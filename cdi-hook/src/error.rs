@@ -1,6 +1,6 @@
 //! Errors, in words that make sense in a pod's event.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use rustix::io::Errno;
@@ -79,13 +79,22 @@ impl HookError {
     }
 
     /// Returns the exit status. Some runtimes show it in the pod's event and nothing else of a
-    /// hook: each reason for a share without its cap has one of its own.
+    /// hook: each reason that a user can do something about has one of its own, all of them in
+    /// `docs/troubleshoot.md`.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::LimitsAway { .. } => 70,
             Self::LimitsRefused(_) => 71,
             Self::LimitsFailed(_) => 72,
             Self::LimitsSilent { .. } => 73,
+            Self::Inside { source, .. } => match errno(source) {
+                Some(Errno::ROFS) => 74,
+                Some(Errno::XDEV | Errno::BUSY) => 75,
+                Some(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => 77,
+                // The image's own files: links in circles, pipes, files without end.
+                Some(Errno::LOOP | Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) | None => 76,
+                Some(_) => 1,
+            },
             Self::Usage(_)
             | Self::State(_)
             | Self::StateForm(_)
@@ -93,8 +102,7 @@ impl HookError {
             | Self::Config(_)
             | Self::ConfigForm { .. }
             | Self::Root { .. }
-            | Self::HostsRoot { .. }
-            | Self::Inside { .. } => 1,
+            | Self::HostsRoot { .. } => 1,
         }
     }
 
@@ -131,6 +139,16 @@ fn hint(source: &io::Error) -> &'static str {
             " (the container runtime's hooks lack rights, or a security module forbids it)"
         }
         _ => "",
+    }
+}
+
+/// Ends a step that a container can do without for its GPU: a failure is said and keeps nothing from
+/// starting. `without` is the consequence.
+pub(crate) fn left_out(step: Result<(), HookError>, without: &str) {
+    if let Err(error) = step {
+        let text = chain(&error);
+        // A closed stderr is no reason either.
+        let _ = writeln!(io::stderr(), "divvy-cdi-hook: left out: {text}; {without}");
     }
 }
 

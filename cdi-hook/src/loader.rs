@@ -1,8 +1,7 @@
 //! `update-ldcache`: the driver's libraries become findable by the image's dynamic loader, glibc's
 //! or musl's.
 
-use crate::error::HookError;
-use crate::ld_config;
+use crate::error::{HookError, left_out};
 use crate::ldcache::{self, Cache};
 use crate::rootfs::{Reach, Rights, RootFs};
 
@@ -23,9 +22,8 @@ mod machine {
 
 const CACHE: &str = "/etc/ld.so.cache";
 const CONFIG: &str = "/etc/ld.so.conf";
-const CONFIG_FOLDER: &str = "/etc/ld.so.conf.d";
-/// File that is read before the image's own: the folder that `ldconfig` finds first wins.
-const OUR_CONFIG: &str = "/etc/ld.so.conf.d/00-divvy.conf";
+/// File for a configuration that the hook does not change. It is read in the order of names.
+const SECOND_BEST: &str = "/etc/ld.so.conf.d/00-divvy.conf";
 /// Folders that musl has without a path file; a path file replaces them.
 const MUSL_DEFAULT: &str = "/lib\n/usr/local/lib\n/usr/lib\n";
 
@@ -48,7 +46,11 @@ pub(crate) fn update(root: &RootFs, folders: &[String]) -> Result<(), HookError>
     // An image with neither loader may get one later, from a volume; the cache does no harm.
     if !musl || root.exists(machine::GLIBC) {
         glibc_cache(root, folders, &libraries)?;
-        glibc_config(root, folders)?;
+        // Only `ldconfig` reads it: the loader has the cache.
+        left_out(
+            glibc_config(root, folders),
+            "after an ldconfig in the container the driver's libraries may not be found",
+        );
     }
     Ok(())
 }
@@ -117,43 +119,39 @@ fn with<'a>(
     cache.to_bytes()
 }
 
-/// Writes the configuration of `ldconfig`, so that the libraries stay in the cache when it runs in
-/// the container, as package managers do.
+/// Writes the configuration of `ldconfig`, so that the libraries stay in the cache, and first in it,
+/// when it runs in the container, as package managers do.
+///
+/// `ldconfig` takes a library from the folder that it comes to first, and the order of included
+/// files is that of their names, which the image chooses. So the folders are the first lines of the
+/// configuration itself.
 fn glibc_config(root: &RootFs, folders: &[String]) -> Result<(), HookError> {
-    root.write(
-        OUR_CONFIG,
-        format!("# by divvy\n{}\n", folders.join("\n")).as_bytes(),
-        Rights::PUBLIC,
-    )?;
-    let old = match root.read(CONFIG) {
-        // A file of the pod, or a link into a mount. It is left as it is: the cache has the
-        // libraries, and only `ldconfig` reads the configuration.
-        Err(error) if error.is_outside() => return Ok(()),
-        other => other?,
-    };
-    let (old, rights) = old.map_or((Vec::new(), Rights::PUBLIC), |old| (old.bytes, old.rights));
-    if ld_config::includes(&old, OUR_CONFIG) {
-        return Ok(());
+    let ours = format!("# by divvy\n{}\n", folders.join("\n"));
+    match root.read(CONFIG) {
+        Ok(Some(old)) if old.bytes.starts_with(ours.as_bytes()) => Ok(()),
+        Ok(Some(old)) => {
+            let text = [ours.as_bytes(), &old.bytes].concat();
+            root.write(CONFIG, &text, old.rights)
+        }
+        Ok(None) => root.write(CONFIG, ours.as_bytes(), Rights::PUBLIC),
+        // A file of the pod, or a link into a mount. It is left as it is; most include this folder.
+        Err(error) if error.is_outside() => {
+            root.write(SECOND_BEST, ours.as_bytes(), Rights::PUBLIC)
+        }
+        Err(error) => Err(error),
     }
-    // First in the file: `ldconfig` takes a library from the folder that it comes to first.
-    let mut text = format!("include {CONFIG_FOLDER}/*.conf\n").into_bytes();
-    text.extend(old);
-    root.write(CONFIG, &text, rights)
 }
 
-/// Adds the folders to musl's path file.
+/// Puts the folders first in musl's path file.
 fn musl_path(root: &RootFs, folders: &[String]) -> Result<(), HookError> {
     let (old, rights) = match root.read(machine::MUSL_PATH)? {
         Some(old) => (String::from_utf8_lossy(&old.bytes).into_owned(), old.rights),
         None => (MUSL_DEFAULT.to_owned(), Rights::PUBLIC),
     };
-    let missing = folders
-        .iter()
-        .filter(|folder| !old.split([':', '\n']).any(|known| known == **folder));
-    let lines = old
+    let others = old
         .split([':', '\n'])
-        .filter(|line| !line.is_empty())
-        .chain(missing.map(String::as_str));
+        .filter(|line| !line.is_empty() && !folders.iter().any(|folder| folder == line));
+    let lines = folders.iter().map(String::as_str).chain(others);
     let text = lines.collect::<Vec<_>>().join("\n") + "\n";
     root.write(machine::MUSL_PATH, text.as_bytes(), rights)
 }

@@ -35,6 +35,7 @@ mod ldcache;
 mod limits;
 mod loader;
 mod profile;
+mod read_only;
 mod rootfs;
 mod symlinks;
 
@@ -43,7 +44,7 @@ use std::process::ExitCode;
 
 use args::{Command, InRoot};
 use bundle::State;
-use error::HookError;
+use error::{HookError, left_out};
 
 fn main() -> ExitCode {
     // The runtime's umask is not the image's affair: folders and files get the modes given here.
@@ -76,16 +77,34 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
         }
         Command::InRoot(command) => command,
     };
-    let root = State::read(std::io::stdin().lock())?.open_root()?;
+    let container = State::read(std::io::stdin().lock())?.container()?;
+    let root = &container.root;
     match command {
-        InRoot::CreateSymlinks(links) => symlinks::create(&root, &links)?,
-        InRoot::UpdateLdCache(folders) => loader::update(&root, &folders)?,
+        InRoot::CreateSymlinks(links) => root.change(|| symlinks::create(root, &links))?,
+        InRoot::UpdateLdCache(folders) => root.change(|| {
+            let updated = loader::update(root, &folders);
+            if container.searches(&folders) {
+                left_out(
+                    updated,
+                    "the container's LD_LIBRARY_PATH has the driver's libraries",
+                );
+                return Ok(());
+            }
+            updated
+        })?,
         InRoot::EnableCudaCompat {
             host_driver,
             folder,
-        } => compat::enable(&root, &host_driver, &folder)?,
-        InRoot::UpdateApplicationProfile => profile::update(&root)?,
-        InRoot::DisableDeviceNodeModification => device_files::disable_modification(&root)?,
+        } => root.change(|| compat::enable(root, &host_driver, &folder))?,
+        InRoot::UpdateApplicationProfile => root.change(|| {
+            let without = "EGL and Vulkan may not find the GPU on a node with several";
+            left_out(profile::update(root), without);
+            Ok(())
+        })?,
+        InRoot::DisableDeviceNodeModification => left_out(
+            device_files::disable_modification(root),
+            "the driver's libraries may change device nodes in this container",
+        ),
     }
     Ok(String::new())
 }

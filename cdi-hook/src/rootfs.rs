@@ -22,6 +22,7 @@ use rustix::fs::{self, AtFlags, FileType, Gid, Mode, OFlags, RawDir, ResolveFlag
 use rustix::io::Errno;
 
 use crate::error::HookError;
+use crate::read_only::Opened;
 
 /// Bounds on what an image can make the hook read and keep.
 const MOST_BYTES: u64 = 16 << 20;
@@ -111,6 +112,19 @@ impl RootFs {
             });
         }
         Ok(Self { root })
+    }
+
+    /// Runs a step that changes the root, also where the runtime has made its mount read-only
+    /// already ([`crate::read_only`]).
+    pub(crate) fn change(
+        &self,
+        step: impl FnOnce() -> Result<(), HookError>,
+    ) -> Result<(), HookError> {
+        let opened = Opened::new(&self.root);
+        let outcome = step();
+        // Also after a failure: a step may be left out, and the container starts.
+        let closed = opened.map_or(Ok(()), Opened::close);
+        outcome.and(closed.map_err(|error| HookError::inside("make read-only again", "/", error)))
     }
 
     fn way<'a>(&'a self, path: &'a str, reach: Reach) -> Way<'a> {

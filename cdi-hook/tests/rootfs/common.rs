@@ -12,6 +12,8 @@ use std::process::{Command, Stdio};
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) success: bool,
+    /// Exit status; -1 after a signal.
+    pub(crate) status: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
@@ -21,6 +23,7 @@ impl Outcome {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Self {
             success: output.status.success(),
+            status: output.status.code().unwrap_or(-1),
             stdout: text(output.stdout),
             stderr: text(output.stderr),
         }
@@ -68,6 +71,12 @@ impl Container {
             .path()
             .join("rootfs")
             .join(path.trim_start_matches('/'))
+    }
+
+    /// Gives the container's first process these variables.
+    pub(crate) fn set_env(&self, variables: &[&str]) {
+        let config = format!(r#"{{"root":{{"path":"rootfs"}},"process":{{"env":{variables:?}}}}}"#);
+        fs_err::write(self.dir.path().join("config.json"), config).unwrap();
     }
 
     pub(crate) fn write(&self, path: &str, bytes: &[u8]) {

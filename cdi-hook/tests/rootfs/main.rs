@@ -4,7 +4,9 @@ mod common;
 mod cuda;
 mod mounts;
 mod order;
+mod read_only;
 mod rights;
+mod runtimes;
 
 use common::{Container, namespaces_allowed, run_with, sh, skipped};
 use divvy_host::fixture::minimal_library;

@@ -7,7 +7,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::common::{Container, namespaces_allowed, set_mode, sh};
+use super::common::{Container, Outcome, namespaces_allowed, set_mode, sh};
 use super::{LIB, LINKS, UPDATE, cuda, with_driver, with_glibc};
 use divvy_host::fixture::minimal_library;
 
@@ -35,7 +35,7 @@ impl Volume {
 
     /// Runs the hook in a mount namespace where the volume and `/proc` are mounted, as they are
     /// when a runtime calls `createContainer` hooks.
-    fn run(&self, container: &Container, arguments: &[&str]) -> super::common::Outcome {
+    fn run(&self, container: &Container, arguments: &[&str]) -> Outcome {
         for folder in ["/vol", "/proc"] {
             fs_err::create_dir_all(container.path(folder)).unwrap();
         }
@@ -205,7 +205,7 @@ fn a_configuration_that_the_pod_mounts_is_left_alone() {
     if !namespaces_allowed() {
         return;
     }
-    let volume = Volume::with("ld.so.conf", b"/opt/lib\n");
+    let volume = Volume::with("ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n");
     let container = with_glibc();
     container.write("/etc/ld.so.conf", b"/image/lib\n");
     let out = sh(&format!(
@@ -216,8 +216,94 @@ fn a_configuration_that_the_pod_mounts_is_left_alone() {
     ));
     out.ok();
     assert_eq!(container.read("/etc/ld.so.conf"), "/image/lib\n");
-    let text = fs_err::read(volume.path().join("ld.so.conf")).unwrap();
-    assert_eq!(text, b"/opt/lib\n");
+    let text = fs_err::read_to_string(volume.path().join("ld.so.conf")).unwrap();
+    assert_eq!(text, "include /etc/ld.so.conf.d/*.conf\n");
+    // It includes this file, so that the libraries stay in the cache.
+    let ours = container.read("/etc/ld.so.conf.d/00-divvy.conf");
+    assert_eq!(ours, format!("# by divvy\n{LIB}\n"));
+}
+
+/// Runs the hook where a volume is mounted at `place`, perhaps read-only.
+fn under_a_volume(
+    container: &Container,
+    volume: &Path,
+    place: &str,
+    is_closed: bool,
+    arguments: &[&str],
+) -> Outcome {
+    fs_err::create_dir_all(container.path(place)).unwrap();
+    let place = container.path(place);
+    let place = place.display();
+    let close = format!("mount -o remount,bind,ro {place}");
+    sh(&format!(
+        "unshare -Urm sh -c 'mount --bind {} {place} && {} && {}'",
+        volume.display(),
+        if is_closed { &close } else { "true" },
+        container.command_line(arguments)
+    ))
+}
+
+/// A ConfigMap at /etc/nvidia of a container that computes is common; the profile is for graphics.
+#[test]
+fn a_profile_that_a_volume_prevents_keeps_nothing_from_starting() {
+    if !namespaces_allowed() {
+        return;
+    }
+    let profiles = "/etc/nvidia/nvidia-application-profiles-rc.d";
+    for place in ["/etc", "/etc/nvidia", profiles] {
+        for is_closed in [false, true] {
+            let volume = Volume::with("app.conf", b"");
+            let container = with_glibc();
+            container.write("/dev/nvidia0", b"");
+            let at = volume.path();
+            let profile = &["update-application-profile"];
+            let out = under_a_volume(&container, at, place, is_closed, profile);
+            assert!(out.success, "{place}: {}", out.stderr);
+            let said = out.stderr.starts_with("divvy-cdi-hook: left out: ")
+                && out.stderr.contains("EGL and Vulkan");
+            assert!(said, "{place}: {}", out.stderr);
+            assert_eq!(fs_err::read_dir(at).unwrap().count(), 1, "{place}");
+        }
+    }
+}
+
+/// An include folder of the pod: only an `ldconfig` in the container would read it.
+#[test]
+fn a_volume_among_the_configuration_of_ldconfig_is_in_nobodys_way() {
+    if !namespaces_allowed() {
+        return;
+    }
+    for is_closed in [false, true] {
+        let volume = Volume::with("app.conf", b"/app\n");
+        let container = with_glibc();
+        let place = "/etc/ld.so.conf.d";
+        under_a_volume(&container, volume.path(), place, is_closed, &UPDATE).ok();
+        assert!(has(&copied(&container, "/etc/ld.so.cache"), LIB));
+        assert_eq!(fs_err::read_dir(volume.path()).unwrap().count(), 1);
+    }
+}
+
+/// Images of CUDA name the folder in `LD_LIBRARY_PATH`: they need no cache.
+#[test]
+fn a_volume_at_etc_fails_only_containers_that_need_the_cache() {
+    if !namespaces_allowed() {
+        return;
+    }
+    for (path, starts) in [
+        (format!("/usr/local/nvidia/lib:{LIB}"), true),
+        (format!("{LIB}/"), true),
+        (format!("{LIB}64:/opt{LIB}"), false),
+        (String::new(), false),
+    ] {
+        let container = with_glibc();
+        container.set_env(&[&format!("LD_LIBRARY_PATH={path}")]);
+        let volume = Volume::with("passwd", b"");
+        let out = under_a_volume(&container, volume.path(), "/etc", true, &UPDATE);
+        assert_eq!(out.success, starts, "{path}: {}", out.stderr);
+        assert_eq!(out.status, if starts { 0 } else { 75 }, "{path}");
+        assert!(out.stderr.contains("a volume is mounted there"), "{path}");
+        assert_eq!(fs_err::read_dir(volume.path()).unwrap().count(), 1);
+    }
 }
 
 #[test]
@@ -300,7 +386,10 @@ fn a_setting_that_is_not_the_drivers_is_not_copied() {
     let setting = b"ModifyDeviceFiles: 1\npassword: x\n";
     let run = |container: &Container| {
         let hook = container.command_line(&COVER);
-        sh(&format!("unshare -Urm {hook}")).failed()
+        let out = sh(&format!("unshare -Urm {hook}"));
+        // No GPU needs it.
+        assert!(out.success, "{}", out.stderr);
+        out.stderr
     };
     // An image without a /proc of the runtime leads to a file of its own.
     let container = Container::new();

@@ -1,0 +1,92 @@
+//! The hook called by the container runtimes of this machine.
+#![expect(
+    clippy::unwrap_used,
+    reason = "only tests call it; clippy sees helpers of a test as ordinary code"
+)]
+
+use super::common::{Container, sh, skipped};
+use super::{LIB, LINKS, UPDATE, with_glibc};
+
+const BUSYBOX: &str = "/bin/busybox";
+
+/// Writes a configuration with which the container lists what it has got, or fails if it can write
+/// to its root.
+fn configure(container: &Container, is_read_only: bool) {
+    let hook = |arguments: &[&str]| {
+        let name = ["divvy-cdi-hook"];
+        serde_json::json!({
+            "path": env!("CARGO_BIN_EXE_divvy-cdi-hook"),
+            "args": name.iter().chain(arguments).collect::<Vec<_>>(),
+        })
+    };
+    let script = format!(
+        "/busybox touch /x 2>/dev/null && {is_read_only} && exit 1; /busybox ls {LIB} /etc /etc/nvidia"
+    );
+    let config = serde_json::json!({
+        "ociVersion": "1.0.2",
+        "root": {"path": "rootfs", "readonly": is_read_only},
+        "process": {
+            "user": {"uid": 0, "gid": 0}, "cwd": "/", "env": ["PATH=/"],
+            "args": ["/busybox", "sh", "-c", script],
+        },
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            // A ConfigMap, and a device node.
+            {"destination": "/etc/nvidia", "type": "tmpfs", "source": "tmpfs", "options": ["ro"]},
+            {"destination": "/dev/nvidia0", "type": "bind", "source": BUSYBOX, "options": ["bind", "ro"]},
+            {"destination": format!("{LIB}/libdriver.so.1"), "type": "bind", "source": BUSYBOX, "options": ["bind", "ro"]},
+        ],
+        "hooks": {"createContainer": [
+            hook(&LINKS), hook(&UPDATE), hook(&["disable-device-node-modification"]),
+            hook(&["update-application-profile"]),
+        ]},
+        "linux": {"namespaces": [
+            {"type": "pid"}, {"type": "mount"}, {"type": "uts"}, {"type": "ipc"},
+        ]},
+    });
+    fs_err::write(container.bundle().join("config.json"), config.to_string()).unwrap();
+}
+
+/// crun before 1.26 makes a root read-only before it calls the hook, runc and later crun after it.
+#[test]
+fn each_runtime_starts_containers_with_open_and_with_read_only_roots() {
+    for runtime in ["crun --cgroup-manager=disabled", "runc"] {
+        let (program, _) = runtime.split_once(' ').unwrap_or((runtime, ""));
+        // Control groups of version 2 in a place of their own: crun wants them whole.
+        let can = format!(
+            "test $(id -u) = 0 && test -x {BUSYBOX} && {program} --version && \
+             unshare -m mount -t cgroup2 none /sys/fs/cgroup"
+        );
+        if !sh(&can).success {
+            skipped(&format!("{program} cannot run here"));
+            continue;
+        }
+        for is_read_only in [false, true] {
+            let container = with_glibc();
+            fs_err::copy(BUSYBOX, container.path("/busybox")).unwrap();
+            for folder in ["/proc", "/dev", "/sys", "/etc"] {
+                fs_err::create_dir_all(container.path(folder)).unwrap();
+            }
+            configure(&container, is_read_only);
+            let bundle = container.bundle();
+            let name = bundle
+                .file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .trim_start_matches('.');
+            let out = sh(&format!(
+                "unshare -m sh -c 'mount -t cgroup2 none /sys/fs/cgroup; {runtime} --root {bundle}/state \
+                 run --bundle {bundle} {name}'",
+                bundle = bundle.display(),
+            ));
+            assert!(out.success, "{runtime} {is_read_only}: {out:?}");
+            let has = |name: &str| out.stdout.lines().any(|line| line == name);
+            for name in ["libcuda.so.1", "libcuda.so", "ld.so.cache", "ld.so.conf"] {
+                assert!(has(name), "{runtime} {is_read_only}: {out:?}");
+            }
+            assert!(!has("nvidia-application-profiles-rc.d"), "{runtime}");
+        }
+    }
+}
