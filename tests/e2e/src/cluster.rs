@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -335,7 +336,10 @@ impl Cluster {
 
     /// Makes an image available to pods.
     pub fn import(&self, image: &Image) -> Result<()> {
-        let archive = self.state().join("image.tar");
+        // Cases that run at once import images, too.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let archive = self.state().join(format!("image-{number}.tar"));
         image.write_archive(&archive)?;
         let archive_name = archive.display().to_string();
         output(&mut self.command(

@@ -190,6 +190,7 @@ pub fn collection(kind: &str, namespace: &str) -> Option<String> {
         "Pod" => ("/api/v1", "pods"),
         "Event" => ("/api/v1", "events"),
         "Deployment" => ("/apis/apps/v1", "deployments"),
+        "ConfigMap" => ("/api/v1", "configmaps"),
         "ResourceClaim" => ("/apis/resource.k8s.io/v1", "resourceclaims"),
         "ResourceClaimTemplate" => ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
         _ => return None,

@@ -13,6 +13,7 @@ mod corpus;
 mod examples;
 mod faults;
 mod health;
+mod hook;
 mod hostile;
 mod life;
 mod mig;
@@ -96,6 +97,10 @@ const WHOLE: &[Case] = &[
         pods::not_offered,
     ),
     together("an_image_reads_nothing_through_the_hook", hostile::images),
+    together(
+        "read_only_roots_volumes_and_ldconfig_leave_the_driver_found",
+        hook::roots_and_volumes,
+    ),
     together(
         "a_claim_serves_one_pod_after_another",
         successors::claim_reused,

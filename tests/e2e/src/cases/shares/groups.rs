@@ -27,14 +27,14 @@ pub(super) fn exchange(env: &Env, version: &str, values: &[&str]) -> Result<()> 
 }
 
 /// The runtimes that make twins of control groups, until it is dropped.
-pub(super) struct Runtimes<'a> {
+pub(in crate::cases) struct Runtimes<'a> {
     env: &'a Env<'a>,
     classes: Vec<&'static str>,
 }
 
 impl<'a> Runtimes<'a> {
     /// Makes a RuntimeClass for each that the node has.
-    pub(super) fn create(env: &'a Env<'a>) -> Result<Self> {
+    pub(in crate::cases) fn create(env: &'a Env<'a>) -> Result<Self> {
         let mut made = Self {
             env,
             classes: Vec::new(),
@@ -48,7 +48,7 @@ impl<'a> Runtimes<'a> {
     }
 
     /// Returns whether the node has the runtime of this class.
-    pub(super) fn has(&self, class: &str) -> bool {
+    pub(in crate::cases) fn has(&self, class: &str) -> bool {
         self.classes.contains(&class)
     }
 }

@@ -5,7 +5,7 @@
 mod capped_mps;
 mod caps;
 mod flips;
-mod groups;
+pub(super) mod groups;
 mod intervals;
 mod lock;
 mod mps;

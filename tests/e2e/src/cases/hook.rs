@@ -1,0 +1,147 @@
+//! The hook that makes libraries found, in containers that are read-only, have volumes where it
+//! writes, or run an `ldconfig`; by each runtime of the node. crun before 1.26 makes a root
+//! read-only before it calls the hook, runc after it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use divvy_host::fixture::minimal_library;
+use fs_err as fs;
+use serde_json::{Value, json};
+
+use super::SHARED;
+use super::shares::groups::Runtimes;
+use crate::case::{Env, PATIENCE};
+use crate::config::Layout;
+use crate::images::busybox_image;
+use crate::objects::{claim, product};
+use crate::process::say;
+use crate::wait::wait_for;
+
+const IMAGE: &str = "localhost/with-cuda:1";
+const LDCONFIG: &str = "/sbin/ldconfig";
+const LIBRARY: &str = "/usr/local/nvidia/lib64/libcuda.so.1";
+/// Folder of the image with a driver older than the node's, and the file that enters it.
+const COMPAT: &str = "/usr/local/cuda-12.9/compat";
+const COMPAT_FILE: &str = "/etc/ld.so.conf.d/00-cuda-compat.conf";
+
+/// Shows where the loader finds CUDA, before and after an `ldconfig`, and what a user can write to.
+const SCRIPT: &str = "trap 'exit 0' TERM; exec 2>&1; \
+                      first() { echo \"$1: $(ldconfig -p | grep -m1 'libcuda.so.1 ')\"; }; \
+                      ls -l /usr/local/nvidia/lib64/libcuda.so.1; first hook; \
+                      touch /new && echo root: open || echo root: closed; \
+                      cat /etc/nvidia/app.conf; \
+                      ldconfig && first ldconfig; echo that is all; \
+                      while :; do sleep 1000 & wait $!; done";
+
+pub(super) fn roots_and_volumes(env: &Env) -> Result<()> {
+    if !Path::new(LDCONFIG).exists() {
+        say("this machine has no ldconfig, so that no image has one");
+        return Ok(());
+    }
+    import(env)?;
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "app"}, "data": {"app.conf": "an app's own\n"},
+    });
+    env.create(&map)?;
+    env.create(&claim("one", &product(SHARED)))?;
+    let runtimes = Runtimes::create(env)?;
+    let crun = runtimes.has(Layout::CRUN_WITH_GROUPS);
+    if !crun {
+        say("crun is not installed, so that no pod was started by it");
+    }
+    let by_crun = crun.then_some(("crun", Some(Layout::CRUN_WITH_GROUPS)));
+    for (name, runtime) in [("runc", None)].into_iter().chain(by_crun) {
+        for is_read_only in [false, true] {
+            let name = format!("{name}-{}", if is_read_only { "closed" } else { "open" });
+            env.create(&pod(&name, runtime, is_read_only))?;
+            env.wait_until_running(&name)?;
+            let said = env.log(&name, "main")?;
+            found(&said, is_read_only).with_context(|| format!("pod {name} said {said}"))?;
+        }
+    }
+    // A step that the GPU needs: the pod does not start, and crun shows the reason's number.
+    if let Some((_, runtime)) = by_crun {
+        let mut stopped = pod("stopped", runtime, true);
+        let place = "/spec/containers/0/volumeMounts/0/mountPath";
+        let place = stopped.pointer_mut(place).context("a mount")?;
+        *place = json!("/etc/ld.so.cache");
+        let mount = "/spec/containers/0/volumeMounts/0";
+        let mount = stopped.pointer_mut(mount).context("a mount")?;
+        mount["subPath"] = json!("app.conf");
+        env.create(&stopped)?;
+        wait_for("status of a hook that fails", PATIENCE, || {
+            let messages = env.messages("stopped");
+            Ok(messages
+                .into_iter()
+                .find(|text| text.contains("exit code: 75")))
+        })?;
+    }
+    Ok(())
+}
+
+/// Makes the image: `ldconfig`, and an older driver of its own that is entered before any other.
+fn import(env: &Env) -> Result<()> {
+    let folder = env.cluster.state().join("with-cuda");
+    fs::create_dir_all(&folder)?;
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, bytes).map(|()| path)
+    };
+    let library = file("library", &minimal_library("libcuda.so.1"))?;
+    let entry = file("entry", format!("{COMPAT}\n").as_bytes())?;
+    let include = file("include", b"include /etc/ld.so.conf.d/*.conf\n")?;
+    let image = busybox_image(IMAGE)?
+        .program("/bin/ldconfig", Path::new(LDCONFIG))
+        .program(&format!("{COMPAT}/libcuda.so.575.57.08"), &library)
+        .link(&format!("{COMPAT}/libcuda.so.1"), "libcuda.so.575.57.08")
+        .program(COMPAT_FILE, &entry)
+        .program("/etc/ld.so.conf", &include)
+        .folder("/var/cache/ldconfig");
+    env.cluster.import(&image)?;
+    Ok(fs::remove_dir_all(&folder)?)
+}
+
+/// Fails unless the container has found the node's library first, each time.
+fn found(said: &str, is_read_only: bool) -> Result<()> {
+    let line = |label: &str| {
+        let start = format!("{label}: ");
+        said.lines()
+            .find_map(|line| line.strip_prefix(start.as_str()))
+    };
+    let by_hook = line("hook").context("no library after the hook")?;
+    ensure!(by_hook.ends_with(LIBRARY), "after the hook: {by_hook}");
+    let root = if is_read_only { "closed" } else { "open" };
+    ensure!(line("root") == Some(root), "its root is not {root}");
+    ensure!(said.contains("an app's own"), "its volume is not there");
+    // A read-only container cannot make a cache.
+    if !is_read_only {
+        let after = line("ldconfig").context("no library after ldconfig")?;
+        ensure!(after.ends_with(LIBRARY), "after ldconfig: {after}");
+    }
+    Ok(())
+}
+
+/// Describes a pod with a ConfigMap at `/etc/nvidia`, as for an application that computes.
+fn pod(name: &str, runtime: Option<&str>, is_read_only: bool) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+            "runtimeClassName": runtime,
+            "resourceClaims": [{"name": "one", "resourceClaimName": "one"}],
+            "volumes": [{"name": "app", "configMap": {"name": "app"}}],
+            "containers": [{
+                "name": "main",
+                "image": IMAGE,
+                "command": ["/bin/sh", "-c", SCRIPT],
+                "resources": {"claims": [{"name": "one"}]},
+                "securityContext": {"readOnlyRootFilesystem": is_read_only},
+                "volumeMounts": [{"name": "app", "mountPath": "/etc/nvidia", "readOnly": true}],
+            }],
+        },
+    })
+}
