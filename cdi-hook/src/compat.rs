@@ -6,7 +6,7 @@
 //! led to its own libraries, so that these are found by the cache and by an `LD_LIBRARY_PATH` that
 //! names our folder, as NVIDIA's images have it, alike.
 
-use crate::error::HookError;
+use crate::error::{HookError, left_out};
 use crate::loader::is_library_name;
 use crate::rootfs::{Reach, RootFs};
 
@@ -17,9 +17,12 @@ const CUDA: &str = "libcuda.so.";
 /// exactly one driver, of a later branch than the host's.
 pub(crate) fn enable(root: &RootFs, host_driver: &str, folder: &str) -> Result<(), HookError> {
     let names = match root.names(COMPAT, Reach::Image) {
+        Ok(names) => names,
         // Libraries of a volume are not the image's; names that only root may list stay unknown.
-        Err(error) if error.is_outside() => return Ok(()),
-        other => other?,
+        Err(error) => {
+            left_out(Err(error), "CUDA uses the host's libraries");
+            return Ok(());
+        }
     };
     // `libcuda.so.1` is a link and has no version; the file behind it has. With two drivers in the
     // folder it is not known which belongs to the rest.

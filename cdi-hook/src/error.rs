@@ -163,3 +163,38 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runtimes that show nothing else, as crun, send people to that page.
+    #[test]
+    fn each_reason_has_an_exit_status_and_a_row_of_the_page() {
+        let page = include_str!("../../docs/troubleshoot.md");
+        for (errno, status) in [
+            (Errno::NOSPC, 1),
+            (Errno::ROFS, 74),
+            (Errno::XDEV, 75),
+            (Errno::BUSY, 75),
+            (Errno::LOOP, 76),
+            (Errno::NOENT, 76),
+            (Errno::NOTDIR, 76),
+            (Errno::ISDIR, 76),
+            (Errno::NOSYS, 77),
+            (Errno::PERM, 77),
+            (Errno::ACCESS, 77),
+        ] {
+            let error = HookError::inside("write", "/etc/x", errno);
+            assert_eq!(error.exit_code(), status, "{error}");
+            assert!(page.contains(&format!("\n| {status} | ")), "{status}");
+        }
+        let not_a_file = io::Error::other("not a regular file");
+        assert_eq!(
+            HookError::inside("read", "/etc/x", not_a_file).exit_code(),
+            76
+        );
+        assert_eq!(HookError::Usage(String::new()).exit_code(), 1);
+        assert!(page.contains("\n| 70, 71, 72, 73 | "));
+    }
+}

@@ -102,6 +102,23 @@ fn ambiguous_compatibility_libraries_are_left_alone() {
     );
 }
 
+/// The host's libraries are as good for most images: none fails for what is in this folder.
+#[test]
+fn a_folder_of_compatibility_libraries_without_end_is_left_alone() {
+    let container = with_driver();
+    container.run(&LINKS).ok();
+    for number in 0..=16_384 {
+        container.link(&format!("/usr/local/cuda/compat/{number}"), "nowhere");
+    }
+    container.write("/usr/local/cuda/compat/libcuda.so.590.44.01", b"");
+    let out = container.run(&COMPAT);
+    assert!(out.success, "{}", out.stderr);
+    let said = "divvy-cdi-hook: left out: cannot list /usr/local/cuda/compat in the container: more than 16384 files";
+    assert!(out.stderr.starts_with(said), "{}", out.stderr);
+    let name = container.read_link(&format!("{LIB}/libcuda.so.1"));
+    assert_eq!(name, "libcuda.so.580.95.05");
+}
+
 #[test]
 fn egl_and_vulkan_are_pointed_to_the_containers_gpus() {
     let container = Container::new();
