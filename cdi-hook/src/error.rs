@@ -142,8 +142,8 @@ fn hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Ends a step that a container can do without for its GPU: a failure is said and keeps nothing from
-/// starting. `without` is the consequence.
+/// Ends a step that a container can do without for its GPU: a failure is said and keeps nothing
+/// from starting. `without` is the consequence.
 pub(crate) fn left_out(step: Result<(), HookError>, without: &str) {
     if let Err(error) = step {
         let text = chain(&error);

@@ -119,8 +119,8 @@ fn with<'a>(
     cache.to_bytes()
 }
 
-/// Writes the configuration of `ldconfig`, so that the libraries stay in the cache, and first in it,
-/// when it runs in the container, as package managers do.
+/// Writes the configuration of `ldconfig`, so that the libraries stay in the cache, and first in
+/// it, when it runs in the container, as package managers do.
 ///
 /// `ldconfig` takes a library from the folder that it comes to first, and the order of included
 /// files is that of their names, which the image chooses. So the folders are the first lines of the

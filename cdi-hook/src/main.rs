@@ -24,8 +24,8 @@
 //! container's root as its end ([`rootfs`]), so that no link leads out; a path of the image enters
 //! no mount, so that nothing of `/proc` or of a volume is copied and no volume is changed; and the
 //! program is static, so that `LD_PRELOAD` of an image cannot reach it. A root that the runtime has
-//! made read-only already is writable while the hook works ([`read_only`]). The rules and their tests
-//! are in `docs/adr/0001-driver-libraries-without-the-toolkit.md`.
+//! made read-only already is writable while the hook works ([`read_only`]). The rules and their
+//! tests are in `docs/adr/0001-driver-libraries-without-the-toolkit.md`.
 
 mod args;
 mod bundle;

@@ -3,7 +3,7 @@
 //! A container with a read-only root has a layer of its own all the same. runc and crun from 1.26
 //! on make its mount read-only after `createContainer` hooks, older crun before them. The hook
 //! makes it writable for as long as it works, so that a container gets the same from each: its
-//! program does not run yet, and nobody else is in its mount namespace.
+//! program does not run yet, and no other process is in its mount namespace.
 //!
 //! A root that *is* read-only stays so: a read-only file system, and a read-only mount of files
 //! that may be others' too, as a layer that containers share. Hence only a mount that hides the

@@ -22,7 +22,7 @@ fn run(container: &Container, prepare: &str, steps: &[&[&str]]) -> Outcome {
     ))
 }
 
-/// As crun before 1.26 makes them.
+/// Command that closes a root as crun before 1.26 does.
 const CLOSED: &str = "mount --bind @ @ && mount -o remount,bind,ro,nosuid,noexec @";
 
 #[test]
@@ -63,7 +63,7 @@ fn a_step_that_fails_or_is_left_out_closes_the_root_again() {
     }
 }
 
-/// What others may have too is not changed: a layer that containers share, or a medium.
+/// A layer that containers share, or a medium, is not changed.
 #[test]
 fn a_root_that_is_read_only_for_good_stays_so_with_a_status_of_its_own() {
     if !namespaces_allowed() {
