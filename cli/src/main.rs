@@ -25,6 +25,7 @@ mod limit;
 mod lookup;
 mod manifests;
 mod offered;
+mod runtime;
 mod slices;
 mod status;
 mod strict;

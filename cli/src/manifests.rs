@@ -1,6 +1,7 @@
 //! Kubernetes manifests from YAML files: the kinds that matter for claims, typed and decoded
 //! strictly, each object once as the API server keeps it. Other kinds are passed over, and named.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,8 @@ pub(crate) struct Manifests {
     pub(crate) workloads: Vec<WorkloadResource>,
     pub(crate) taint_rules: Vec<DeviceTaintRule>,
     pub(crate) policies: Vec<GpuPolicy>,
+    /// Handlers of RuntimeClasses, by name.
+    pub(crate) handlers: BTreeMap<String, String>,
     /// Objects of other kinds, as `kind name`.
     pub(crate) passed_over: Vec<String>,
     /// Objects that the API server takes and the demo treats otherwise than a reader may think,
@@ -296,7 +299,13 @@ impl Manifests {
 
     /// Notes an object that is not run, with what of it would make a difference on a cluster.
     fn pass_over(&mut self, version: &str, kind: &str, object: &Value) {
-        let what = format!("{kind} {}", name_of(object));
+        let name = name_of(object);
+        let what = format!("{kind} {name}");
+        if let ("node.k8s.io/v1", "RuntimeClass", Some(handler)) =
+            (version, kind, object.get("handler").and_then(Value::as_str))
+        {
+            self.handlers.insert(name.to_owned(), handler.to_owned());
+        }
         let claims = [
             "/spec/resourceClaims",
             "/spec/podGroupTemplates",

@@ -6,6 +6,7 @@ use super::hints::{self, Hints};
 use super::notes::{Notes, under};
 use super::resources::{self, Ask};
 use crate::claim::template::{Claim, NAME, Request};
+use crate::runtime;
 use crate::yaml::{Map, Node};
 
 /// Devices of one claim at most.
@@ -72,6 +73,10 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
         notes.refuse(&format!("{at}.nodeName"), what);
     }
     hints::notes_on_rest(spec, at, notes);
+    let class = spec.get("runtimeClassName").and_then(Node::text);
+    if let Some(lost) = class.and_then(|class| runtime::sandbox_note(class, None)) {
+        notes.unknown(&under(at, "runtimeClassName"), lost);
+    }
     let (requests, users) = requests(&askers, at, notes);
     let devices: u64 = requests.iter().map(|request| request.count).sum();
     if devices > MOST_DEVICES {

@@ -196,6 +196,30 @@ spec:
     );
 }
 
+#[test]
+fn a_sandboxed_runtime_is_no_place_for_a_converted_pod() {
+    let text = |class: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  runtimeClassName: {class}\n  containers: [{{name: c, resources: {{limits: {{nvidia.com/gpu: 1}}}}}}]\n"
+        )
+    };
+    for (class, expected) in [
+        (
+            "gvisor",
+            "not converted: Pod default/p: spec.runtimeClassName: \"gvisor\" runs the pod in gVisor",
+        ),
+        (
+            "kata-clh",
+            "which is not supported: the claim's limits may not hold",
+        ),
+    ] {
+        let notes: Vec<String> = of(&text(class)).all_notes().map(Note::to_string).collect();
+        let is_said = notes.iter().any(|note| note.contains(expected));
+        assert!(is_said, "{class}: {notes:?}");
+    }
+    assert_eq!(of(&text("nvidia")).all_notes().count(), 0);
+}
+
 /// Each line of annotations with what is said of it.
 #[test]
 fn no_annotation_is_dropped_in_silence() {

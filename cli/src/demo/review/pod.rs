@@ -13,6 +13,7 @@ use super::{Findings, naming};
 use crate::demo::workload;
 use crate::extended;
 use crate::manifests::Manifests;
+use crate::runtime;
 use crate::strict::did_you_mean;
 
 /// Greatest number of a port.
@@ -65,7 +66,7 @@ impl Findings {
                 self.doubt(&at, &what);
             }
         }
-        self.placement(at, spec);
+        self.placement(at, spec, manifests);
         self.own_memory(at, spec, owner, manifests);
         if spec.containers.is_empty() {
             self.refuse(&format!("{at}.containers"), "Required value");
@@ -104,7 +105,7 @@ impl Findings {
     }
 
     /// Notes fields about nodes, schedulers and runtimes, which the demo has one of.
-    fn placement(&mut self, at: &str, spec: &PodSpec) {
+    fn placement(&mut self, at: &str, spec: &PodSpec, manifests: &Manifests) {
         let by_product = !workload::products_of(spec).is_empty();
         if (spec.node_selector.is_some() || spec.affinity.is_some()) && !by_product {
             let what = "nodeSelector and affinity are not looked at here: the demo has one node";
@@ -122,9 +123,8 @@ impl Findings {
             self.doubt(&format!("{at}.schedulerName"), &what);
         }
         if let Some(class) = &spec.runtime_class_name {
-            let what = format!(
-                "{class:?} is not needed for GPUs of divvy; a cluster without this RuntimeClass refuses the pod"
-            );
+            let handler = manifests.handlers.get(class).map(String::as_str);
+            let what = runtime::note(class, handler);
             self.doubt(&format!("{at}.runtimeClassName"), &what);
         }
     }

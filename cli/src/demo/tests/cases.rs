@@ -467,6 +467,17 @@ async fn parts_that_a_cluster_decides_otherwise_are_noted() {
             "is not needed for GPUs of divvy",
         ),
         (
+            pod("runtimeClassName: gvisor, containers: [{name: c, image: x}]"),
+            "\"gvisor\" runs the pod in gVisor, which is not supported: the claim's limits may not hold",
+        ),
+        (
+            format!(
+                "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {{name: safe}}\nhandler: kata-qemu\n---\n{}",
+                pod("runtimeClassName: safe, containers: [{name: c, image: x}]")
+            ),
+            "\"safe\" runs the pod in Kata Containers, which is not supported",
+        ),
+        (
             pod("schedulerName: volcano, containers: [{name: c, image: x}]"),
             "\"volcano\" places the pod on a cluster",
         ),
