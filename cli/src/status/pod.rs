@@ -10,6 +10,7 @@ use k8s_openapi::api::resource::v1::{
 use serde::Serialize;
 
 use super::claim::{self, ClaimReport, State, unscheduled};
+use super::hook;
 use super::read::{CLAIMS, CLASSES, FAILED_PREPARE};
 use super::report::missing;
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
@@ -335,7 +336,9 @@ fn warnings(snapshot: &Snapshot, pod: &Pod, step: Step) -> Vec<String> {
     events.retain(|event| reasons.insert(event.reason.clone()));
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let line = |event: &&k8s_openapi::api::core::v1::Event| {
-        format!("{}: {}", text(&event.reason), text(&event.message))
+        let (reason, message) = (text(&event.reason), text(&event.message));
+        let meaning = hook::reason(&message).map(|meaning| format!(" ({meaning})"));
+        format!("{reason}: {message}{}", meaning.unwrap_or_default())
     };
     events.iter().take(WARNINGS).map(line).collect()
 }

@@ -169,14 +169,21 @@ fn warnings_of_the_kubelet_show_what_is_left_when_the_devices_are_ready() {
         event["reason"] = reason.into();
         event
     };
+    let by_crun = "error executing hook `/opt/divvy-cdi-hook` (exit code: 75)";
     world.events = typed(json!([
         event("Failed", "2026-11-21T19:59:00Z", "unresolvable CDI devices"),
         event("Failed", "2026-11-21T19:58:00Z", "an earlier one"),
         event("FailedScheduling", "2026-11-21T19:57:00Z", "0/3 nodes"),
+        event("FailedStart", "2026-11-21T19:56:00Z", by_crun),
         failed("w", "2026-11-21T19:56:00Z", "of the preparation before"),
     ]));
     let report = report(&world);
-    assert_eq!(report.warnings, ["Failed: unresolvable CDI devices"]);
+    let meant = "(a volume of the pod is at /usr/local/nvidia, /etc or /etc/ld.so.cache: mount it elsewhere)";
+    let expected = [
+        "Failed: unresolvable CDI devices".to_owned(),
+        format!("FailedStart: {by_crun} {meant}"),
+    ];
+    assert_eq!(report.warnings, expected);
     assert_eq!(
         report.containers,
         ["main: CreateContainerError: failed to inject CDI devices"]
