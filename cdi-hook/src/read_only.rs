@@ -194,6 +194,9 @@ mod tests {
             );
             assert_eq!(found(&mounts, 30), Some(MountFlags::empty()), "{path}");
         }
+        // A whole file system, over nothing.
+        let whole = "31 20 0:50 / /run/b/rootfs ro - tmpfs layer rw\n";
+        assert_eq!(found(whole, 31), Some(MountFlags::empty()));
     }
 
     #[test]
