@@ -72,8 +72,9 @@ pub(crate) fn requests(spec: &PodSpec, classes: &[DeviceClass]) -> Extended {
             .enumerate()
             .filter(|(i, c)| !goes_on(*i, c))
             .map(|(index, container)| {
-                let reused: i64 = going_on.iter().skip(index).sum();
-                (index, wants(container) - reused)
+                let reused = going_on.iter().skip(index);
+                let reused = reused.fold(0_i64, |sum, count| sum.saturating_add(*count));
+                (index, wants(container).saturating_sub(reused))
             });
         // Of equals the first.
         let most = beyond.fold(

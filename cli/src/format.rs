@@ -153,6 +153,11 @@ pub(crate) fn bytes(amount: u64) -> String {
     }
 }
 
+/// Adds amounts up. Users and nodes write them, so that the sum may be beyond any number.
+pub(crate) fn total(amounts: impl IntoIterator<Item = u64>) -> u64 {
+    amounts.into_iter().fold(0, u64::saturating_add)
+}
+
 /// The text in at most so many characters.
 pub(crate) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {

@@ -4,6 +4,7 @@ use divvy_api::names::{self, attributes, capacity, taints};
 
 use super::cel::{self, NVIDIA};
 use super::notes::{Notes, under};
+use crate::format::total;
 use crate::yaml::{Map, Node};
 
 /// Fields of a request that v1beta1 has beside its name, and v1 below `exactly`.
@@ -352,12 +353,12 @@ impl Converter<'_> {
                 .any(|(_, class)| class == names::CLASS_SHARE);
             let of = Of {
                 shares: of_shares,
-                several: counts
-                    .iter()
-                    .filter(|(name, _)| is_for(&&(name.clone(), String::new())))
-                    .map(|(_, count)| count)
-                    .sum::<u64>()
-                    > 1,
+                several: total(
+                    counts
+                        .iter()
+                        .filter(|(name, _)| is_for(&&(name.clone(), String::new())))
+                        .map(|(_, count)| *count),
+                ) > 1,
             };
             let parameters = config.at(&["opaque", "parameters"]).cloned();
             let new = self.config(

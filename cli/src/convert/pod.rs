@@ -1,16 +1,21 @@
 //! A pod, or a template of pods: its extended resources and annotations become a claim.
 
+use std::collections::BTreeSet;
+
 use divvy_model::Quantity;
 
 use super::hints::{self, Hints};
 use super::notes::{Notes, under};
 use super::resources::{self, Ask};
 use crate::claim::template::{Claim, NAME, Request};
+use crate::format::total;
 use crate::runtime;
 use crate::yaml::{Map, Node};
 
 /// Devices of one claim at most.
 const MOST_DEVICES: u64 = 32;
+/// Characters of the name of a request at most.
+const LONGEST: usize = 63;
 /// Lists of containers, in the order in which they start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
@@ -78,7 +83,7 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
         notes.unknown(&under(at, "runtimeClassName"), lost);
     }
     let (requests, users) = requests(&askers, at, notes);
-    let devices: u64 = requests.iter().map(|request| request.count).sum();
+    let devices = total(requests.iter().map(|request| request.count));
     if devices > MOST_DEVICES {
         let what = format!(
             "{devices} devices: a claim has {MOST_DEVICES} at most; spread them over several pods"
@@ -238,25 +243,38 @@ fn covers(one: &Request, other: &Request) -> bool {
         && amounts.all(|(name, _)| enough(name))
 }
 
-/// Names the requests: by their container, and by the kind of device where it has several.
+/// Names the requests: by their container, and by the kind of device where it has several. A claim
+/// has no name twice, so that one that is taken, or too long, gets a number.
 fn names(made: &[(&Asker, &Ask)]) -> Vec<String> {
     if made.len() == 1 {
         return vec![NAME.to_owned()];
     }
-    let name = |(number, (asker, ask)): (usize, &(&Asker, &Ask))| {
+    let is_only = |asker: &Asker| -> bool {
         let own = made.iter().filter(|(other, _)| other.place == asker.place);
-        let name = if own.count() == 1 {
-            asker.name.clone()
-        } else {
-            format!("{}-{}", asker.name, ask.form)
-        };
-        if name.len() <= 63 {
-            name
-        } else {
-            format!("request-{number}")
-        }
+        own.count() == 1
     };
-    made.iter().enumerate().map(name).collect()
+    // Names of containers differ: those are given first.
+    let mut taken: BTreeSet<String> = made
+        .iter()
+        .filter(|(asker, _)| is_only(asker))
+        .map(|(asker, _)| asker.name.clone())
+        .collect();
+    let mut seen = BTreeSet::new();
+    let name = |(asker, ask): &(&Asker, &Ask)| {
+        if is_only(asker) && asker.name.len() <= LONGEST && seen.insert(asker.name.clone()) {
+            return asker.name.clone();
+        }
+        let wanted = format!("{}-{}", asker.name, ask.form);
+        let numbered = (2..).map(|number| format!("{wanted}-{number}"));
+        let all = [wanted.clone()].into_iter().chain(numbered);
+        let plain = (0..).map(|number| format!("request-{number}"));
+        let name = all
+            .take_while(|name| name.len() <= LONGEST)
+            .chain(plain)
+            .find(|name| taken.insert(name.clone()));
+        name.unwrap_or(wanted)
+    };
+    made.iter().map(name).collect()
 }
 
 /// Adds the claim to the pod and to the containers that use it.

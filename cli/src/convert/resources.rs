@@ -373,7 +373,7 @@ fn fraction(text: &str, at: &str, notes: &mut Notes) -> Option<Ask> {
 /// Returns a fraction in percent, rounded up.
 pub(super) fn percent_of(text: &str) -> Option<u64> {
     let nanos = text.parse::<Quantity>().ok()?.nanos();
-    let percent = (nanos.checked_mul(100)? + 999_999_999) / 1_000_000_000;
+    let percent = nanos.checked_mul(100)?.checked_add(999_999_999)? / 1_000_000_000;
     u64::try_from(percent).ok().filter(|percent| *percent > 0)
 }
 

@@ -306,3 +306,95 @@ spec: {containers: [{name: c, resources: {limits: {nvidia.com/gpumem-percentage:
         "{said}"
     );
 }
+
+/// A pod whose containers have these names and limits.
+fn pod_of(containers: &[(&str, &str)]) -> String {
+    let line = |(name, limits): &(&str, &str)| {
+        format!("  - {{name: {name}, image: i, resources: {{limits: {{{limits}}}}}}}\n")
+    };
+    let lines: String = containers.iter().map(line).collect();
+    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers:\n{lines}")
+}
+
+#[test]
+fn no_claim_has_two_requests_of_one_name() {
+    let long = "x".repeat(60);
+    let two = "nvidia.com/gpu: 1, nvidia.com/mig-1g.10gb: 1";
+    let one = "nvidia.com/gpu: 1";
+    for (containers, expected) in [
+        (
+            &[("a", two), ("a-gpu", one)][..],
+            &["a-gpu-2", "a-mig-1g-10gb", "a-gpu"][..],
+        ),
+        (
+            &[("request-0", one), (&long, two)],
+            &["request-0", "request-1", "request-2"],
+        ),
+        (
+            &[("request-1", one), (&long, two)],
+            &["request-1", "request-0", "request-2"],
+        ),
+        // Two resources of one kind, and two kinds that are written alike.
+        (
+            &[(
+                "a",
+                "nvidia.com/gpu: 1, deviceclass.resource.kubernetes.io/gpu.nvidia.com: 1",
+            )],
+            &["a-gpu", "a-gpu-2"],
+        ),
+        (
+            &[(
+                "a",
+                "nvidia.com/mig-1g.10gb.me: 1, nvidia.com/mig-1g.10gb-me: 1",
+            )],
+            &["a-mig-1g-10gb-me", "a-mig-1g-10gb-me-2"],
+        ),
+    ] {
+        let (requests, users) = links(&of(&pod_of(containers)));
+        let mut names: Vec<&str> = requests
+            .iter()
+            .filter_map(|request| request.split(' ').next())
+            .collect();
+        assert_eq!(names, expected, "{containers:?}");
+        let used = users.iter().filter_map(|user| user.split(' ').nth(1));
+        assert!(used.eq(names.iter().copied()), "{users:?}");
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), expected.len(), "{containers:?}");
+    }
+}
+
+#[test]
+fn more_devices_than_any_number_are_too_many() {
+    for each in ["18446744073709551615", "\"9223372036854775808\""] {
+        let limits = format!("nvidia.com/gpu: {each}");
+        let converted = of(&pod_of(&[("a", &limits), ("b", &limits)]));
+        let said: Vec<String> = converted.all_notes().map(Note::to_string).collect();
+        assert!(
+            said.iter()
+                .any(|note| note.contains("a claim has 32 at most")),
+            "{each}: {said:?}"
+        );
+        assert!(!converted.is_complete());
+    }
+    // The requests that a config is for are counted, too.
+    let request = |name: &str| {
+        format!(
+            "{{name: {name}, exactly: {{deviceClassName: gpu.nvidia.com, count: 9223372036854775808}}}}"
+        )
+    };
+    let converted = of(&format!(
+        "apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: c}}
+spec:
+  devices:
+    requests: [{}, {}]
+    config: [{{opaque: {{driver: gpu.nvidia.com, parameters: {{kind: GpuConfig, sharing: {{strategy: MPS}}}}}}}}]
+",
+        request("a"),
+        request("b")
+    ));
+    let said: String = converted.all_notes().map(Note::to_string).collect();
+    assert!(said.contains("MPS of one GPU or partition"), "{said}");
+}

@@ -11,7 +11,7 @@ use super::read::CLAIMS;
 use super::snapshot::{Snapshot, full_name};
 use crate::device::{amount, kind, memory, share_memory};
 use crate::driver::{own, plain};
-use crate::format::bytes;
+use crate::format::{bytes, total};
 
 /// Capacities of shares in the order in which they are shown.
 const SHOWN: [&str; 4] = [
@@ -84,20 +84,20 @@ pub(super) fn left(snapshot: &Snapshot, node: &str, gpu: &GpuStatus) -> BTreeMap
 
 fn left_of(device: &Device, held: &[&DeviceRequestAllocationResult]) -> String {
     let words = SHOWN.into_iter().filter_map(|name| {
-        let total = amount(&own(device.capacity.as_ref()?, name)?.value.0)?;
+        let all = amount(&own(device.capacity.as_ref()?, name)?.value.0)?;
         let taken = |result: &&DeviceRequestAllocationResult| {
             amount(&own(result.consumed_capacity.as_ref()?, name)?.0)
         };
-        let taken: u64 = held.iter().filter_map(taken).sum();
-        let left = total.saturating_sub(taken);
+        let taken = total(held.iter().filter_map(taken));
+        let left = all.saturating_sub(taken);
         Some(match name {
-            capacity::MEMORY => format!("memory {} of {}", bytes(left), bytes(total)),
+            capacity::MEMORY => format!("memory {} of {}", bytes(left), bytes(all)),
             capacity::PERCENT => {
                 let of =
                     memory(device).map_or_else(String::new, |all| format!(" of {}", bytes(all)));
                 format!("{left} percent{of}")
             }
-            _ => format!("{name} {left} of {total}"),
+            _ => format!("{name} {left} of {all}"),
         })
     });
     words.collect::<Vec<_>>().join(", ")

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::device::{amount, kind, memory, percent, share_memory, slot, text};
 use crate::driver::own;
+use crate::format::total;
 use crate::status::read::{CLAIMS, SLICES};
 use crate::status::snapshot::Snapshot;
 
@@ -161,7 +162,7 @@ impl<'a> Published<'a> {
         match shares.as_slice() {
             [] if device.allow_multiple_allocations == Some(true) => None,
             [] => memory(device),
-            shares => Some(shares.iter().sum()),
+            shares => Some(total(shares.iter().copied())),
         }
     }
 
@@ -172,7 +173,8 @@ impl<'a> Published<'a> {
             .filter(|given| given.claim.metadata.uid.as_deref() == Some(claim))
             .peekable();
         of_claim.peek()?;
-        of_claim.map(|given| given.limit).sum()
+        let limits: Option<Vec<u64>> = of_claim.map(|given| given.limit).collect();
+        limits.map(total)
     }
 
     /// Returns whether the users of a claim share its whole GPU by MPS.
@@ -184,10 +186,11 @@ impl<'a> Published<'a> {
     /// The percent of a GPU that a claim has in shares, where it is given out so.
     pub(super) fn percent(&self, id: Id<'_>, claim: &str) -> Option<u64> {
         let given = self.given.get(&id).into_iter().flatten();
-        given
+        let percents: Option<Vec<u64>> = given
             .filter(|given| given.claim.metadata.uid.as_deref() == Some(claim))
             .map(|given| given.percent)
-            .sum()
+            .collect();
+        percents.map(total)
     }
 
     /// The memory of a GPU.
@@ -263,7 +266,7 @@ impl<'a> Published<'a> {
                 }
                 (TargetKind::Gpu, Sharing::TimeSliced | Sharing::Mps) => {
                     let given = self.given.get(id).into_iter().flatten();
-                    let given: u64 = given.filter_map(|given| given.memory).sum();
+                    let given = total(given.filter_map(|given| given.memory));
                     let (all, largest) = match slots(device) {
                         Some((slot, slots)) => (slot.saturating_mul(slots), slot),
                         None => (memory, memory),
@@ -277,7 +280,7 @@ impl<'a> Published<'a> {
                 (TargetKind::Partition, _) | (_, Sharing::Admin) => {}
             }
         }
-        free.share_memory = shares.values().sum();
+        free.share_memory = total(shares.into_values());
         Some(free)
     }
 
