@@ -118,6 +118,11 @@ pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(written).collect()
 }
 
+/// The same for a text that is to stay in its line.
+pub(crate) fn one_line(text: &str) -> String {
+    harmless(text).replace('\n', "\\n")
+}
+
 /// The argument of `--log-level`: a level, or directives such as `warn,divvy_executor=debug`.
 pub(crate) fn log_level(text: &str) -> Result<String, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];

@@ -73,6 +73,29 @@ impl Request {
         request
     }
 
+    /// Asks for shares of partitions of a profile.
+    pub(crate) fn shares_of_profile(profile: &str, count: u64) -> Self {
+        let of = Self::of_profile(names::DRIVER, profile, count);
+        Self {
+            class: names::CLASS_MIG_SHARE,
+            ..of
+        }
+    }
+
+    /// Asks for slots of GPUs with MPS.
+    pub(crate) fn slots(count: u64) -> Self {
+        Self::of(names::CLASS_MPS, count)
+    }
+
+    /// Asks for slots of partitions with MPS.
+    pub(crate) fn slots_of_profile(profile: &str, count: u64) -> Self {
+        let of = Self::of_profile(names::DRIVER, profile, count);
+        Self {
+            class: names::CLASS_MIG_MPS,
+            ..of
+        }
+    }
+
     /// Asks for shares, each of another GPU. An amount that is not given is an equal part.
     pub(crate) fn shares(count: u64, memory: Option<&str>, cores: Option<u64>) -> Self {
         let mut request = Self::of(names::CLASS_SHARE, count);

@@ -1,9 +1,12 @@
 //! Claims, templates, classes and taint rules of NVIDIA's DRA driver, as those of divvy.
 
+use std::collections::BTreeSet;
+
 use divvy_api::names::{self, attributes, capacity, taints};
 
 use super::cel::{self, NVIDIA};
 use super::notes::{Notes, under};
+use super::resources::ACCOUNTED;
 use crate::format::total;
 use crate::yaml::{Map, Node};
 
@@ -18,6 +21,11 @@ const EXACTLY: [&str; 7] = [
     "capacity",
 ];
 
+/// Class, and name, of HAMi's DRA driver.
+pub(super) const HAMI: &str = "hami-core-gpu.project-hami.io";
+/// Classes of shares.
+const SHARES: [&str; 2] = [names::CLASS_SHARE, names::CLASS_MIG_SHARE];
+
 /// Says whether objects of this kind can ask for devices of a driver.
 pub(super) fn is_kind(version: &str, kind: &str) -> bool {
     version.starts_with("resource.k8s.io/")
@@ -30,12 +38,19 @@ pub(super) fn is_kind(version: &str, kind: &str) -> bool {
         .contains(&kind)
 }
 
-/// Converts an object; `None` if there is nothing of NVIDIA's in it, or something was refused.
-pub(super) fn convert(object: &Map, kind: &str, notes: &mut Notes) -> Option<Map> {
+/// Converts an object; `None` if there is nothing of NVIDIA's or HAMi's in it, or something was
+/// refused. `classes` are those of the input.
+pub(super) fn convert(
+    object: &Map,
+    kind: &str,
+    classes: &BTreeSet<String>,
+    notes: &mut Notes,
+) -> Option<Map> {
     let new = notes.attempt(|notes| {
         let mut new = object.clone();
         let mut at = Converter {
             notes,
+            classes,
             changed: false,
         };
         match kind {
@@ -61,16 +76,17 @@ pub(super) fn convert(object: &Map, kind: &str, notes: &mut Notes) -> Option<Map
         }
         changed.then_some(new)
     });
-    // The status is about devices of NVIDIA's driver.
+    // The status is about devices of the other driver.
     let mut new = new.flatten()?;
     if new.remove("status").is_some() {
-        notes.note("status", "is about devices of NVIDIA's driver: removed");
+        notes.note("status", "is about devices of the other driver: removed");
     }
     Some(new)
 }
 
 struct Converter<'n> {
     notes: &'n mut Notes,
+    classes: &'n BTreeSet<String>,
     changed: bool,
 }
 
@@ -142,11 +158,14 @@ impl Converter<'_> {
             NVIDIA if is_admin => names::CLASS_ADMIN,
             NVIDIA if is_share => names::CLASS_SHARE,
             NVIDIA => names::CLASS_GPU,
-            "mig.nvidia.com" if is_share => {
-                let what = "divvy has no shares of partitions yet: ask for a smaller partition, without capacity";
-                self.notes.refuse(&field, what);
-                return class;
+            HAMI if is_admin => names::CLASS_ADMIN,
+            HAMI if request.get("capacity").is_some() => names::CLASS_SHARE,
+            HAMI => {
+                let what = "without capacity, a device of HAMi's is all of its GPU: a whole GPU";
+                self.notes.note(&field, what);
+                names::CLASS_GPU
             }
+            "mig.nvidia.com" if is_share => names::CLASS_MIG_SHARE,
             "mig.nvidia.com" => names::CLASS_MIG,
             "vfio.gpu.nvidia.com" => {
                 let what = "divvy does not pass GPUs through to virtual machines: keep these pods on nodes of NVIDIA's driver";
@@ -160,20 +179,86 @@ impl Converter<'_> {
                 );
                 return class;
             }
-            other => other,
+            other => {
+                self.others(other, &field);
+                other
+            }
         };
         if new != class {
             self.changed = true;
             request.set("deviceClassName", new);
         }
-        self.selectors(request, at, new);
+        self.selectors(request, at, new, new != class);
         self.capacity(request, at);
         self.tolerations(request, at);
+        if class == HAMI {
+            self.of_hami(request, at);
+        }
         new.to_owned()
     }
 
+    /// Names a class of GPUs that is neither known nor in the input.
+    fn others(&mut self, class: &str, at: &str) {
+        let vendors = ["amd.com", "intel.com"];
+        let is_divvys = class.ends_with(names::CLASS_GPU.trim_start_matches("gpu"));
+        if is_divvys || !is_of_gpus(class) || self.classes.contains(class) {
+            return;
+        }
+        if vendors.iter().any(|vendor| class.ends_with(vendor)) {
+            let what = "is for GPUs of another vendor: not changed";
+            return self.notes.note(at, what);
+        }
+        let what = format!(
+            "there is no rule for class {class:?}, and it is not in the files: if its devices are NVIDIA's GPUs, write the class of \
+             divvy that is meant (docs/concepts.md), or convert the DeviceClass, too"
+        );
+        self.notes.unknown(at, what);
+    }
+
+    /// Renames the amounts of a claim for HAMi's driver, and refuses what has no counterpart.
+    fn of_hami(&mut self, request: &mut Map, at: &str) {
+        let amounts = request
+            .get_mut("capacity")
+            .and_then(|capacity| capacity.at_mut(&["requests"]))
+            .and_then(Node::map_mut);
+        if let Some(amounts) = amounts {
+            let there: Vec<String> = amounts.iter().map(|(name, _)| name.to_owned()).collect();
+            for name in there {
+                let plain = name
+                    .strip_prefix(HAMI)
+                    .and_then(|rest| rest.strip_prefix('/'));
+                let new = plain.unwrap_or(&name);
+                let at = format!("{at}.capacity.requests[{name}]");
+                if ![capacity::MEMORY, capacity::CORES].contains(&new) {
+                    self.notes
+                        .refuse(&at, "a share of divvy has memory and cores: remove it");
+                } else if new != name {
+                    amounts.rename(&name, new);
+                }
+            }
+            self.notes.note(&under(at, "capacity"), ACCOUNTED);
+        }
+        let selectors = request
+            .get("selectors")
+            .map(Node::items)
+            .unwrap_or_default();
+        for (number, selector) in selectors.iter().enumerate() {
+            let expression = selector.text_at(&["cel", "expression"]).unwrap_or_default();
+            // Any attribute of HAMi's devices, or its name.
+            if expression.contains("device.") {
+                let at = format!("{at}.selectors[{number}].cel.expression");
+                let what = "there is no rule for what HAMi's driver publishes: write it with divvy's attributes \
+                            (docs/reference/attributes.md)";
+                self.notes.refuse(&at, what);
+            }
+        }
+    }
+
     /// Rewrites the expressions of a request or a class.
-    fn selectors(&mut self, of: &mut Map, at: &str, class: &str) {
+    ///
+    /// Of devices that are not NVIDIA's for sure (`is_nvidias`), only expressions that name its
+    /// driver.
+    fn selectors(&mut self, of: &mut Map, at: &str, class: &str, is_nvidias: bool) {
         let selectors = of.get_mut("selectors").and_then(Node::items_mut);
         for (number, selector) in selectors.into_iter().flatten().enumerate() {
             let at = format!("{at}.selectors[{number}].cel.expression");
@@ -183,7 +268,17 @@ impl Converter<'_> {
             let Some(new) = node.text().and_then(cel::rewrite) else {
                 continue;
             };
+            let names_nvidia = node.text() != Some(new.expression.as_str());
+            if !names_nvidia && !is_nvidias {
+                continue;
+            }
             self.changed = true;
+            if new.is_indirect {
+                let what = "it reads attributes by names that convert cannot follow (of a variable, or put together): write each as \
+                            device.attributes[\"gpu.nvidia.com\"].NAME";
+                self.notes.refuse(&at, what);
+                continue;
+            }
             for name in &new.unknown {
                 let what = format!(
                     "no device of divvy has {name}, so the expression would select none: select by another name \
@@ -193,13 +288,17 @@ impl Converter<'_> {
             }
             let reads_uuid = new.attributes.iter().any(|name| name == attributes::UUID);
             let mut expression = new.expression;
-            if reads_uuid && class == names::CLASS_MIG {
+            if reads_uuid && [names::CLASS_MIG, names::CLASS_MIG_SHARE].contains(&class) {
                 let what = "a partition has no uuid before a claim has it: select by gpuUUID (its card) or profile";
                 self.notes.refuse(&at, what);
             } else if reads_uuid && class == names::CLASS_SHARE {
                 self.notes
                     .note(&at, "a share has the UUID of its card as gpuUUID");
-                expression = expression.replace("].uuid", &format!("].{}", attributes::GPU_UUID));
+                let new = cel::rename(&expression, attributes::UUID, attributes::GPU_UUID);
+                if new == expression {
+                    self.notes.refuse(&at, "a share has no uuid: write gpuUUID");
+                }
+                expression = new;
             }
             *node = expression.into();
         }
@@ -306,7 +405,7 @@ impl Converter<'_> {
         } else {
             names::CLASS_GPU
         };
-        self.selectors(spec, "spec", class);
+        self.selectors(spec, "spec", class, false);
         self.configs(spec, "spec", &[(String::new(), class.to_owned())]);
     }
 
@@ -332,7 +431,13 @@ impl Converter<'_> {
         all.retain_mut(|config| {
             let at = format!("{at}.config[{number}].opaque");
             number += 1;
-            if config.text_at(&["opaque", "driver"]) != Some(NVIDIA) {
+            let driver = config.text_at(&["opaque", "driver"]);
+            if driver == Some(HAMI) {
+                let what = "there is no rule for configs of HAMi's driver: remove it, or write a ShareConfig \
+                            (docs/reference/configs.md)";
+                self.notes.refuse(&at, what);
+            }
+            if driver != Some(NVIDIA) {
                 return true;
             }
             self.changed = true;
@@ -350,7 +455,7 @@ impl Converter<'_> {
             let of_shares = classes
                 .iter()
                 .filter(is_for)
-                .any(|(_, class)| class == names::CLASS_SHARE);
+                .any(|(_, class)| SHARES.contains(&class.as_str()));
             let of = Of {
                 shares: of_shares,
                 several: total(
@@ -515,6 +620,15 @@ fn devices(of: &Map) -> Vec<(String, u64)> {
         (name.to_owned(), count(request))
     };
     requests.iter().map(named).collect()
+}
+
+/// Says whether a class is for GPUs, as far as its name tells.
+fn is_of_gpus(class: &str) -> bool {
+    let class = class.to_lowercase();
+    let mut words = class.split(|c: char| !c.is_ascii_alphanumeric());
+    words.any(|word| {
+        word.ends_with("gpu") || word.ends_with("gpus") || ["mig", "nvidia", "cuda"].contains(&word)
+    })
 }
 
 /// Moves the fields of a request of v1beta1 to their place in v1.

@@ -3,6 +3,7 @@
 
 use divvy_api::names::{DRIVER, attributes};
 
+use super::gke;
 use super::notes::{Notes, under};
 use super::resources::{Ask, memory_text, percent_of};
 use crate::claim::template::{Request, attribute};
@@ -65,6 +66,8 @@ pub(super) struct Hints {
     /// Request of one container, for which KAI has annotations: the container's name, or the first
     /// container, and the path of the annotation.
     pub(super) part: Option<(Option<String>, Ask, String)>,
+    /// What GKE's labels of nodes make of a GPU.
+    pub(super) labels: gke::Labels,
     /// Paths of the annotations that make the conditions.
     pub(super) read: Vec<String>,
 }
@@ -88,6 +91,7 @@ pub(super) fn take(template: &mut Map, path: &str, notes: &mut Notes) -> Hints {
     }
     if let Some(spec) = template.get_mut("spec").and_then(Node::map_mut) {
         scheduler(spec, &under(path, "spec"), notes);
+        hints.labels = gke::take(spec, &under(path, "spec"), notes);
     }
     hints
 }
@@ -342,6 +346,7 @@ pub(super) fn notes_on_rest(spec: &Map, at: &str, notes: &mut Notes) {
             .unwrap_or_default()
         {
             let label = expression.text_at(&["key"]).unwrap_or_default();
+            let operator = expression.text_at(&["operator"]).unwrap_or_default();
             let values: Vec<String> = expression
                 .at(&["values"])
                 .map(Node::items)
@@ -350,6 +355,12 @@ pub(super) fn notes_on_rest(spec: &Map, at: &str, notes: &mut Notes) {
                 .filter_map(Node::scalar)
                 .collect();
             let at = format!("{at}.affinity.nodeAffinity[{label}]");
+            if gke::is_request(label) && ["In", "Exists", "Gt", "Lt"].contains(&operator) {
+                let what = "is a request on GKE, and no node of divvy has the label: write it as a nodeSelector, of which convert \
+                            makes the claim, or write the claim and remove it";
+                notes.refuse(&at, what);
+                continue;
+            }
             label_of_node(label, &values.join(","), &at, notes);
         }
     }
@@ -362,7 +373,11 @@ pub(super) fn notes_on_rest(spec: &Map, at: &str, notes: &mut Notes) {
 }
 
 fn label_of_node(label: &str, value: &str, at: &str, notes: &mut Notes) {
-    if label == "gpu" && value == "on" {
+    if gke::is_of_nodes(label) {
+        let what = "stays, and the nodes of divvy need the label, which GKE sets by their pool; a selector of the claim does without \
+                    (productName, docs/reference/attributes.md)";
+        notes.note(at, what);
+    } else if label == "gpu" && value == "on" {
         notes.note(
             at,
             "HAMi's label for its nodes stays: label divvy's nodes so, too, or remove it",

@@ -15,6 +15,7 @@ use crate::{Usage, format, manifests};
 
 mod cel;
 mod dra;
+mod gke;
 mod hints;
 mod notes;
 mod object;
@@ -121,6 +122,19 @@ pub(crate) fn policies(requests: &[Request]) -> Vec<Note> {
             "shares need a GpuPolicy that offers them, such as examples/all-modes.yaml (docs/policy.md)",
         ),
         (
+            any(&|request| request.class == names::CLASS_MIG_SHARE),
+            "shares of partitions need a GpuPolicy with mig: {sharing: [TimeSlicing]}, as in examples/mig-share (docs/sharing.md#shares-inside-partitions)",
+        ),
+        (
+            any(&|request| request.class == names::CLASS_MPS),
+            "MPS needs mps.enabled in the chart, and a GpuPolicy with modes: [Mps], as in examples/mps-share (docs/sharing.md#mps)",
+        ),
+        (
+            any(&|request| request.class == names::CLASS_MIG_MPS),
+            "MPS in partitions needs mps.enabled in the chart, and a GpuPolicy with mig: {sharing: [Mps]}, as in examples/mig-mps \
+             (docs/sharing.md#shares-inside-partitions)",
+        ),
+        (
             any(&|request| request.class == names::CLASS_MIG),
             "partitions need MIG mode, or a GpuPolicy that offers them, such as examples/all-modes.yaml (docs/policy.md)",
         ),
@@ -146,12 +160,7 @@ impl Converted {
 
     /// Writes the documents, each after its notes.
     pub(crate) fn yaml(&self) -> Result<String> {
-        let comment = |note: &Note| {
-            format!(
-                "# {}\n",
-                format::harmless(&note.to_string()).replace('\n', " ")
-            )
-        };
+        let comment = |note: &Note| format!("# {note}\n");
         let mut text: String = self.notes.iter().map(comment).collect();
         for (number, document) in self.documents.iter().enumerate() {
             if number > 0 {

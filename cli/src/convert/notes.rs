@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::format::one_line;
+
 /// A line of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Note {
@@ -30,12 +32,13 @@ impl fmt::Display for Note {
             Level::Note => "note: ",
             Level::NotConverted => "not converted: ",
         })?;
+        // What users wrote is in one line, so that it cannot look like another note.
         for place in [&self.object, &self.field] {
             if !place.is_empty() {
-                write!(f, "{place}: ")?;
+                write!(f, "{}: ", one_line(place))?;
             }
         }
-        f.write_str(&self.text)
+        f.write_str(&one_line(&self.text))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Objects of a file: which of their parts ask for GPUs, and where the new templates go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::names;
 
@@ -37,6 +37,8 @@ pub(crate) struct Document {
 pub(super) struct Objects {
     /// Templates by namespace and name: those of the input, and those that were made.
     templates: BTreeMap<(String, String), Node>,
+    /// Classes of the input.
+    classes: BTreeSet<String>,
     /// Requests of all claims that were made.
     pub(super) requests: Vec<Request>,
 }
@@ -64,8 +66,11 @@ impl Objects {
         if let Some(items) = object.get("items") {
             items.items().iter().for_each(|item| self.remember(item));
         }
+        let name = meta(object, "name").unwrap_or_default();
+        if node.text_at(&["kind"]) == Some("DeviceClass") {
+            self.classes.insert(name.to_owned());
+        }
         if node.text_at(&["kind"]) == Some("ResourceClaimTemplate") {
-            let name = meta(object, "name").unwrap_or_default();
             let namespace = meta(object, "namespace").unwrap_or("default");
             self.templates
                 .insert((namespace.to_owned(), name.to_owned()), node.clone());
@@ -95,7 +100,7 @@ impl Objects {
         });
         let mut made = Vec::new();
         let new = if dra::is_kind(&version, &kind) {
-            dra::convert(object, &kind, &mut notes)
+            dra::convert(object, &kind, &self.classes, &mut notes)
         } else if (version.as_str(), kind.as_str()) == ("v1", "ResourceQuota") {
             Some(quota(object, &mut notes))
         } else {
@@ -321,7 +326,8 @@ fn quota(object: &Map, notes: &mut Notes) -> Map {
             "nvidia.com/gpu.shared" => names::CLASS_SHARE,
             _ => {
                 let what = "a quota counts devices of a class, neither amounts nor profiles: \
-                            share.divvy.dev.deviceclass.resource.k8s.io/devices counts shares, mig.divvy.dev.… partitions";
+                            share.divvy.dev.deviceclass.resource.k8s.io/devices counts shares, mig.divvy.dev.… partitions, \
+                            mig-share.divvy.dev.… shares of them";
                 notes.unknown(&at, what);
                 continue;
             }

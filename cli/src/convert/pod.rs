@@ -62,14 +62,22 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
     let hints = hints::take(template, path, notes);
     let at = &under(path, "spec");
     let spec = template.get_mut("spec")?.map_mut()?;
+    let taints = resources::of_devices(spec);
     let mut askers = askers(spec, at, &hints, notes);
     part(&mut askers, &hints, at, notes);
     if askers.iter().all(|asker| asker.asks.is_empty()) {
         for annotation in &hints.read {
             notes.note(annotation, "no container asks for a GPU: removed");
         }
+        for (label, _) in &hints.labels.read {
+            notes.note(label, "no container asks for a GPU: removed");
+        }
         return None;
     }
+    for (label, what) in &hints.labels.read {
+        notes.note(label, what.as_str());
+    }
+    tolerate(spec, &taints, at, notes);
     if let Some(node) = spec.get("nodeName").and_then(Node::text) {
         let what = format!(
             "a pod that is bound to a node by name passes the scheduler by, and only the scheduler allocates claims: write \
@@ -110,6 +118,42 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
             .for_each(|expression| request.select(expression.clone()));
     }
     Some((claim, users))
+}
+
+/// Lets the pod tolerate these taints, as it did by its extended resources.
+fn tolerate(spec: &mut Map, taints: &BTreeSet<String>, at: &str, notes: &mut Notes) {
+    for key in taints {
+        let tolerated = |one: &Node| {
+            let is_key = one
+                .text_at(&["key"])
+                .is_none_or(|other| [key, ""].contains(&other));
+            let any_value = one.text_at(&["operator"]) == Some("Exists");
+            let effect = one.text_at(&["effect"]).unwrap_or_default();
+            is_key && any_value && ["", "NoSchedule"].contains(&effect)
+        };
+        let all = spec.get("tolerations").map(Node::items).unwrap_or_default();
+        if all.iter().any(tolerated) {
+            continue;
+        }
+        let new = Node::from([
+            ("key", key.as_str().into()),
+            ("operator", "Exists".into()),
+            ("effect", "NoSchedule".into()),
+        ]);
+        match spec.get_mut("tolerations").and_then(Node::items_mut) {
+            Some(all) => all.push(new),
+            None => {
+                spec.remove("tolerations");
+                let first = LISTS.into_iter().find(|list| spec.get(list).is_some());
+                spec.set_before(first.unwrap_or("containers"), "tolerations", vec![new]);
+            }
+        }
+        let what = format!(
+            "{key} is tolerated, as the admission plugin ExtendedResourceToleration adds it to pods with the extended resource, and \
+             not to those with a claim"
+        );
+        notes.note(&under(at, "tolerations"), what);
+    }
 }
 
 /// Takes out of each container what it asks for.

@@ -1,8 +1,11 @@
 //! Extended resources of a container, of the device plugin, HAMi and gpu-manager, as requests of a
 //! claim.
 
+use std::collections::BTreeSet;
+
 use divvy_model::Quantity;
 
+use super::dra::HAMI;
 use super::hints::Hints;
 use super::notes::{Notes, under};
 use crate::claim::template::Request;
@@ -33,7 +36,7 @@ pub(super) fn is_amount(resource: &str) -> bool {
 /// Says whether the resource is one of a system that gives out GPUs of NVIDIA.
 pub(super) fn is_foreign(resource: &str) -> bool {
     if let Some(class) = resource.strip_prefix(BY_CLASS) {
-        return class.ends_with(".nvidia.com");
+        return class.ends_with(".nvidia.com") || class == HAMI;
     }
     let Some((domain, name)) = resource.split_once('/') else {
         return false;
@@ -182,14 +185,28 @@ fn is_known(resource: &str) -> bool {
             .any(|class| resource.strip_prefix(BY_CLASS) == Some(*class))
 }
 
+/// Returns the resources of a pod that stand for devices, by which nodes with them are tainted.
+pub(super) fn of_devices(spec: &Map) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for list in ["initContainers", "containers"] {
+        for container in spec.get(list).map(Node::items).unwrap_or_default() {
+            let limits = container.at(&["resources", "limits"]).and_then(Node::map);
+            let requests = container.at(&["resources", "requests"]).and_then(Node::map);
+            let amounts = limits.into_iter().chain(requests).flat_map(Map::iter);
+            let asked = amounts.filter(|(_, amount)| amount.scalar().is_some_and(|n| n != "0"));
+            let names = asked.map(|(name, _)| name);
+            let of_devices =
+                |name: &&str| is_known(name) && !is_amount(name) && !name.starts_with(BY_CLASS);
+            all.extend(names.filter(of_devices).map(str::to_owned));
+        }
+    }
+    all
+}
+
 /// Returns what to do about a resource without a rule.
 fn unknown(resource: &str) -> String {
     let by_amount = ["volcano.sh/", "koordinator.sh/", "aliyun.com/", "tke."];
-    if resource.ends_with(".shared") {
-        "divvy has no shares of partitions yet: ask for a smaller partition (divvy claim mig) or for a share of a GPU \
-         (divvy claim share)"
-            .to_owned()
-    } else if by_amount.iter().any(|domain| resource.starts_with(domain)) {
+    if by_amount.iter().any(|domain| resource.starts_with(domain)) {
         "there is no rule for this system: write the claim with divvy claim share --memory AMOUNT --cores PERCENT".to_owned()
     } else {
         "there is no rule for this resource: if it stands for a GPU, write the claim with divvy claim gpu, mig or share, and \
@@ -198,9 +215,19 @@ fn unknown(resource: &str) -> String {
     }
 }
 
-/// Returns the MIG profile of a resource of the device plugin, in whose names `+` is a dot.
-fn profile(resource: &str) -> Option<String> {
+/// Returns the MIG profile of a resource of the device plugin, in whose names `+` is a dot, and
+/// whether it is shared.
+fn profile(resource: &str) -> Option<(String, bool)> {
     let name = resource.strip_prefix("nvidia.com/mig-")?;
+    let (name, is_shared) = match name.strip_suffix(".shared") {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
+    Some((profile_of(name)?, is_shared))
+}
+
+/// Reads the name of a MIG profile in which `+` is a dot.
+pub(super) fn profile_of(name: &str) -> Option<String> {
     let (slices, rest) = name.split_once("g.")?;
     let (memory, more) = rest.split_once("gb").map(|(m, more)| (m, Some(more)))?;
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -209,7 +236,7 @@ fn profile(resource: &str) -> Option<String> {
         Some(attributes) => format!("+{attributes}"),
         None => more.to_owned(),
     };
-    let is_profile = is_number(slices) && is_number(memory) && !more.ends_with(".shared");
+    let is_profile = is_number(slices) && is_number(memory);
     is_profile.then(|| format!("{slices}g.{memory}gb{attributes}"))
 }
 
@@ -240,12 +267,16 @@ pub(super) fn take(container: &mut Map, at: &str, hints: &Hints, notes: &mut Not
         asks.push(Ask::new("share", Request::shares(count, None, None)));
     }
     for name in profiles {
-        if let (Some((count, _)), Some(profile)) = (amounts.number(&name, notes), profile(&name)) {
-            let form = format!("mig-{profile}");
-            asks.push(Ask::new(
-                &form,
-                Request::of_profile(divvy_api::names::DRIVER, &profile, count),
-            ));
+        let Some((count, at)) = amounts.number(&name, notes) else {
+            continue;
+        };
+        match profile(&name) {
+            Some((profile, true)) => asks.push(share_of(&profile, count, &at, notes)),
+            Some((profile, false)) => {
+                let request = Request::of_profile(divvy_api::names::DRIVER, &profile, count);
+                asks.push(Ask::new(&format!("mig-{profile}"), request));
+            }
+            None => {}
         }
     }
     asks.extend(gpu_manager(&mut amounts, notes));
@@ -256,6 +287,18 @@ pub(super) fn take(container: &mut Map, at: &str, hints: &Hints, notes: &mut Not
         asks.push(Ask::new("mig", Request::partitions(count)));
     }
     asks
+}
+
+/// Asks for shares of partitions of a profile.
+fn share_of(profile: &str, count: u64, at: &str, notes: &mut Notes) -> Ask {
+    if count > 1 {
+        let what = format!(
+            "{count} are shares of {count} different partitions; the device plugin does not say of how many"
+        );
+        notes.note(at, what);
+    }
+    let form = format!("mig-share-{profile}");
+    Ask::new(&form, Request::shares_of_profile(profile, count))
 }
 
 /// Reads what the device plugin and HAMi have: GPUs by number, and with HAMi an amount of each.
@@ -280,7 +323,7 @@ fn nvidia(amounts: &mut Amounts, hints: &Hints, notes: &mut Notes) -> Option<Ask
         None if is_part => 1,
         None => return None,
     };
-    let whole = || Some(Ask::new("gpu", Request::gpus(count)));
+    let whole = || Some(hints.labels.ask(count));
     if !is_part {
         return whole();
     }
@@ -348,7 +391,7 @@ fn nvidia(amounts: &mut Amounts, hints: &Hints, notes: &mut Notes) -> Option<Ask
 }
 
 /// Says how a share differs from what HAMi and gpu-manager promise.
-const ACCOUNTED: &str = "the scheduler counts the share; no library stops a program that uses more (docs/sharing.md, also for \
+pub(super) const ACCOUNTED: &str = "the scheduler counts the share; no library stops a program that uses more (docs/sharing.md, also for \
      what a GpuPolicy does about overuse)";
 
 /// Reads a number of GPUs that is not whole.
@@ -456,15 +499,27 @@ mod tests {
     #[test]
     fn profiles_are_read_from_names_of_the_device_plugin() {
         for (resource, expected) in [
-            ("nvidia.com/mig-1g.10gb", Some("1g.10gb")),
-            ("nvidia.com/mig-1g.10gb.me", Some("1g.10gb+me")),
-            ("nvidia.com/mig-1g.24gb.me.all", Some("1g.24gb+me.all")),
-            ("nvidia.com/mig-1g.10gb-me", Some("1g.10gb-me")),
-            ("nvidia.com/mig-1g.10gb.shared", None),
+            ("nvidia.com/mig-1g.10gb", Some(("1g.10gb", false))),
+            ("nvidia.com/mig-1g.10gb.me", Some(("1g.10gb+me", false))),
+            (
+                "nvidia.com/mig-1g.24gb.me.all",
+                Some(("1g.24gb+me.all", false)),
+            ),
+            ("nvidia.com/mig-1g.10gb-me", Some(("1g.10gb-me", false))),
+            ("nvidia.com/mig-1g.10gb.shared", Some(("1g.10gb", true))),
+            (
+                "nvidia.com/mig-1g.10gb.me.shared",
+                Some(("1g.10gb+me", true)),
+            ),
+            ("nvidia.com/mig-.shared", None),
             ("nvidia.com/mig-1c.2g.10gb", None),
             ("nvidia.com/gpu", None),
         ] {
-            assert_eq!(profile(resource).as_deref(), expected, "{resource}");
+            let found = profile(resource);
+            let found = found
+                .as_ref()
+                .map(|(name, shared)| (name.as_str(), *shared));
+            assert_eq!(found, expected, "{resource}");
         }
     }
 

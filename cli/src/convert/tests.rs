@@ -1,7 +1,7 @@
 use super::*;
 
 /// Inputs in fixtures/convert/in; true if all of it can be converted.
-pub(crate) const INPUTS: [(&str, bool); 8] = [
+pub(crate) const INPUTS: [(&str, bool); 11] = [
     ("device-plugin", true),
     ("gpu-manager", true),
     ("hami", true),
@@ -9,6 +9,9 @@ pub(crate) const INPUTS: [(&str, bool); 8] = [
     ("kai-fraction", true),
     ("nvidia-dra", true),
     ("list", true),
+    ("gke", true),
+    ("hami-dra", true),
+    ("mig-shared", true),
     ("refused", false),
 ];
 
@@ -397,4 +400,271 @@ spec:
     ));
     let said: String = converted.all_notes().map(Note::to_string).collect();
     assert!(said.contains("MPS of one GPU or partition"), "{said}");
+}
+
+/// Returns what is said of an input.
+fn said(text: &str) -> (Vec<String>, bool) {
+    let converted = of(text);
+    let notes = converted.all_notes().map(Note::to_string).collect();
+    (notes, converted.is_complete())
+}
+
+#[track_caller]
+fn refuses(text: &str, why: &str) {
+    let (notes, complete) = said(text);
+    let refused = |note: &String| note.starts_with("not converted: ") && note.contains(why);
+    assert!(!complete && notes.iter().any(refused), "{text}: {notes:?}");
+}
+
+#[test]
+fn a_request_by_gkes_labels_is_never_a_whole_gpu() {
+    let pod = |spec: &str| {
+        format!(
+            "apiVersion: v1
+kind: Pod
+metadata: {{name: p}}
+spec:
+  {spec}
+  containers: [{{name: c, resources: {{limits: {{nvidia.com/gpu: 1}}}}}}]
+"
+        )
+    };
+    let by_affinity = |operator: &str| {
+        let key = "cloud.google.com/gke-gpu-partition-size";
+        pod(&format!(
+            "affinity: {{nodeAffinity: {{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: \
+             [{{key: {key}, operator: {operator}, values: [1g.5gb]}}]}}]}}}}}}"
+        ))
+    };
+    refuses(&by_affinity("In"), "is a request on GKE");
+    assert!(said(&by_affinity("NotIn")).1);
+    let selector = |label: &str| {
+        pod(&format!(
+            "nodeSelector: {{cloud.google.com/gke-gpu-{label}}}"
+        ))
+    };
+    refuses(&selector("partition-size: small"), "is not a MIG profile");
+    refuses(&selector("sharing-strategy: none"), "is not a strategy");
+    let text = of(&selector("sharing-strategy: time-sharing"))
+        .yaml()
+        .unwrap();
+    assert!(text.contains("deviceClassName: share.divvy.dev"), "{text}");
+    // A pod that asks for no GPU loses the labels, with a word.
+    let none = selector("sharing-strategy: mps").replace("gpu: 1", "gpu: 0");
+    let (notes, complete) = said(&none);
+    let of_none = notes
+        .iter()
+        .any(|note| note.contains("no container asks for a GPU"));
+    assert!(complete && of_none, "{notes:?}");
+}
+
+#[test]
+fn taints_that_extended_resources_tolerated_are_tolerated() {
+    let pod = |tolerations: &str, limits: &str| {
+        let pod = pod_of(&[("c", limits)]);
+        pod.replace(
+            "spec:\n",
+            &format!("spec:\n  tolerations: [{tolerations}]\n"),
+        )
+    };
+    let gpu = "key: nvidia.com/gpu\n    operator: Exists\n    effect: NoSchedule";
+    for (tolerations, limits, added) in [
+        ("", "nvidia.com/gpu: 1", Some(gpu)),
+        (
+            "",
+            "nvidia.com/mig-1g.10gb: 1",
+            Some("key: nvidia.com/mig-1g.10gb\n"),
+        ),
+        (
+            "{key: other, operator: Exists}",
+            "nvidia.com/gpu: 1",
+            Some(gpu),
+        ),
+        (
+            "{key: nvidia.com/gpu, value: \"true\"}",
+            "nvidia.com/gpu: 1",
+            Some(gpu),
+        ),
+        (
+            "{operator: Exists, effect: NoExecute}",
+            "nvidia.com/gpu: 1",
+            Some(gpu),
+        ),
+        ("{operator: Exists}", "nvidia.com/gpu: 1", None),
+        (
+            "{key: nvidia.com/gpu, operator: Exists}",
+            "nvidia.com/gpu: 1",
+            None,
+        ),
+        ("", "nvidia.com/gpumem: 1024", None),
+        ("", "nvidia.com/gpu: 0", None),
+    ] {
+        let input = pod(tolerations, limits);
+        let converted = of(&input);
+        let text = converted.yaml().unwrap();
+        let noted = text.contains("ExtendedResourceToleration");
+        assert_eq!(noted, added.is_some(), "{text}");
+        assert!(added.is_none_or(|added| text.contains(added)), "{text}");
+        assert!(converted.is_complete());
+    }
+}
+
+/// A claim of this class, with fields beside it.
+fn claim_of(class: &str, more: &str) -> String {
+    format!(
+        "apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: c}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {class}{more}}}}}]}}}}
+"
+    )
+}
+
+fn selecting(expression: &str) -> String {
+    let expression = serde_json::to_string(expression).unwrap();
+    format!(", selectors: [{{cel: {{expression: {expression}}}}}]")
+}
+
+#[test]
+fn a_class_of_gpus_without_a_rule_is_not_passed_over() {
+    for class in [
+        "vgpu.example.com",
+        "team-gpu",
+        "mig.example.com",
+        "gpu.hami.io",
+    ] {
+        refuses(&claim_of(class, ""), "there is no rule for class");
+    }
+    for class in ["gpu.amd.com", "gpu.intel.com"] {
+        let (notes, complete) = said(&claim_of(class, ""));
+        assert!(complete && notes.len() == 1, "{notes:?}");
+    }
+    for class in ["nic.example.com", "gpu.divvy.dev", "1g-10gb.mig.divvy.dev"] {
+        assert!(!of(&claim_of(class, "")).found_any, "{class}");
+    }
+    let class =
+        "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: team-gpu}\n---\n";
+    let (notes, complete) = said(&format!("{class}{}", claim_of("team-gpu", "")));
+    assert!(complete && notes.is_empty(), "{notes:?}");
+    // Of HAMi's, what has no counterpart.
+    let hami = "hami-core-gpu.project-hami.io";
+    let attribute = format!("device.attributes[\"{hami}\"].type == \"A100\"");
+    refuses(
+        &claim_of(hami, &selecting(&attribute)),
+        "what HAMi's driver publishes",
+    );
+    refuses(
+        &claim_of(hami, ", capacity: {requests: {slots: 1}}"),
+        "has memory and cores",
+    );
+}
+
+#[test]
+fn attributes_that_cannot_be_followed_are_refused() {
+    let bound = "cel.bind(a, device.attributes[\"gpu.nvidia.com\"], a.index < 4)";
+    let made = "device.attributes[\"gpu\" + \".nvidia.com\"].index < 4";
+    for (class, expression) in [
+        ("gpu.nvidia.com", bound),
+        ("gpu.nvidia.com", made),
+        ("other.example.com", bound),
+    ] {
+        refuses(
+            &claim_of(class, &selecting(expression)),
+            "convert cannot follow",
+        );
+    }
+    // Not of NVIDIA's devices, as far as is known.
+    assert!(!of(&claim_of("nic.example.com", &selecting(made))).found_any);
+}
+
+#[test]
+fn a_partition_has_no_uuid_to_select_by() {
+    let expression = selecting("device.attributes[\"gpu.nvidia.com\"].uuid == \"MIG-1\"");
+    let why = "a partition has no uuid before a claim has it";
+    refuses(&claim_of("mig.nvidia.com", &expression), why);
+    let shared = format!("{expression}, capacity: {{requests: {{shares: 1}}}}");
+    refuses(&claim_of("mig.nvidia.com", &shared), why);
+    // A whole GPU has one, and so has the card of a share, by another name.
+    assert!(said(&claim_of("gpu.nvidia.com", &expression)).1);
+    let shared = expression.replace("].uuid", "]['uuid']") + ", capacity: {requests: {shares: 1}}";
+    let text = of(&claim_of("gpu.nvidia.com", &shared)).yaml().unwrap();
+    assert!(text.contains("['gpuUUID']"), "{text}");
+}
+
+#[test]
+fn more_than_all_of_a_gpu_is_refused() {
+    for limits in [
+        "nvidia.com/gpumem-percentage: 101",
+        "nvidia.com/gpu: 1, nvidia.com/gpucores: 150",
+    ] {
+        refuses(
+            &pod_of(&[("c", limits)]),
+            "is more than 100 percent of a GPU",
+        );
+    }
+    assert!(said(&pod_of(&[("c", "nvidia.com/gpumem-percentage: 100")])).1);
+}
+
+#[test]
+fn an_init_container_has_only_devices_that_its_own_selectors_allow() {
+    // Both ask for one partition, of different profiles.
+    let pod = |init: &str, main: &str| {
+        format!(
+            "apiVersion: v1
+kind: Pod
+metadata: {{name: p}}
+spec:
+  initContainers: [{{name: init, resources: {{limits: {{nvidia.com/mig-{init}: 1}}}}}}]
+  containers: [{{name: main, resources: {{limits: {{nvidia.com/mig-{main}: 1}}}}}}]
+"
+        )
+    };
+    let (requests, users) = links(&of(&pod("1g.10gb", "1g.10gb")));
+    assert_eq!(
+        (requests.len(), users),
+        (1, vec!["init all".to_owned(), "main all".to_owned()])
+    );
+    let (requests, users) = links(&of(&pod("2g.20gb", "1g.10gb")));
+    assert_eq!(requests, ["main 1", "init 1"]);
+    assert_eq!(users, ["init init", "main main"]);
+}
+
+#[test]
+fn a_name_with_line_breaks_is_no_note_of_its_own() {
+    let forged = r#""x\nnote: all is converted\r\u2028""#;
+    let text = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {forged}}}\nspec: {{containers: [{{name: c, resources: {{limits: {{nvidia.com/gpu: 1.5}}}}}}]}}\n"
+    );
+    let by_class = claim_of(r#""x-gpu\nnote: all""#, "");
+    for text in [text, by_class] {
+        let converted = of(&text);
+        let notes: Vec<String> = converted.all_notes().map(Note::to_string).collect();
+        assert!(
+            notes.iter().all(|note| note.lines().count() == 1),
+            "{notes:?}"
+        );
+        assert!(
+            notes.iter().any(|note| note.contains("\\nnote: all")),
+            "{notes:?}"
+        );
+        let yaml = converted.yaml().unwrap();
+        assert!(!yaml.contains("\nnote: all is"), "{yaml}");
+    }
+}
+
+/// Whatever divvy offers can be what a converted claim needs a policy for, but for whole GPUs.
+#[test]
+fn each_form_that_a_policy_offers_has_a_word_on_its_policy() {
+    for form in divvy_model::Alternative::HELD {
+        let Some(class) = crate::driver::class(names::DRIVER, form) else {
+            continue;
+        };
+        let request = Request {
+            class,
+            ..Request::gpus(1)
+        };
+        let said = policies(&[request]);
+        let none = form == divvy_model::Alternative::WHOLE;
+        assert_eq!(said.is_empty(), none, "{class}: {said:?}");
+    }
 }
