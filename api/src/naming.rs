@@ -65,13 +65,15 @@ impl Naming {
         self.published(name, &NVIDIA_CAPACITIES)
     }
 
-    /// Returns the name, as divvy has it, of a published attribute or capacity: without our domain,
-    /// which only a stand-in publishes.
-    pub fn ours(self, published: &str) -> &str {
-        let inside = published
-            .strip_prefix(DRIVER)
-            .and_then(|rest| rest.strip_prefix('/'));
-        inside.filter(|_| self.stands_in).unwrap_or(published)
+    /// Returns the name, as divvy has it, of an attribute or capacity of a driver of this name:
+    /// without the driver's domain, which a name without any domain has, too, and without ours
+    /// where a stand-in publishes it.
+    pub fn ours<'a>(driver: &str, published: &'a str) -> &'a str {
+        let Some((domain, name)) = published.split_once('/') else {
+            return published;
+        };
+        let is_ours = domain == driver || domain == DRIVER && Self::of(driver).stands_in;
+        if is_ours { name } else { published }
     }
 
     /// Returns the domain in which CEL finds an attribute, and the name there. `driver` is the name
@@ -124,22 +126,27 @@ mod tests {
 
     #[test]
     fn published_names_lead_back_to_ours() {
-        for naming in [DRIVER, NVIDIA_DRIVER, "gpu.example.com"].map(Naming::of) {
+        for driver in [DRIVER, NVIDIA_DRIVER, "gpu.example.com"] {
+            let naming = Naming::of(driver);
             for name in [attr::UUID, attr::GPU_UUID, attr::NUMA_NODE] {
-                assert_eq!(naming.ours(&naming.attribute(name)), name);
+                assert_eq!(Naming::ours(driver, &naming.attribute(name)), name);
             }
             for name in [cap::MEMORY, cap::SLOTS] {
-                assert_eq!(naming.ours(&naming.capacity(name)), name);
+                assert_eq!(Naming::ours(driver, &naming.capacity(name)), name);
+                // As a claim may write it, whose scheduler then writes it, too.
+                let full = format!("{driver}/{name}");
+                assert_eq!(Naming::ours(driver, &full), name, "{driver}");
             }
         }
-        let nvidia = Naming::of(NVIDIA_DRIVER);
         for other in ["gpu.divvy.device/x", "gpu.divvy.dev", "example.com/slots"] {
-            assert_eq!(nvidia.ours(other), other);
+            assert_eq!(Naming::ours(NVIDIA_DRIVER, other), other);
         }
-        assert_eq!(
-            Naming::of(DRIVER).ours("gpu.divvy.dev/slots"),
-            "gpu.divvy.dev/slots"
-        );
+        for (driver, others) in [
+            (DRIVER, "gpu.nvidia.com/slots"),
+            ("gpu.example.com", "gpu.divvy.dev/slots"),
+        ] {
+            assert_eq!(Naming::ours(driver, others), others);
+        }
     }
 
     #[test]

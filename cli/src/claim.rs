@@ -148,11 +148,27 @@ fn plain(text: &str) -> Result<String, String> {
         .ok_or_else(|| "letters, digits, spaces, '.', '+' and '-' only".to_owned())
 }
 
+/// Returns the amounts that a whole number without a unit may stand for; none of anything else.
+pub(crate) fn with_unit(text: &str) -> Vec<String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse::<u32>().ok();
+    let units: &[&str] = match number.filter(|_| is_number) {
+        None | Some(0) => &[],
+        Some(1..1024) => &["Gi", "Mi"],
+        Some(_) => &["Mi"],
+    };
+    units.iter().map(|unit| format!("{text}{unit}")).collect()
+}
+
 /// Reads an amount of memory of at least 1Mi.
 fn memory(text: &str) -> Result<String, String> {
     match text.parse::<Quantity>() {
         Ok(amount) if amount.rounded_up() >= 1 << 20 => Ok(text.to_owned()),
-        Ok(_) => Err(format!("less than 1Mi: write {text}Gi or {text}Mi")),
+        Ok(_) => Err(match with_unit(text).as_slice() {
+            [] => "less than 1Mi: write 1Mi or more; without it, the share is an equal part"
+                .to_owned(),
+            units => format!("less than 1Mi: write {}", units.join(" or ")),
+        }),
         Err(_) => Err("not an amount: write 10Gi or 512Mi".to_owned()),
     }
 }
@@ -354,6 +370,12 @@ pub(crate) mod tests {
     fn words_that_make_no_claim_are_refused() {
         for (words, says) in [
             ("share --memory 10", "less than 1Mi: write 10Gi or 10Mi"),
+            ("share --memory 8192", "less than 1Mi: write 8192Mi"),
+            ("share --memory 500Ki", "less than 1Mi: write 1Mi or more"),
+            ("share --memory 0", "less than 1Mi: write 1Mi or more"),
+            ("share --memory 0Gi", "less than 1Mi: write 1Mi or more"),
+            ("share --memory 0.5", "less than 1Mi: write 1Mi or more"),
+            ("share --memory 1e3", "less than 1Mi: write 1Mi or more"),
             ("share --memory 10GB", "not an amount"),
             ("share --limit 16", "write 16Gi, or 50% for half of the GPU"),
             ("share --limit 101%", "no limit of memory"),

@@ -99,14 +99,14 @@ pub(crate) fn capacity(driver: &str, name: &str) -> String {
 /// Returns what a map of a device has under a name of ours: plain in the driver's domain, or with
 /// divvy's domain, as a stand-in publishes names that NVIDIA's driver does not have.
 pub(crate) fn own<'m, V>(map: &'m BTreeMap<String, V>, name: &str) -> Option<&'m V> {
-    map.get(name)
-        .or_else(|| map.get(&format!("{}/{name}", names::DRIVER)))
+    let in_domain = |domain: &&str| map.get(&format!("{domain}/{name}"));
+    map.get(name).or_else(|| KNOWN.iter().find_map(in_domain))
 }
 
-/// Returns a name of ours without divvy's domain.
+/// Returns a name of ours without a domain of ours.
 pub(crate) fn plain(name: &str) -> &str {
-    // Of other drivers no name has that domain.
-    Naming::of(NVIDIA).ours(name)
+    // Of other drivers no name has one of these domains.
+    Naming::ours(NVIDIA, Naming::ours(names::DRIVER, name))
 }
 
 #[cfg(test)]

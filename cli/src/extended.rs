@@ -27,6 +27,11 @@ pub(crate) fn is_extended(resource: &str) -> bool {
     resource.starts_with(BY_CLASS) || domain.is_some_and(|domain| !of_kubernetes(domain))
 }
 
+/// Returns the class that a resource names by itself.
+pub(crate) fn class_in(resource: &str) -> Option<&str> {
+    resource.strip_prefix(BY_CLASS)
+}
+
 /// Reads an amount of devices: a whole number.
 pub(crate) fn amount(text: &str) -> Option<i64> {
     let quantity: Quantity = text.parse().ok()?;

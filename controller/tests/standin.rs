@@ -42,17 +42,16 @@ fn pool(gpus: &str) -> Pool {
 
 /// Returns the spec with the names of divvy.
 fn with_our_names(mut spec: ResourceSliceSpec) -> ResourceSliceSpec {
-    let naming = Naming::of(&spec.driver);
-    DRIVER.clone_into(&mut spec.driver);
+    let driver = std::mem::replace(&mut spec.driver, DRIVER.to_owned());
     for device in spec.devices.iter_mut().flatten() {
         device.attributes = device.attributes.take().map(|all| {
             let all = all.into_iter();
-            all.map(|(name, value)| (naming.ours(&name).to_owned(), value))
+            all.map(|(name, value)| (Naming::ours(&driver, &name).to_owned(), value))
                 .collect()
         });
         device.capacity = device.capacity.take().map(|all| {
             let all = all.into_iter();
-            all.map(|(name, value)| (naming.ours(&name).to_owned(), value))
+            all.map(|(name, value)| (Naming::ours(&driver, &name).to_owned(), value))
                 .collect()
         });
     }

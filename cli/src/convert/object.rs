@@ -289,8 +289,18 @@ fn left(node: &Node, path: &str, templates: &[&String], notes: &mut Notes) {
                     continue;
                 }
                 if resources::is_foreign(field) {
-                    let what = "is not in a template of pods: write the claim with divvy claim, and see how this kind takes \
-                                resourceClaims";
+                    let is_default = ["default", "defaultRequest"]
+                        .iter()
+                        .any(|list| path.ends_with(list));
+                    let what = if is_default && path.starts_with("spec.limits[") {
+                        "gives each container a GPU beside that of its claim: remove it; a ResourceQuota can count the claims of a class \
+                         (docs/sharing.md)"
+                    } else if path.starts_with("spec.limits[") {
+                        "limits no claim: remove it; a ResourceQuota can count the claims of a class (docs/sharing.md)"
+                    } else {
+                        "is not in a template of pods: write the claim with divvy claim, and see how this kind takes \
+                                resourceClaims"
+                    };
                     notes.unknown(&format!("{path}[{field}]"), what);
                 }
                 left(value, &under(path, field), templates, notes);

@@ -62,6 +62,10 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
     let hints = hints::take(template, path, notes);
     let at = &under(path, "spec");
     let spec = template.get_mut("spec")?.map_mut()?;
+    for name in resources::of_pod(spec) {
+        let what = "Kubernetes refuses it at the level of the pod: write it in a container's resources, from where it is converted";
+        notes.unknown(&format!("{at}.resources[{name}]"), what);
+    }
     let taints = resources::of_devices(spec);
     let mut askers = askers(spec, at, &hints, notes);
     part(&mut askers, &hints, at, notes);

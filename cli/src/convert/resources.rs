@@ -185,6 +185,17 @@ fn is_known(resource: &str) -> bool {
             .any(|class| resource.strip_prefix(BY_CLASS) == Some(*class))
 }
 
+/// Returns the foreign resources that a pod has as a whole.
+pub(super) fn of_pod(spec: &Map) -> BTreeSet<String> {
+    let lists = ["limits", "requests"].iter();
+    let amounts = lists.filter_map(|list| spec.get("resources")?.at(&[list])?.map());
+    let names = amounts.flat_map(Map::iter).map(|(name, _)| name);
+    names
+        .filter(|name| is_foreign(name))
+        .map(str::to_owned)
+        .collect()
+}
+
 /// Returns the resources of a pod that stand for devices, by which nodes with them are tainted.
 pub(super) fn of_devices(spec: &Map) -> BTreeSet<String> {
     let mut all = BTreeSet::new();

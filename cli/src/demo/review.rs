@@ -29,6 +29,7 @@ mod naming;
 mod pod;
 mod selector;
 mod size;
+mod together;
 mod workload;
 
 /// Lists of a claim have at most this many entries.
@@ -220,10 +221,10 @@ pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
     }
     for pod in &manifests.pods {
         let place = findings.named("Pod", &pod.metadata);
-        findings.pod(&place, pod, manifests);
+        findings.pod(&place, pod, manifests, known.driver);
     }
     for workload in &manifests.workloads {
-        findings.workload(workload, manifests);
+        findings.workload(workload, manifests, known.driver);
     }
     for policy in &manifests.policies {
         let rules = policy
@@ -550,6 +551,11 @@ impl Findings {
                 (name, amount),
                 (known.driver, &there.capacities),
             );
+            self.amount_of_whole(
+                &format!("{at}.capacity.requests[{name}]"),
+                (form, class),
+                (name, &amount.0),
+            );
         }
     }
 
@@ -662,10 +668,7 @@ impl Findings {
         let shown = &amount.0;
         // As the policy of the chart has it.
         if id == capacity::MEMORY && wanted.rounded_up() < LITTLE_MEMORY {
-            self.refuse(
-                at,
-                &format!("{shown} is less than 1Mi, most likely a number without its unit: write {shown}Mi"),
-            );
+            self.refuse(at, &little_memory(shown));
         } else if wanted.signum() < 0 {
             self.refuse(
                 at,
@@ -709,6 +712,18 @@ impl Findings {
                 );
             }
         }
+    }
+}
+
+/// Says what is wrong with less than the least amount of memory.
+fn little_memory(shown: &str) -> String {
+    let meant = crate::claim::with_unit(shown);
+    match meant.as_slice() {
+        [] => format!("{shown} is less than 1Mi: write 1Mi or more, or leave it out"),
+        units => format!(
+            "{shown} is less than 1Mi, most likely a number without its unit: write {}",
+            units.join(" or ")
+        ),
     }
 }
 

@@ -13,6 +13,9 @@ use super::expect::{self, Expected};
 use crate::manifests::{Manifests, namespace};
 use crate::{advice, extended};
 
+/// Users of one claim at most.
+const MOST_USERS: usize = 256;
+
 /// A user of claims: a pod, or none (a claim on its own).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Consumer {
@@ -71,6 +74,7 @@ pub(crate) fn expand(
             workload.consumers.push(consumer);
         }
     }
+    hold_back(&mut workload);
     for claim in &workload.claims {
         let (namespace, name) = (
             namespace(&claim.metadata),
@@ -93,6 +97,38 @@ pub(crate) fn expand(
         }
     }
     Ok(workload)
+}
+
+/// Takes their claims from the pods that come too late for a claim: it has so many users at most,
+/// and the scheduler lets others wait.
+fn hold_back(workload: &mut Workload) {
+    let mut users: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for consumer in workload.consumers.iter_mut().filter(|c| c.ends.is_none()) {
+        let key = |claim: &String| (consumer.namespace.clone(), claim.clone());
+        let full = consumer.claims.iter().find(|claim| {
+            users
+                .get(&key(claim))
+                .is_some_and(|users| *users >= MOST_USERS)
+        });
+        if let Some(claim) = full.cloned() {
+            if consumer.expected != Expected::Pending {
+                workload.stuck.push(format!(
+                    "{} waits for claim {}/{claim}, which has {MOST_USERS} users, the most that Kubernetes allows: give it a claim of its \
+                     own, by a ResourceClaimTemplate",
+                    consumer.name(),
+                    consumer.namespace
+                ));
+            }
+            consumer.claims.clear();
+            continue;
+        }
+        for claim in &consumer.claims {
+            *users.entry(key(claim)).or_default() += 1;
+        }
+    }
+    workload
+        .consumers
+        .retain(|consumer| !consumer.claims.is_empty());
 }
 
 /// Returns the requests of the claim of a pod's entry, if the manifests have the claim or its
@@ -243,19 +279,47 @@ pub(super) fn products_of(spec: &PodSpec) -> Vec<String> {
     selected.chain(listed).cloned().collect()
 }
 
-/// Says whether a product is the one of a label, in which dashes stand for spaces.
+/// Returns what NVIDIA's device plugin adds to the product for GPUs that it divides: `-MIG-1g.5gb`
+/// and `-SHARED`. Nodes of divvy have no such label.
+fn divided(label: &str) -> Option<(&str, &str)> {
+    let at = label.find("-MIG-").or_else(|| label.find("-SHARED"))?;
+    label.split_at_checked(at)
+}
+
+/// Says whether a product is the one of a label, in which dashes stand for spaces: all words of the
+/// one are in the other.
 fn is_board(product: &str, label: &str) -> bool {
-    let plain = |text: &str| text.to_lowercase().replace(['-', '_'], " ");
+    let plain = |text: &str| {
+        let text = text.to_lowercase().replace(['-', '_'], " ");
+        let words = text
+            .split(' ')
+            .filter(|word| !word.is_empty() && *word != "nvidia");
+        words.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let label = divided(label).map_or(label, |(product, _)| product);
     let (product, label) = (plain(product), plain(label));
-    product.contains(&label) || label.contains(&product)
+    let has = |long: &[String], short: &[String]| {
+        !short.is_empty() && long.windows(short.len()).any(|part| part == short)
+    };
+    has(&product, &label) || has(&label, &product)
 }
 
 /// Says why no node with these products is one that the pod wants.
 fn placed_elsewhere(spec: &PodSpec, products: &BTreeSet<String>) -> Option<String> {
     let wanted = products_of(spec);
-    let is_here = |label: &String| products.iter().any(|has| is_board(has, label));
+    let is_here = |label: &String| {
+        divided(label).is_none() && products.iter().any(|has| is_board(has, label))
+    };
     if products.is_empty() || wanted.is_empty() || wanted.iter().any(is_here) {
         return None;
+    }
+    if let Some((_, form)) = wanted.iter().find_map(|label| divided(label)) {
+        return Some(format!(
+            "is for nodes with {} by its nodeSelector or affinity, and no node of divvy has this label: {form} is how NVIDIA's device \
+             plugin names what it divides (remove it, and claim a partition with divvy claim mig, or a share with divvy claim share; \
+             divvy itself selects by device.attributes[\"gpu.divvy.dev\"].productName)",
+            wanted.join(", "),
+        ));
     }
     let there: Vec<&str> = products.iter().map(String::as_str).collect();
     let mut boards = divvy_gpu_sim::profiles().iter();

@@ -113,10 +113,7 @@ pub(crate) fn from_api(
         .flatten()
         .filter(|result| result.driver == driver)
         .cloned();
-    let naming = Naming::of(driver);
-    let results = results
-        .map(|result| allocated(result, naming))
-        .collect::<Result<_, _>>();
+    let results = results.map(allocated).collect::<Result<_, _>>();
     let results = results.map_err(|error| {
         let error = crate::chain(&error);
         let message =
@@ -241,10 +238,8 @@ pub(crate) fn current(object: ResourceClaim, driver: &str) -> Option<Claim> {
     .ok()
 }
 
-fn allocated(
-    result: DeviceRequestAllocationResult,
-    naming: Naming,
-) -> Result<AllocatedDevice, IdError> {
+fn allocated(result: DeviceRequestAllocationResult) -> Result<AllocatedDevice, IdError> {
+    let driver = result.driver;
     let device: DeviceName = result.device.parse()?;
     Ok(AllocatedDevice {
         request: result.request,
@@ -256,7 +251,7 @@ fn allocated(
             .consumed_capacity
             .unwrap_or_default()
             .into_iter()
-            .map(|(name, quantity)| (naming.ours(&name).to_owned(), quantity.0))
+            .map(|(name, quantity)| (Naming::ours(&driver, &name).to_owned(), quantity.0))
             .collect(),
     })
 }
@@ -440,6 +435,11 @@ mod tests {
         assert_eq!(consumed("gpu.nvidia.com", names), ["cores", "memory"]);
         let names = json!({ "memory": "4Gi", "cores": "5" });
         assert_eq!(consumed("gpu.divvy.dev", names), ["cores", "memory"]);
+        // A claim may write the driver's domain, too.
+        for driver in ["gpu.divvy.dev", "gpu.nvidia.com", "gpu.example.com"] {
+            let name = format!("{driver}/memory");
+            assert_eq!(consumed(driver, json!({ name: "4Gi" })), ["memory"]);
+        }
     }
 
     #[test]

@@ -20,11 +20,11 @@ use crate::strict::did_you_mean;
 const LAST_PORT: i32 = 65_535;
 
 impl Findings {
-    pub(super) fn pod(&mut self, place: &str, pod: &Pod, manifests: &Manifests) {
+    pub(super) fn pod(&mut self, place: &str, pod: &Pod, manifests: &Manifests, driver: &str) {
         let at = format!("{place}: spec");
         let spec = pod.spec.clone().unwrap_or_default();
         self.restart_policy(&at, "Pod", spec.restart_policy.as_deref());
-        self.pod_spec(&at, &spec, &pod.metadata, manifests);
+        self.pod_spec(&at, &spec, &pod.metadata, (manifests, driver));
     }
 
     /// Checks the spec of a pod, or of a template of pods in the namespace of `owner`.
@@ -33,7 +33,7 @@ impl Findings {
         at: &str,
         spec: &PodSpec,
         owner: &ObjectMeta,
-        manifests: &Manifests,
+        (manifests, driver): (&Manifests, &str),
     ) {
         let entries = spec.resource_claims.as_deref().unwrap_or_default();
         self.labels(
@@ -68,6 +68,7 @@ impl Findings {
         }
         self.placement(at, spec, manifests);
         self.own_memory(at, spec, owner, manifests);
+        self.pod_resources(&format!("{at}.resources"), spec.resources.as_ref());
         if spec.containers.is_empty() {
             self.refuse(&format!("{at}.containers"), "Required value");
         }
@@ -90,6 +91,11 @@ impl Findings {
                 self.label(&format!("{at}.name"), &container.name, &before);
                 before.push(&container.name);
                 self.container_itself(&at, container, &volumes);
+                let devices = |claim: &str| {
+                    let entry = entries.iter().find(|entry| entry.name == claim)?;
+                    workload::devices_of(entry, owner, manifests)
+                };
+                self.together(&at, driver, container, &devices);
                 self.resources(&format!("{at}.resources"), container, |claim| {
                     let entry = entries.iter().find(|entry| entry.name == claim)?;
                     let devices = workload::devices_of(entry, owner, manifests);
@@ -101,6 +107,33 @@ impl Findings {
                     )
                 });
             }
+        }
+    }
+
+    /// Checks the resources of the pod as a whole, which are of its processors and memory.
+    fn pod_resources(&mut self, at: &str, resources: Option<&ResourceRequirements>) {
+        let Some(resources) = resources else { return };
+        let lists = [
+            ("limits", &resources.limits),
+            ("requests", &resources.requests),
+        ];
+        for (list, amounts) in lists {
+            for name in amounts.iter().flatten().map(|(name, _)| name) {
+                if !["cpu", "memory"].contains(&name.as_str()) && !name.starts_with("hugepages-") {
+                    let what = format!(
+                        "Unsupported value: {name:?}: supported values: \"cpu\", \"hugepages-\", \"memory\" (write it in a container's resources)"
+                    );
+                    self.refuse(&format!("{at}.{list}[{name}]"), &what);
+                }
+            }
+        }
+        if resources
+            .claims
+            .as_ref()
+            .is_some_and(|claims| !claims.is_empty())
+        {
+            let what = "Forbidden: may not be set at the level of the pod (write it in a container's resources)";
+            self.refuse(&format!("{at}.claims"), what);
         }
     }
 
@@ -238,6 +271,7 @@ impl Findings {
     /// Checks the names and amounts of limits and requests.
     fn amounts(&mut self, at: &str, resources: &ResourceRequirements) {
         let limit = |name: &str| resources.limits.as_ref()?.get(name);
+        let mut missing = Vec::new();
         let lists = [
             ("limits", &resources.limits),
             ("requests", &resources.requests),
@@ -270,8 +304,17 @@ impl Findings {
             } else if list == "limits" {
                 self.limit(&at, name, amount);
             } else {
+                if extended::is_extended(name) && limit(name).is_none() {
+                    missing.push(name);
+                }
                 self.request_of(&at, name, (amount, quantity), limit(name));
             }
+        }
+        for name in missing {
+            let what = format!(
+                "Required value: Limit must be set for non overcommitable resources (write limits: {{{name}: …}}, too)"
+            );
+            self.refuse(&format!("{at}.limits"), &what);
         }
     }
 
@@ -300,7 +343,7 @@ impl Findings {
         limit: Option<&Amount>,
     ) {
         if extended::is_extended(name) {
-            if limit != Some(amount) {
+            if limit.is_some_and(|limit| limit != amount) {
                 let what = format!(
                     "Invalid value: {:?}: must be equal to {name} limit of the container",
                     amount.0

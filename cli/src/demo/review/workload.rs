@@ -11,7 +11,12 @@ use crate::manifests::{Manifests, WorkloadResource};
 const LONGEST_CRON_JOB: usize = 52;
 
 impl Findings {
-    pub(super) fn workload(&mut self, workload: &WorkloadResource, manifests: &Manifests) {
+    pub(super) fn workload(
+        &mut self,
+        workload: &WorkloadResource,
+        manifests: &Manifests,
+        driver: &str,
+    ) {
         let place = self.named(workload.kind, &workload.metadata);
         let at = format!("{place}: {}", workload.path);
         for (field, count) in workload.counts.iter().filter(|(_, count)| *count < 0) {
@@ -29,7 +34,7 @@ impl Findings {
         let spec = workload.template.spec.clone().unwrap_or_default();
         let at = format!("{at}.template.spec");
         self.restart_policy(&at, workload.kind, spec.restart_policy.as_deref());
-        self.pod_spec(&at, &spec, &workload.metadata, manifests);
+        self.pod_spec(&at, &spec, &workload.metadata, (manifests, driver));
     }
 
     /// Checks the selector of a kind that finds its pods by it.
