@@ -216,6 +216,34 @@ async fn what_a_cluster_refuses_is_refused() {
             "constraints[0].requests[0]: Invalid value: \"gup\": must be the name of a request",
         ),
         (
+            pod("resources: {limits: {nvidia.com/gpu: 1}}, containers: [{name: c, image: x}]"),
+            "spec.resources.limits[nvidia.com/gpu]: Unsupported value: \"nvidia.com/gpu\": supported values: \"cpu\"",
+        ),
+        (
+            pod("resources: {claims: [{name: g}]}, containers: [{name: c, image: x}]"),
+            "spec.resources.claims: Forbidden",
+        ),
+        (
+            pod("containers: [{name: c, image: x, resources: {requests: {nvidia.com/gpu: 1}}}]"),
+            "spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources",
+        ),
+        (
+            pod(
+                "nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-40GB}, containers: [{name: c, image: x, resources: {limits: {nvidia.com/gpu: 1}}}]",
+            ),
+            "try --sim a100-40x1",
+        ),
+        (
+            pod(
+                "nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-40GB-MIG-1g.5gb}, containers: [{name: c, image: x, resources: {limits: {nvidia.com/gpu: 1}}}]",
+            ),
+            "no node of divvy has this label: -MIG-1g.5gb is how NVIDIA's device plugin names what it divides",
+        ),
+        (
+            format!("{shares}{}", share("memory: 500Ki")),
+            "requests[memory]: 500Ki is less than 1Mi: write 1Mi or more",
+        ),
+        (
             claim_with("constraints: [{matchAttribute: gpuUUID}]"),
             "must include a domain (did you mean \"gpu.divvy.dev/gpuUUID\"?)",
         ),
@@ -443,6 +471,143 @@ fn misspelt_fields_are_refused_with_the_field_that_was_meant() {
     }
 }
 
+/// A Deployment of one pod with these fields of its spec, and this limit.
+fn deployment(fields: &str, limit: &str) -> String {
+    format!(
+        "apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: d}}
+spec:
+  {fields}
+  selector: {{matchLabels: {{app: d}}}}
+  template:
+    metadata: {{labels: {{app: d}}}}
+    spec: {{containers: [{{name: c, image: x, resources: {{limits: {{{limit}}}}}}}]}}
+"
+    )
+}
+
+/// Returns the notes about a manifest.
+fn notes_on(text: &str) -> String {
+    let example = Example::parse("m", text).unwrap();
+    let known = review::Known::of(divvy_api::names::DRIVER, &[], []);
+    review::review(&example.manifests, &known)
+        .doubtful
+        .join("\n")
+}
+
+#[test]
+fn an_update_that_never_ends_is_noted_where_a_pod_has_a_gpu_alone() {
+    let what = "spec.strategy: an update makes a new pod";
+    let gpu = "nvidia.com/gpu: 1";
+    for (fields, limit, noted) in [
+        ("", gpu, true),
+        ("replicas: 3", gpu, true),
+        ("replicas: 4", gpu, false),
+        (
+            "strategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 0}}",
+            gpu,
+            true,
+        ),
+        (
+            "strategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1}}",
+            gpu,
+            false,
+        ),
+        (
+            "strategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 100%}}",
+            gpu,
+            false,
+        ),
+        (
+            "strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 0}}",
+            gpu,
+            false,
+        ),
+        ("strategy: {type: Recreate}", gpu, false),
+        ("", "nvidia.com/mig-1g.10gb: 1", true),
+        ("", "cpu: 1", false),
+    ] {
+        let notes = notes_on(&deployment(fields, limit));
+        assert_eq!(notes.contains(what), noted, "{fields} {limit}: {notes}");
+    }
+}
+
+#[test]
+fn devices_that_one_container_cannot_use_together_are_noted() {
+    let claim = |name: &str, class: &str, more: &str| {
+        format!(
+            "apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {class}}}}}]{more}}}}}
+---
+"
+        )
+    };
+    let by_mps = ", config: [{opaque: {driver: gpu.divvy.dev, parameters: {apiVersion: divvy.dev/v1beta1, kind: GpuConfig, mps: {}}}}]";
+    let claims = [
+        claim("gpu", "gpu.divvy.dev", ""),
+        claim("served", "gpu.divvy.dev", by_mps),
+        claim("mig", "mig.divvy.dev", ""),
+        claim("other-mig", "1g.10gb.mig.divvy.dev", ""),
+        claim("mps", "mps.divvy.dev", ""),
+        claim("share", "share.divvy.dev", ""),
+    ]
+    .concat();
+    for (used, limits, expected) in [
+        (&["mig"][..], "", None),
+        (
+            &["mig", "other-mig"],
+            "",
+            Some("2 partitions in one container"),
+        ),
+        (
+            &[],
+            "nvidia.com/mig-1g.10gb: 2",
+            Some("2 partitions in one container"),
+        ),
+        (&["mig"], "nvidia.com/mig-2g.20gb: 1", Some("2 partitions")),
+        (&["mig", "share"], "", Some("a partition and a GPU")),
+        (&["gpu", "share"], "", None),
+        (&["mps"], "", None),
+        (&["mps", "served"], "", Some("2 MPS servers")),
+        (
+            &["served", "gpu"],
+            "",
+            Some("a device with an MPS server and others"),
+        ),
+        (&["gpu"], "nvidia.com/gpu: 2", None),
+    ] {
+        let entry = |name: &&str| format!("{{name: {name}, resourceClaimName: {name}}}");
+        let entries: Vec<String> = used.iter().map(entry).collect();
+        let names: Vec<String> = used
+            .iter()
+            .map(|name| format!("{{name: {name}}}"))
+            .collect();
+        let text = format!(
+            "{claims}apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  resourceClaims: [{}]\n  containers: [{{name: c, image: x, \
+             resources: {{claims: [{}], limits: {{{limits}}}}}}}]\n",
+            entries.join(", "),
+            names.join(", ")
+        );
+        let notes = notes_on(&text);
+        let found = notes
+            .lines()
+            .filter(|note| note.contains("one container"))
+            .count();
+        assert_eq!(
+            found,
+            usize::from(expected.is_some()),
+            "{used:?} {limits}: {notes}"
+        );
+        assert!(
+            expected.is_none_or(|expected| notes.contains(expected)),
+            "{notes}"
+        );
+    }
+}
+
 /// Manifests that a cluster takes, and does otherwise than its writer probably thinks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_probably_not_meant_is_noted() {
@@ -477,6 +642,18 @@ async fn what_is_probably_not_meant_is_noted() {
             "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {rules: [{modes: [Mig], mig: {profiles: [1g.5gb]}}]}\n---\n"
                 .to_owned() + &exactly(""),
             "1g.5gb",
+        ),
+        (
+            exactly("capacity: {requests: {memory: 8Gi}}"),
+            "8Gi only selects a device that has as much, and the request gets all of it: for a part of a GPU, class share.divvy.dev",
+        ),
+        (
+            deployment("", "nvidia.com/gpu: 1"),
+            "Deployment default/d: spec.strategy: an update makes a new pod before it ends an old one",
+        ),
+        (
+            pod("containers: [{name: c, image: x, env: [{name: CUDA_VISIBLE_DEVICES, value: '3'}], resources: {limits: {nvidia.com/gpu: 1}}}]"),
+            "spec.containers[0].env[0]: there is no GPU 3",
         ),
     ] {
         let report = of("h100x2", &text).await;

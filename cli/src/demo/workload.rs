@@ -460,4 +460,29 @@ mod tests {
             "pod default/p: resourceClaimName \"absent\": there is no such ResourceClaim in the manifests"
         );
     }
+
+    #[test]
+    fn a_claim_has_no_more_users_than_kubernetes_allows() {
+        let claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: one}\n\
+                     spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.divvy.dev}}]}}\n";
+        let pods = |count: usize| {
+            let pod = |number| {
+                format!(
+                    "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: p{number}}}\nspec: {{resourceClaims: [{{name: g, resourceClaimName: one}}], \
+                     containers: [{{name: c, image: x, resources: {{claims: [{{name: g}}]}}}}]}}\n"
+                )
+            };
+            let workload =
+                expand_text(&(claim.to_owned() + &(0..count).map(pod).collect::<String>()));
+            let workload = workload.unwrap();
+            (workload.consumers.len(), workload.stuck)
+        };
+        assert_eq!(pods(256), (256, Vec::new()));
+        let (users, stuck) = pods(257);
+        assert_eq!((users, stuck.len()), (256, 1));
+        assert!(
+            stuck[0]
+                .starts_with("pod default/p256 waits for claim default/one, which has 256 users")
+        );
+    }
 }

@@ -30,10 +30,38 @@ pub(crate) struct WorkloadResource {
     pub(crate) schedule: Option<String>,
     /// Field that keeps the controller from making pods, as `spec.suspend: true`.
     pub(crate) stopped: Option<&'static str>,
+    /// True of a Deployment that ends no pod before a new one is ready.
+    pub(crate) keeps_old: bool,
     /// Membership in a queue that resumes it, so that its pods run all the same.
     queued: bool,
     /// Number of pods that stand before it in the manifests.
     pub(super) after_pods: usize,
+}
+
+/// Says whether the strategy of a Deployment's spec ends no pod before a new one is ready.
+fn keeps_old(spec: &Value) -> bool {
+    let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
+    if text("/strategy/type") == Some("Recreate") {
+        return false;
+    }
+    let replicas = spec.get("replicas").and_then(Value::as_i64).unwrap_or(1);
+    // Percent of the pods: of those that end rounded down, of those beside them rounded up.
+    let number = |field: &str, up: i64| {
+        let of = spec.pointer(&format!("/strategy/rollingUpdate/{field}"));
+        let percent = of.and_then(Value::as_str).unwrap_or("25%");
+        let percent = percent
+            .strip_suffix('%')
+            .and_then(|percent| percent.parse::<i64>().ok());
+        let part = || {
+            replicas
+                .saturating_mul(percent.unwrap_or(25))
+                .saturating_add(up)
+                / 100
+        };
+        of.and_then(Value::as_i64).unwrap_or_else(part)
+    };
+    // Kubernetes ends one where neither would be.
+    number("maxUnavailable", 0) <= 0 && number("maxSurge", 99) > 0
 }
 
 impl WorkloadResource {
@@ -109,6 +137,7 @@ impl WorkloadResource {
                     "spec.suspend: true"
                 }
             }),
+            keeps_old: kind == "Deployment" && keeps_old(spec),
             queued: object.pointer(super::QUEUE).is_some(),
             after_pods,
         }))

@@ -10,6 +10,7 @@ pub(crate) mod read;
 pub(crate) mod render;
 pub(crate) mod report;
 mod shares;
+mod siblings;
 pub(crate) mod snapshot;
 mod taints;
 #[cfg(test)]

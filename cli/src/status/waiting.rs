@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
 use super::read::{CLAIMS, CLASSES, NODES, SLICES};
+use super::siblings;
 use super::snapshot::{Snapshot, full_name, name};
 use crate::cause::{self, Cause, Reader, Scene, over_nodes};
 use crate::taints::behind;
@@ -32,6 +33,8 @@ pub(crate) enum Verdict {
     Fits,
     /// It would fit if other claims released their devices.
     NoRoom,
+    /// It would fit if pods of the pod's own owner ended, which they do only after it.
+    OwnPods,
     /// It would fit, but claims hold devices that exclude each other, and nothing of their pool can
     /// be allocated.
     Blocked,
@@ -55,6 +58,9 @@ impl Verdict {
                 "a node has room: the scheduler has not retried the pod yet, or another constraint holds it back"
             }
             Self::NoRoom => "no room now: other claims hold the devices",
+            Self::OwnPods => {
+                "no room: pods of its own owner hold the devices, and end only when it is ready"
+            }
             Self::Blocked => {
                 "blocked: other claims hold devices that exclude each other, so nothing of their pool can be allocated"
             }
@@ -72,7 +78,7 @@ impl Verdict {
     pub(crate) fn is_hopeless(self) -> bool {
         matches!(
             self,
-            Self::Mistake | Self::NeverFits | Self::Blocked | Self::Bypassed
+            Self::Mistake | Self::NeverFits | Self::Blocked | Self::Bypassed | Self::OwnPods
         )
     }
 }
@@ -209,8 +215,9 @@ impl<'a> Asker<'a> {
             .unwrap_or_default();
         let own: Vec<String> = own.iter().map(|claim| full_name(&claim.metadata)).collect();
         let tolerations = pod.and_then(|pod| pod.spec.as_ref()?.tolerations.as_ref());
+        let owner = pod.map(siblings::key);
         let question =
-            serde_json::json!([specs, selector, elsewhere, own, tolerations]).to_string();
+            serde_json::json!([specs, selector, elsewhere, own, tolerations, owner]).to_string();
         if let Some(why) = self.known.get(&question) {
             return why.clone();
         }
@@ -247,6 +254,8 @@ impl<'a> Asker<'a> {
         let mut unknown = None;
         let mut causes: Vec<(String, Cause)> = Vec::new();
         let mut away: Vec<(String, String)> = Vec::new();
+        // Holders of what would do, of each node that has room without them.
+        let mut holders: Option<BTreeSet<String>> = Some(BTreeSet::new());
         // Nodes by reasons, with the holders of all of them.
         let mut alike: Vec<(Shortage, Vec<String>)> = Vec::new();
         let stand_ins = self.stand_ins(&of_node);
@@ -290,6 +299,9 @@ impl<'a> Asker<'a> {
                     }
                     if room && short.overdrawn_by.is_empty() {
                         why.verdict = Verdict::NoRoom;
+                        holders = holders.filter(|_| !short.held_by.is_empty());
+                        let all = holders.iter_mut();
+                        all.for_each(|all| all.extend(short.held_by.iter().cloned()));
                     } else if room && why.verdict != Verdict::NoRoom {
                         why.verdict = Verdict::Blocked;
                     }
@@ -320,6 +332,20 @@ impl<'a> Asker<'a> {
             );
         }
         why.cause = sentence(&causes, &away);
+        let own = pod
+            .filter(|_| why.verdict == Verdict::NoRoom)
+            .and_then(|pod| {
+                let holders = holders.filter(|_| !self.snapshot.lacks(&CLAIMS))?;
+                let is_holder =
+                    |claim: &&ResourceClaim| holders.contains(&Holder::of(claim).to_string());
+                let claims: Vec<_> = self.snapshot.claims.iter().filter(is_holder).collect();
+                siblings::own(pod, &claims)
+            });
+        if let Some(own) = own {
+            why.verdict = Verdict::OwnPods;
+            why.cause = format!("{}; {}", why.cause, own.cause);
+            why.hint = Some(own.hint);
+        }
         why.hint = why.hint.or_else(|| match why.verdict {
             Verdict::NoRoom => Some(ROOM.to_owned()),
             Verdict::Blocked => alike.iter().find_map(|(short, _)| short.unblock()),

@@ -1,10 +1,14 @@
 //! Devices of a container that its programs cannot use together. Pure.
 
 use divvy_model::{Alternative, Quantity};
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceRequest};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::Findings;
+use crate::demo::workload;
+use crate::manifests::Manifests;
 use crate::{driver, extended};
 
 /// Devices of all requests that a container uses.
@@ -13,6 +17,8 @@ struct Held {
     /// GPUs, each as a whole or in a share.
     gpus: i64,
     partitions: i64,
+    /// Whole GPUs and partitions of these, which are of one claim.
+    alone: i64,
     /// GPUs for monitoring only.
     admin: i64,
     /// MPS servers, and the devices that they serve.
@@ -38,6 +44,9 @@ impl Held {
             _ => return,
         };
         *devices = devices.saturating_add(count);
+        if matches!(form, Some(Alternative::WHOLE | Alternative::PARTITIONS)) {
+            self.alone = self.alone.saturating_add(count);
+        }
         if matches!(form, Some(Alternative::MPS | Alternative::MPS_PARTITIONS)) {
             self.servers = self.servers.saturating_add(count);
             self.served = self.served.saturating_add(count);
@@ -110,8 +119,10 @@ fn held<'c>(
     for (name, count) in extended::asked(container) {
         if name == "nvidia.com/gpu" {
             held.gpus = held.gpus.saturating_add(count);
+            held.alone = held.alone.saturating_add(count);
         } else if name.starts_with("nvidia.com/mig-") {
             held.partitions = held.partitions.saturating_add(count);
+            held.alone = held.alone.saturating_add(count);
         } else if let Some(class) = extended::class_in(name) {
             held.add(of, class, count, false);
         }
@@ -120,6 +131,28 @@ fn held<'c>(
 }
 
 impl Findings {
+    /// Says whether a pod has devices that no other pod gets at the same time.
+    pub(super) fn has_devices_alone(
+        &self,
+        spec: &PodSpec,
+        owner: &ObjectMeta,
+        (manifests, of): (&Manifests, &str),
+    ) -> bool {
+        let entries = spec.resource_claims.as_deref().unwrap_or_default();
+        let claim = |claim: &str| {
+            let entry = entries.iter().find(|entry| entry.name == claim)?;
+            // A claim by name is of the old pods, too.
+            let made = entry.resource_claim_name.is_none();
+            workload::devices_of(entry, owner, manifests).filter(|_| made)
+        };
+        let containers = spec
+            .containers
+            .iter()
+            .filter_map(|one| held(of, one, &claim));
+        let alone = |held: Held| held.alone > 0;
+        containers.into_iter().any(alone)
+    }
+
     /// Notes what programs in the container cannot use at once. `claim` has the devices of the
     /// pod's claim of a name.
     pub(super) fn together<'c>(

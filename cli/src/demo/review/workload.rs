@@ -34,6 +34,13 @@ impl Findings {
         let spec = workload.template.spec.clone().unwrap_or_default();
         let at = format!("{at}.template.spec");
         self.restart_policy(&at, workload.kind, spec.restart_policy.as_deref());
+        if workload.keeps_old
+            && self.has_devices_alone(&spec, &workload.metadata, (manifests, driver))
+        {
+            let what = "an update makes a new pod before it ends an old one, so that it waits for ever where no GPU is free: \
+                        strategy: {type: Recreate}, or rollingUpdate: {maxSurge: 0, maxUnavailable: 1}";
+            self.doubt(&format!("{place}: spec.strategy"), what);
+        }
         self.pod_spec(&at, &spec, &workload.metadata, (manifests, driver));
     }
 

@@ -325,6 +325,7 @@ function waits(now, pod) {
 const SENTENCES = {
   "fits": "a node has room: the scheduler has not retried the pod yet, or another constraint holds it back",
   "no-room": "no room now: other claims hold the devices",
+  "own-pods": "no room: pods of its own owner hold the devices, and end only when it is ready",
   "never-fits": "it fits on no node, even with all devices free",
   "mistake": "the claim cannot be allocated as written",
   "blocked": "blocked: other claims hold devices that exclude each other",
