@@ -48,6 +48,18 @@ const CASES: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "{}",
+        "1.36.1",
+        "ends the scheduler of 1.36.0, 1.36.1 and of 1.35",
+        "several modes of one GPU at once, and",
+    ),
+    (
+        "{}",
+        "1.36.2",
+        "Kubernetes v1.36.2: whole GPUs",
+        "ends the scheduler",
+    ),
+    (
+        "{}",
         "1.36.2",
         "Kubernetes v1.36.2: whole GPUs, partitions and shares, several modes of one GPU at once",
         "in one mode",
