@@ -140,7 +140,7 @@ fn quoted(expression: &str, quote: char) -> (&str, usize) {
     (text, (text.len() + 2 * mark).min(expression.len()))
 }
 
-/// What an expression reads of NVIDIA's devices.
+/// Attributes and capacities of NVIDIA's devices that an expression reads.
 #[derive(Debug, Default)]
 struct Reads {
     attributes: Vec<String>,

@@ -256,8 +256,8 @@ impl Converter<'_> {
 
     /// Rewrites the expressions of a request or a class.
     ///
-    /// Of devices that are not NVIDIA's for sure (`is_nvidias`), only expressions that name its
-    /// driver.
+    /// Where devices are not NVIDIA's for sure (`is_nvidias`), only expressions that name its driver
+    /// are changed.
     fn selectors(&mut self, of: &mut Map, at: &str, class: &str, is_nvidias: bool) {
         let selectors = of.get_mut("selectors").and_then(Node::items_mut);
         for (number, selector) in selectors.into_iter().flatten().enumerate() {
@@ -622,7 +622,7 @@ fn devices(of: &Map) -> Vec<(String, u64)> {
     requests.iter().map(named).collect()
 }
 
-/// Says whether a class is for GPUs, as far as its name tells.
+/// Says whether a class is for GPUs, by the words of its name.
 fn is_of_gpus(class: &str) -> bool {
     let class = class.to_lowercase();
     let mut words = class.split(|c: char| !c.is_ascii_alphanumeric());

@@ -12,14 +12,14 @@ const PARTITION: &str = "cloud.google.com/gke-gpu-partition-size";
 const SHARING: &str = "cloud.google.com/gke-gpu-sharing-strategy";
 const CLIENTS: &str = "cloud.google.com/gke-max-shared-clients-per-gpu";
 
-/// How GPUs are shared on the nodes that a pod selects.
+/// Strategy by which GPUs are shared on the nodes that a pod selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     Turns,
     Mps,
 }
 
-/// What the labels make of a GPU.
+/// Meaning of the labels for a GPU.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
     profile: Option<String>,

@@ -66,7 +66,7 @@ pub(super) struct Hints {
     /// Request of one container, for which KAI has annotations: the container's name, or the first
     /// container, and the path of the annotation.
     pub(super) part: Option<(Option<String>, Ask, String)>,
-    /// What GKE's labels of nodes make of a GPU.
+    /// Meaning of GKE's labels of nodes for a GPU.
     pub(super) labels: gke::Labels,
     /// Paths of the annotations that make the conditions.
     pub(super) read: Vec<String>,

@@ -22,7 +22,7 @@ enum Owner<'p> {
     StatefulSet(&'p str),
 }
 
-/// What to say of a pod that waits for pods of its own owner alone.
+/// Words about a pod that waits for pods of its own owner alone.
 #[derive(Debug, PartialEq)]
 pub(super) struct Own {
     /// Follows the reason for which the pod waits.
