@@ -155,10 +155,9 @@ impl Converter<'_> {
         let is_admin = request.get("adminAccess") == Some(&Node::Bool(true));
         let field = under(at, "deviceClassName");
         let new = match class.as_str() {
-            NVIDIA if is_admin => names::CLASS_ADMIN,
+            NVIDIA | HAMI if is_admin => names::CLASS_ADMIN,
             NVIDIA if is_share => names::CLASS_SHARE,
             NVIDIA => names::CLASS_GPU,
-            HAMI if is_admin => names::CLASS_ADMIN,
             HAMI if request.get("capacity").is_some() => names::CLASS_SHARE,
             HAMI => {
                 let what = "without capacity, a device of HAMi's is all of its GPU: a whole GPU";

@@ -144,13 +144,12 @@ fn tolerate(spec: &mut Map, taints: &BTreeSet<String>, at: &str, notes: &mut Not
             ("operator", "Exists".into()),
             ("effect", "NoSchedule".into()),
         ]);
-        match spec.get_mut("tolerations").and_then(Node::items_mut) {
-            Some(all) => all.push(new),
-            None => {
-                spec.remove("tolerations");
-                let first = LISTS.into_iter().find(|list| spec.get(list).is_some());
-                spec.set_before(first.unwrap_or("containers"), "tolerations", vec![new]);
-            }
+        if let Some(all) = spec.get_mut("tolerations").and_then(Node::items_mut) {
+            all.push(new);
+        } else {
+            spec.remove("tolerations");
+            let first = LISTS.into_iter().find(|list| spec.get(list).is_some());
+            spec.set_before(first.unwrap_or("containers"), "tolerations", vec![new]);
         }
         let what = format!(
             "{key} is tolerated, as the admission plugin ExtendedResourceToleration adds it to pods with the extended resource, and \

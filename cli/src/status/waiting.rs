@@ -305,16 +305,7 @@ impl<'a> Asker<'a> {
                     } else if room && why.verdict != Verdict::NoRoom {
                         why.verdict = Verdict::Blocked;
                     }
-                    match alike
-                        .iter_mut()
-                        .find(|(other, _)| other.reasons == short.reasons)
-                    {
-                        Some((other, nodes)) => {
-                            other.held_by.extend(short.held_by);
-                            nodes.push(name.to_owned());
-                        }
-                        None => alike.push((*short, vec![name.to_owned()])),
-                    }
+                    group(&mut alike, *short, name);
                 }
             }
         }
@@ -332,16 +323,7 @@ impl<'a> Asker<'a> {
             );
         }
         why.cause = sentence(&causes, &away);
-        let own = pod
-            .filter(|_| why.verdict == Verdict::NoRoom)
-            .and_then(|pod| {
-                let holders = holders.filter(|_| !self.snapshot.lacks(&CLAIMS))?;
-                let is_holder =
-                    |claim: &&ResourceClaim| holders.contains(&Holder::of(claim).to_string());
-                let claims: Vec<_> = self.snapshot.claims.iter().filter(is_holder).collect();
-                siblings::own(pod, &claims)
-            });
-        if let Some(own) = own {
+        if let Some(own) = holders.and_then(|holders| self.own(&why, &holders, pod)) {
             why.verdict = Verdict::OwnPods;
             why.cause = format!("{}; {}", why.cause, own.cause);
             why.hint = Some(own.hint);
@@ -356,6 +338,21 @@ impl<'a> Asker<'a> {
             .map(|(short, nodes)| short.into_nodes(nodes))
             .collect();
         why
+    }
+
+    /// Says whether all who hold what the pod waits for are pods of its own owner.
+    fn own(
+        &self,
+        why: &Why,
+        holders: &BTreeSet<String>,
+        pod: Option<&Pod>,
+    ) -> Option<siblings::Own> {
+        if why.verdict != Verdict::NoRoom || self.snapshot.lacks(&CLAIMS) {
+            return None;
+        }
+        let is_holder = |claim: &&ResourceClaim| holders.contains(&Holder::of(claim).to_string());
+        let claims: Vec<_> = self.snapshot.claims.iter().filter(is_holder).collect();
+        siblings::own(pod?, &claims)
     }
 
     fn on(&self, node: &Node, claims: &[&ResourceClaim], pod: Option<&Pod>) -> NodeAnswer {
@@ -398,6 +395,20 @@ impl<'a> Asker<'a> {
                 NodeAnswer::Mistake(text, detail)
             }
         }
+    }
+}
+
+/// Adds a node to those with the same reasons.
+fn group(alike: &mut Vec<(Shortage, Vec<String>)>, short: Shortage, node: &str) {
+    let same = alike
+        .iter_mut()
+        .find(|(other, _)| other.reasons == short.reasons);
+    match same {
+        Some((other, nodes)) => {
+            other.held_by.extend(short.held_by);
+            nodes.push(node.to_owned());
+        }
+        None => alike.push((short, vec![node.to_owned()])),
     }
 }
 

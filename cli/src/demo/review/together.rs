@@ -130,29 +130,28 @@ fn held<'c>(
     Some(held)
 }
 
-impl Findings {
-    /// Says whether a pod has devices that no other pod gets at the same time.
-    pub(super) fn has_devices_alone(
-        &self,
-        spec: &PodSpec,
-        owner: &ObjectMeta,
-        (manifests, of): (&Manifests, &str),
-    ) -> bool {
-        let entries = spec.resource_claims.as_deref().unwrap_or_default();
-        let claim = |claim: &str| {
-            let entry = entries.iter().find(|entry| entry.name == claim)?;
-            // A claim by name is of the old pods, too.
-            let made = entry.resource_claim_name.is_none();
-            workload::devices_of(entry, owner, manifests).filter(|_| made)
-        };
-        let containers = spec
-            .containers
-            .iter()
-            .filter_map(|one| held(of, one, &claim));
-        let alone = |held: Held| held.alone > 0;
-        containers.into_iter().any(alone)
-    }
+/// Says whether a pod has devices that no other pod gets at the same time.
+pub(super) fn has_devices_alone(
+    spec: &PodSpec,
+    owner: &ObjectMeta,
+    (manifests, of): (&Manifests, &str),
+) -> bool {
+    let entries = spec.resource_claims.as_deref().unwrap_or_default();
+    let claim = |claim: &str| {
+        let entry = entries.iter().find(|entry| entry.name == claim)?;
+        // A claim by name is of the old pods, too.
+        let made = entry.resource_claim_name.is_none();
+        workload::devices_of(entry, owner, manifests).filter(|_| made)
+    };
+    let containers = spec
+        .containers
+        .iter()
+        .filter_map(|one| held(of, one, &claim));
+    let alone = |held: Held| held.alone > 0;
+    containers.into_iter().any(alone)
+}
 
+impl Findings {
     /// Notes what programs in the container cannot use at once. `claim` has the devices of the
     /// pod's claim of a name.
     pub(super) fn together<'c>(

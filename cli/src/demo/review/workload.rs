@@ -35,7 +35,7 @@ impl Findings {
         let at = format!("{at}.template.spec");
         self.restart_policy(&at, workload.kind, spec.restart_policy.as_deref());
         if workload.keeps_old
-            && self.has_devices_alone(&spec, &workload.metadata, (manifests, driver))
+            && super::together::has_devices_alone(&spec, &workload.metadata, (manifests, driver))
         {
             let what = "an update makes a new pod before it ends an old one, so that it waits for ever where no GPU is free: \
                         strategy: {type: Recreate}, or rollingUpdate: {maxSurge: 0, maxUnavailable: 1}";
