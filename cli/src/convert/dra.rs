@@ -255,8 +255,8 @@ impl Converter<'_> {
 
     /// Rewrites the expressions of a request or a class.
     ///
-    /// Where devices are not NVIDIA's for sure (`is_nvidias`), only expressions that name its driver
-    /// are changed.
+    /// Where devices are not NVIDIA's for sure (`is_nvidias`), only expressions that name its
+    /// driver are changed.
     fn selectors(&mut self, of: &mut Map, at: &str, class: &str, is_nvidias: bool) {
         let selectors = of.get_mut("selectors").and_then(Node::items_mut);
         for (number, selector) in selectors.into_iter().flatten().enumerate() {

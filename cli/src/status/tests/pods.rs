@@ -368,3 +368,31 @@ fn one_of_a_kind_is_counted_in_the_singular() {
         "{text}"
     );
 }
+
+#[test]
+fn a_pod_that_waits_for_its_own_set_alone_needs_a_person() {
+    let mut world = world();
+    let owner = json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": "u", "controller": true }]);
+    for pod in &mut world.pods {
+        pod.metadata.owner_references = serde_json::from_value(owner.clone()).unwrap();
+    }
+    let verdict = |world: &Snapshot| {
+        let fleet = report::fleet(world, None);
+        let mut waiting = fleet.waiting.iter();
+        let w = waiting.find(|one| one.pod == "default/w").unwrap();
+        (w.why.verdict, w.why.hint.clone().unwrap_or_default())
+    };
+    assert_eq!(verdict(&world).0, Verdict::NoRoom);
+    let user = json!([{ "resource": "pods", "name": "db-0", "uid": "u" }]);
+    for claim in &mut world.claims {
+        if let Some(status) = &mut claim.status {
+            status.reserved_for = serde_json::from_value(user.clone()).unwrap();
+        }
+    }
+    let (verdict, hint) = verdict(&world);
+    assert_eq!(verdict, Verdict::OwnPods);
+    assert!(
+        verdict.is_hopeless() && hint.starts_with("fewer replicas in StatefulSet db"),
+        "{hint}"
+    );
+}
