@@ -29,6 +29,10 @@ const LONGEST_BUSY: Duration = Duration::from_mins(1);
 /// for them.
 const LOOKS: usize = 4;
 
+/// Longest time without a plugin that counts as the change from NVIDIA's to ours: the kubelet dials
+/// a new socket at once, and ours is there a few seconds after the other has ended.
+const CHANGE_OF_PLUGINS: Duration = Duration::from_secs(15);
+
 /// Reconciles.
 pub(crate) struct Rounds {
     pub(crate) executor: Arc<Executor>,
@@ -47,9 +51,10 @@ pub(crate) struct Rounds {
     pub(crate) reporter: Reporter,
 }
 
-/// Waits until the kubelet lists other pods for a claim than its record has. It prepares a claim
-/// once, so this is how later pods of a claim are noticed. `known`: what it listed last; the same
-/// difference is not reported twice.
+/// Waits until the kubelet lists other pods for a claim than its record has, or none any more. It
+/// prepares a claim once, so this is how later pods of a claim are noticed; and it unprepares a
+/// claim once, where it knows a plugin, so this is how the end of one is noticed that was unprepared
+/// at another plugin. `known`: what it listed last; the same difference is not reported twice.
 async fn other_pods(
     executor: &Arc<Executor>,
     config: &Config,
@@ -63,8 +68,7 @@ async fn other_pods(
         let now = pod_resources::claims(&listed, config);
         // Report a difference once.
         let before = known.send_replace(Arc::new(now.clone()));
-        let mut changed = now;
-        changed.retain(|claim, pods| before.get(claim) != Some(pods));
+        let changed = changes(&before, now);
         if changed.is_empty() {
             continue;
         }
@@ -77,11 +81,48 @@ async fn other_pods(
             let on_record: BTreeSet<String> =
                 held.pods.iter().map(|pod| pod.name.clone()).collect();
             let listed = changed.get(&(held.claim.namespace.clone(), held.claim.name.clone()));
-            listed.is_some_and(|listed| !listed.keys().eq(&on_record))
+            // A claim that is no longer listed is looked at also where its record names no pod.
+            listed.is_some_and(|listed| listed.is_empty() || !listed.keys().eq(&on_record))
         };
         if held.iter().any(differs) {
             return;
         }
+    }
+}
+
+/// Returns the pods of claims for which the kubelet lists others than before; none for a claim that
+/// it no longer lists.
+fn changes(before: &PodsOfClaims, now: PodsOfClaims) -> PodsOfClaims {
+    let gone = before.keys().filter(|claim| !now.contains_key(*claim));
+    let gone: Vec<_> = gone.map(|claim| (claim.clone(), BTreeMap::new())).collect();
+    let mut changed = now;
+    changed.retain(|claim, pods| before.get(claim) != Some(pods));
+    changed.extend(gone);
+    changed
+}
+
+/// The time since which the kubelet can unprepare claims. The grace of orphans counts from there.
+#[derive(Debug, Default)]
+struct Connection {
+    /// Since when it has had a plugin of our driver's name, ours or NVIDIA's.
+    since: Option<Duration>,
+    /// When the last one went away.
+    lost: Option<Duration>,
+}
+
+impl Connection {
+    /// Returns the time since which the kubelet has had a plugin; `None` while it has none. The
+    /// change from one plugin to the other is no break: the kubelet was there all the time.
+    fn learn(&mut self, has_plugin: bool, now: Duration) -> Option<Duration> {
+        if !has_plugin {
+            self.lost.get_or_insert(now);
+            return None;
+        }
+        let away = self.lost.take().map(|lost| now.saturating_sub(lost));
+        if away.is_some_and(|away| away > CHANGE_OF_PLUGINS) {
+            self.since = None;
+        }
+        Some(*self.since.get_or_insert(now))
     }
 }
 
@@ -93,7 +134,7 @@ impl Rounds {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let timing = self.config.timing;
         let mut reported = BTreeSet::new();
-        let mut connected_since = None;
+        let mut connection = Connection::default();
         let mut busy = timing.reconcile_busy;
         let (executor, config) = (self.executor.clone(), self.config.clone());
         loop {
@@ -102,8 +143,8 @@ impl Rounds {
             let registered = *self.registered.borrow_and_update() == Registered::Yes
                 || *self.nvidia_serves.borrow_and_update();
             // The grace of orphans counts only while the kubelet can unprepare: it begins anew
-            // after each time without a registration.
-            connected_since = since(connected_since, registered, SystemClock.now());
+            // after each longer time without a registration.
+            let connected_since = connection.learn(registered, SystemClock.now());
             let publishes = *self.publishes.borrow_and_update();
             // Reconcile only where this instance is in charge, and ever less often while something
             // stays open.
@@ -328,11 +369,6 @@ impl Rounds {
     }
 }
 
-/// Returns since when the kubelet could unprepare without a break, now that it can or cannot.
-fn since(before: Option<Duration>, can: bool, now: Duration) -> Option<Duration> {
-    can.then(|| before.unwrap_or(now))
-}
-
 /// Returns whether a claim is in the middle of something, as records are that cannot be read: both
 /// are looked at again soon.
 fn is_unfinished<E>(phases: Result<Vec<Phase>, E>) -> bool {
@@ -347,21 +383,47 @@ mod tests {
 
     use super::*;
 
-    /// A kubelet that could not call for an hour has had no time to release what is gone.
+    fn listed(all: &[(&str, &[&str])]) -> PodsOfClaims {
+        let pods = |pods: &[&str]| -> BTreeMap<String, BTreeSet<String>> {
+            let containers = || BTreeSet::from(["main".to_owned()]);
+            pods.iter()
+                .map(|pod| ((*pod).to_owned(), containers()))
+                .collect()
+        };
+        let one =
+            |(claim, of): &(&str, &[&str])| (("ns".to_owned(), (*claim).to_owned()), pods(of));
+        all.iter().map(one).collect()
+    }
+
     #[test]
-    fn the_grace_of_orphans_begins_anew_after_a_time_without_a_registration() {
-        let at = Duration::from_secs;
-        let mut found = None;
-        for (can, now, expected) in [
-            (false, 1, None),
-            (true, 2, Some(2)),
-            (true, 3, Some(2)),
-            (false, 4, None),
-            (true, 5, Some(5)),
-        ] {
-            found = since(found, can, at(now));
-            assert_eq!(found, expected.map(at), "at {now}");
-        }
+    fn a_claim_that_the_kubelet_lists_no_more_is_a_change() {
+        let before = listed(&[("same", &["a"]), ("gone", &["a"]), ("other", &["a"])]);
+        let now = listed(&[("same", &["a"]), ("other", &["a", "b"]), ("new", &["c"])]);
+        let changed = listed(&[("gone", &[]), ("other", &["a", "b"]), ("new", &["c"])]);
+        assert_eq!(changes(&before, now.clone()), changed);
+        assert_eq!(changes(&now, now.clone()), PodsOfClaims::new());
+    }
+
+    #[test]
+    fn a_change_of_plugins_does_not_begin_the_grace_of_orphans_anew() {
+        let s = Duration::from_secs;
+        let mut connection = Connection::default();
+        assert_eq!(connection.learn(false, s(1)), None);
+        assert_eq!(connection.learn(true, s(30)), Some(s(30)));
+        assert_eq!(
+            connection.learn(false, s(60)),
+            None,
+            "no plugin is called meanwhile"
+        );
+        assert_eq!(connection.learn(false, s(63)), None);
+        assert_eq!(connection.learn(true, s(66)), Some(s(30)));
+        assert_eq!(connection.learn(false, s(70)), None);
+        assert_eq!(
+            connection.learn(true, s(90)),
+            Some(s(90)),
+            "too long for a change"
+        );
+        assert_eq!(connection.learn(true, s(99)), Some(s(90)));
     }
 
     #[test]

@@ -83,7 +83,7 @@ async fn two_gpus_of_one_request_and_separate_requests_are_distinguished() {
 }
 
 /// Returns how often the plugin has compared records with the API.
-fn rounds(plugin: &Plugin) -> Option<u64> {
+pub(crate) fn rounds(plugin: &Plugin) -> Option<u64> {
     let text = plugin.metrics.encode();
     text.lines()
         .find_map(|line| line.strip_prefix("divvy_reconciles_total "))?

@@ -19,6 +19,7 @@ use serde_json::json;
 use tokio::net::UnixListener;
 use tonic::transport::Endpoint;
 
+use crate::claims::rounds;
 use crate::node::{Node, POOL, Plugin, devices, plain, wait};
 
 const NVIDIA: &str = "gpu.nvidia.com";
@@ -84,6 +85,31 @@ fn put(node: &Node, name: &str, pool: &str, device: &str) -> ClaimRef {
     ClaimRef::new("default", name, &stored.metadata.uid.unwrap())
 }
 
+/// A running pod that uses a device of a claim, as the kubelet lists it.
+fn user(pod: &str, claim: &str, pool: &str, device: &str) -> PodResources {
+    let used = ClaimResource {
+        driver_name: NVIDIA.to_owned(),
+        pool_name: pool.to_owned(),
+        device_name: device.to_owned(),
+        ..ClaimResource::default()
+    };
+    let claim = DynamicResource {
+        claim_name: claim.to_owned(),
+        claim_namespace: "default".to_owned(),
+        claim_resources: vec![used],
+    };
+    let container = ContainerResources {
+        name: "main".to_owned(),
+        dynamic_resources: vec![claim],
+        ..ContainerResources::default()
+    };
+    PodResources {
+        name: pod.to_owned(),
+        namespace: "default".to_owned(),
+        containers: vec![container],
+    }
+}
+
 async fn prepare(node: &Node, claim: &ClaimRef) -> Result<Vec<Device>, String> {
     let all = node.kubelet.prepare(NVIDIA, std::slice::from_ref(claim));
     all.await.unwrap().remove(&claim.uid).unwrap()
@@ -122,6 +148,45 @@ async fn a_claim_that_ends_while_nvidias_plugin_serves_is_released() {
     prepare(&node, &held).await.unwrap();
     let _theirs = Theirs::start(&node);
     not_ready(&plugin).await;
+    node.api.delete::<ResourceClaim>("default", "held").unwrap();
+    wait("the end of the record", || {
+        node.records().is_empty().then_some(())
+    })
+    .await;
+    plugin.stop().await;
+}
+
+/// Regular rounds are minutes apart: the kubelet's list shows that the pod has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_pod_beside_nvidias_plugin_is_noticed_at_once() {
+    let node = Node::new("h100x1");
+    let mut config = config(&node);
+    config.timing.executor.orphan_grace = Duration::from_millis(100);
+    let logs = "var/log/pods/default_later_0b5a4a3e-9b1f-4a8e-b3f1-ba9876543210";
+    fs_err::create_dir_all(config.host_root.join(logs)).unwrap();
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let held = put(&node, "held", POOL, "gpu-0");
+    prepare(&node, &held).await.unwrap();
+    // A second pod of the claim, which comes into its record once the kubelet's list is read.
+    node.kubelet
+        .set_pod_resources(vec![user("later", "held", POOL, "gpu-0")]);
+    wait("the pod in the record", || {
+        let texts = node.record_texts();
+        texts
+            .iter()
+            .any(|text| text.contains("later"))
+            .then_some(())
+    })
+    .await;
+    let before = rounds(&plugin);
+    let _theirs = Theirs::start(&node);
+    not_ready(&plugin).await;
+    wait("the round at the change of plugins", || {
+        (rounds(&plugin) > before).then_some(())
+    })
+    .await;
+    node.kubelet.set_pod_resources(Vec::new());
     node.api.delete::<ResourceClaim>("default", "held").unwrap();
     wait("the end of the record", || {
         node.records().is_empty().then_some(())
@@ -366,27 +431,9 @@ async fn a_pod_with_a_device_of_nvidias_pool_keeps_its_gpu() {
         .facts
         .minor
         .unwrap();
-    let used = ClaimResource {
-        driver_name: NVIDIA.to_owned(),
-        pool_name: "n1".to_owned(),
-        device_name: format!("gpu-{minor}-mig-1g10gb-19-0"),
-        ..ClaimResource::default()
-    };
-    let claim = DynamicResource {
-        claim_name: "theirs".to_owned(),
-        claim_namespace: "default".to_owned(),
-        claim_resources: vec![used],
-    };
-    let container = ContainerResources {
-        name: "main".to_owned(),
-        dynamic_resources: vec![claim],
-        ..ContainerResources::default()
-    };
-    node.kubelet.set_pod_resources(vec![PodResources {
-        name: "trainer".to_owned(),
-        namespace: "default".to_owned(),
-        containers: vec![container],
-    }]);
+    let device = format!("gpu-{minor}-mig-1g10gb-19-0");
+    node.kubelet
+        .set_pod_resources(vec![user("trainer", "theirs", "n1", &device)]);
     let plugin = node.start_with(config(&node));
     plugin.wait_ready().await;
     published(&node, &[("gpu-1", false), ("gpu-0", true)]).await;
