@@ -25,6 +25,8 @@ use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use crate::sources::mps_supervisor::SOCKET;
+
 /// NVIDIA's programs for MPS.
 const PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 /// Folder in containers in which programs find the sockets of their server.
@@ -98,7 +100,7 @@ impl SupervisedMps {
         wedged_after: Duration,
     ) -> Self {
         Self {
-            socket: dir.join("supervisor.sock"),
+            socket: dir.join(SOCKET),
             runtime,
             clock,
             wedged_after,
@@ -114,7 +116,7 @@ impl SupervisedMps {
         };
         connected.map(SupervisorClient::new).map_err(|error| {
             format!(
-                "the MPS supervisor does not answer on {} (check its pod on this node): {}",
+                "the MPS supervisor does not answer on {} (check its pod on this node, which is to be deleted once after a change of driverName): {}",
                 self.socket.display(),
                 crate::chain(&error)
             )

@@ -38,6 +38,7 @@ use crate::sources::disk::DiskSource;
 use crate::sources::health::{HealthFile, HealthOwner};
 use crate::sources::holders::HoldersSource;
 use crate::sources::inventory::InventoryOwner;
+use crate::sources::mps_supervisor::SupervisorWatch;
 use crate::sources::neighbours::Neighbours;
 use crate::sources::node_labels;
 use crate::sources::nvidia_plugin::NvidiaPlugin;
@@ -430,6 +431,15 @@ impl Shared {
             facts: facts.clone(),
         };
         tasks.add("the watch on the disk", disk.run(tasks.stop.clone()));
+        let supervisor = SupervisorWatch {
+            folder: self.config.mps_dir.clone(),
+            every: self.config.timing.mps,
+            facts: facts.clone(),
+        };
+        tasks.add(
+            "the watch on the MPS supervisor",
+            supervisor.run(tasks.stop.clone()),
+        );
         let asked = self.channels.followed.ask.clone();
         let holders = HoldersSource {
             claims: self.claims.clone(),

@@ -284,6 +284,12 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         By("an_update_hands_over_and_a_driver_root_can_be_set"),
     ),
     (
+        "kubectl --namespace divvy delete pod --selector app.kubernetes.io/component=mps-supervisor --field-selector spec.nodeName=NODE",
+        No(
+            "ends the MPS servers of a node; the state before it is that of `a_supervisor_of_another_driver_name_is_a_trouble_with_a_remedy`",
+        ),
+    ),
+    (
         "kubectl --namespace divvy create serviceaccount divvy-oncall",
         Cluster("serviceaccount/divvy-oncall"),
     ),

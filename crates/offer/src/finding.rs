@@ -45,6 +45,15 @@ pub enum Finding {
         "NVIDIA's plugin serves this node under the same driver name: divvy neither publishes nor prepares anything here meanwhile"
     )]
     NvidiaServes,
+    /// The MPS supervisor of the node does not answer.
+    #[error(
+        "the MPS supervisor does not answer on {socket}{}: MPS shares can be neither prepared nor released", words::other_supervisor(.other.as_deref())
+    )]
+    SupervisorAway {
+        socket: String,
+        /// Name of the driver whose supervisor runs on the node instead.
+        other: Option<String>,
+    },
     /// The pool breaks a limit of the API.
     #[error("the pool exceeds a limit of the API and is not published (a bug in divvy): {error}")]
     OverLimit { error: String },

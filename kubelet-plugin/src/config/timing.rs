@@ -60,7 +60,8 @@ pub struct Timing {
     pub publisher_poll: Duration,
     /// Interval at which NVIDIA's plugin is looked for, in whose place divvy stands.
     pub nvidia_plugin: Duration,
-    /// Interval at which MPS servers are looked for that have died under their claims.
+    /// Interval at which MPS servers are looked for that have died under their claims, and at which
+    /// the supervisor is looked for.
     pub mps: Duration,
     /// Time without service after which an MPS server counts as wedged: one that waits for its
     /// clients to end after a fault serves again by itself once they have.

@@ -120,6 +120,7 @@ impl Brain {
             Report::Ungranted(failed) => node.ungranted = failed,
             Report::Unwritable(why) => node.unwritable = why,
             Report::NvidiaServes(serves) => node.nvidia_serves = serves,
+            Report::SupervisorAway(away) => node.supervisor_away = away,
         }
     }
 

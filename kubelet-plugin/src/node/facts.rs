@@ -47,6 +47,16 @@ pub(crate) enum Report {
     Unwritable(Option<String>),
     /// NVIDIA's plugin serves this node, in whose place divvy stands.
     NvidiaServes(bool),
+    /// The node's MPS supervisor does not answer; `None` once it does again.
+    SupervisorAway(Option<SupervisorAway>),
+}
+
+/// An MPS supervisor that does not answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SupervisorAway {
+    pub(crate) socket: String,
+    /// Name of the driver whose supervisor runs on the node instead.
+    pub(crate) other: Option<String>,
 }
 
 impl From<divvy_offer::Fact> for Fact {
@@ -72,9 +82,10 @@ impl From<Report> for Fact {
                 labels: known.labels.clone(),
             },
             Report::Records(recorded) => divvy_offer::Fact::Records(recorded.decisive()),
-            Report::Ungranted(_) | Report::Unwritable(_) | Report::NvidiaServes(_) => {
-                divvy_offer::Fact::Time
-            }
+            Report::Ungranted(_)
+            | Report::Unwritable(_)
+            | Report::NvidiaServes(_)
+            | Report::SupervisorAway(_) => divvy_offer::Fact::Time,
         };
         Self {
             offer,

@@ -9,7 +9,7 @@ use divvy_model::health::Ailment;
 use divvy_model::{ClaimUid, DeviceKind, GpuUuid, Inventory};
 use divvy_offer::{Device, Finding, HealthView, Pool, Severity};
 
-use super::facts::{Effective, Recorded};
+use super::facts::{Effective, Recorded, SupervisorAway};
 
 /// Everything that is known of the node.
 pub(crate) struct Known<'a> {
@@ -34,6 +34,8 @@ pub(crate) struct Known<'a> {
     pub(crate) unwritable: Option<&'a str>,
     /// True while NVIDIA's plugin serves the node.
     pub(crate) nvidia_serves: bool,
+    /// The MPS supervisor, while it does not answer.
+    pub(crate) supervisor_away: Option<&'a SupervisorAway>,
 }
 
 impl Known<'_> {
@@ -65,6 +67,7 @@ impl Known<'_> {
 pub(crate) fn findings(known: &Known<'_>) -> BTreeSet<Finding> {
     let mut all = known.offer.clone();
     all.extend(known.nvidia_serves.then_some(Finding::NvidiaServes));
+    all.extend(known.supervisor_away.cloned().map(of_supervisor));
     all.extend(of_driver(known));
     all.extend(of_policies(known));
     all.extend(ill(known));
@@ -78,6 +81,11 @@ pub(crate) fn findings(known: &Known<'_>) -> BTreeSet<Finding> {
     let unexplained = out_of_use(known, &all);
     all.extend(unexplained);
     all
+}
+
+fn of_supervisor(away: SupervisorAway) -> Finding {
+    let SupervisorAway { socket, other } = away;
+    Finding::SupervisorAway { socket, other }
 }
 
 /// Returns the state of the driver. A driver that is released is away on request, and only the

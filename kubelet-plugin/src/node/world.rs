@@ -9,7 +9,7 @@ use divvy_model::GpuUuid;
 use divvy_offer::{Finding, HealthView, OneMode, Outputs, Severity, Uses};
 use serde::Serialize;
 
-use super::facts::{Effective, GpusSeen, HealthState, KnownPolicies, Recorded};
+use super::facts::{Effective, GpusSeen, HealthState, KnownPolicies, Recorded, SupervisorAway};
 use super::findings::{Known, findings};
 use crate::sinks::gpu_node::report;
 
@@ -27,6 +27,8 @@ pub(super) struct Node {
     pub(super) unwritable: Option<String>,
     /// True while NVIDIA's plugin serves the node.
     pub(super) nvidia_serves: bool,
+    /// The MPS supervisor, while it does not answer.
+    pub(super) supervisor_away: Option<SupervisorAway>,
 }
 
 /// The devices that claims hold, and their health.
@@ -93,6 +95,7 @@ impl Node {
             ungranted: &self.ungranted,
             unwritable: self.unwritable.as_deref(),
             nvidia_serves: self.nvidia_serves,
+            supervisor_away: self.supervisor_away.as_ref(),
         }))
     }
 

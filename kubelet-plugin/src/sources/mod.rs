@@ -4,6 +4,7 @@ pub(crate) mod disk;
 pub(crate) mod health;
 pub(crate) mod holders;
 pub(crate) mod inventory;
+pub(crate) mod mps_supervisor;
 pub(crate) mod neighbours;
 pub(crate) mod node_labels;
 pub(crate) mod nvidia_plugin;

@@ -30,7 +30,7 @@ pub(crate) struct NvidiaPlugin {
 
 /// The result of one look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
+pub(super) enum Seen {
     /// A process listens, or it is not known that none does.
     Listens,
     /// A socket file without a process; the number of the file.
@@ -130,8 +130,8 @@ impl NvidiaPlugin {
     }
 }
 
-/// Looks at the socket.
-async fn see(socket: &Path) -> Seen {
+/// Looks at a socket.
+pub(super) async fn see(socket: &Path) -> Seen {
     let Ok(found) = fs_err::symlink_metadata(socket) else {
         return Seen::Nothing;
     };

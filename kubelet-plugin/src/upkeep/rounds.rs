@@ -52,9 +52,9 @@ pub(crate) struct Rounds {
 }
 
 /// Waits until the kubelet lists other pods for a claim than its record has, or none any more. It
-/// prepares a claim once, so this is how later pods of a claim are noticed; and it unprepares a
-/// claim once, where it knows a plugin, so this is how the end of one is noticed that was unprepared
-/// at another plugin. `known`: what it listed last; the same difference is not reported twice.
+/// prepares a claim once, so this is how later pods of a claim are noticed. And it unprepares a
+/// claim once, so this is how the end of a claim is noticed that it unprepared at another plugin.
+/// `known`: what it listed last; the same difference is not reported twice.
 async fn other_pods(
     executor: &Arc<Executor>,
     config: &Config,

@@ -1,6 +1,7 @@
 //! A claim whose pods share its GPU by MPS: what their containers find, and what they learn of a
 //! server that has died.
 
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -250,5 +251,61 @@ async fn a_wedged_server_is_tainted_and_reported_until_it_is_another() {
     let again = servers.all().into_values().next().unwrap();
     assert_eq!(again.unwell, None, "another server");
     node.prepare(&late).await.unwrap();
+    plugin.stop().await;
+}
+
+/// After a change of the driver's name the supervisor of before still has the folder of that name,
+/// since its pod is not replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_supervisor_of_another_driver_name_is_a_trouble_with_a_remedy() {
+    let node = Node::new("h100x1");
+    let run = node.dir.path().join("run");
+    let folder = |driver: &str| {
+        let folder = run.join(driver).join("mps");
+        fs_err::create_dir_all(&folder).unwrap();
+        folder
+    };
+    let socket = folder(DRIVER).join("supervisor.sock");
+    let mut config = node.config(&["--mps-dir", &folder(DRIVER).display().to_string()]);
+    config.timing.mps = Duration::from_millis(20);
+    let plugin = node.start_with(config);
+    plugin.wait_ready().await;
+    let trouble = || {
+        let found = node.api.get::<GpuNode>("", "n1")?;
+        let status: GpuNodeStatus = serde_json::from_value(found.status).ok()?;
+        let is_it = |kind: &str| kind == "mps-supervisor-away";
+        Some(status.troubles.into_iter().find(|one| is_it(&one.kind)))
+    };
+    let generic = wait("the trouble", || trouble().flatten()).await;
+    assert!(!generic.notice);
+    assert!(generic.remedy.starts_with("check the supervisor's pod"));
+    assert!(
+        generic
+            .why
+            .contains(&format!("on {}: MPS", socket.display()))
+    );
+
+    // A file that a supervisor has left is no supervisor.
+    drop(UnixListener::bind(folder("a.divvy.dev").join("supervisor.sock")).unwrap());
+    let _before = UnixListener::bind(folder("gpu.nvidia.com").join("supervisor.sock")).unwrap();
+    wait("the other name", || {
+        let other = trouble().flatten()?;
+        let is_named = other.why.contains("one for the driver name gpu.nvidia.com");
+        (is_named && other.remedy.contains("then delete the supervisor's pod")).then_some(())
+    })
+    .await;
+    wait("the Event", || {
+        let mut events = node.api.list::<Event>().into_iter();
+        events
+            .any(|event| event.reason.as_deref() == Some("MpsSupervisorAway"))
+            .then_some(())
+    })
+    .await;
+
+    let _answers = UnixListener::bind(&socket).unwrap();
+    wait("the end of the trouble", || {
+        trouble().is_some_and(|one| one.is_none()).then_some(())
+    })
+    .await;
     plugin.stop().await;
 }

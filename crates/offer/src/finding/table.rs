@@ -115,6 +115,9 @@ impl Finding {
             Self::NvidiaServes => row("nvidia-serves", Trouble)
                 .status()
                 .node("nvidia-plugin-serves"),
+            Self::SupervisorAway { .. } => row("mps-supervisor-away", Trouble)
+                .status()
+                .node("mps-supervisor-away"),
             Self::DriverReleased { .. } => row("driver-released", Notice).status(),
             Self::DriverDown { .. } => row("driver-down", Trouble)
                 .status()

@@ -43,6 +43,7 @@ impl Finding {
         match self {
             Self::OverLimit { .. }
             | Self::NvidiaServes
+            | Self::SupervisorAway { .. }
             | Self::NodeLeft { .. }
             | Self::OneModeForEach { .. }
             | Self::BadPolicy { .. }
@@ -201,6 +202,12 @@ impl Finding {
             Self::NvidiaServes => {
                 "a node has one of the two drivers: keep NVIDIA's plugin off this node (affinity of its DaemonSet), or remove the label divvy.dev/gpu; divvy goes on a few seconds after that plugin has ended"
             }
+            Self::SupervisorAway { other: Some(_), .. } => {
+                "end the pods that still use MPS shares of that name, then delete the supervisor's pod on this node (label app.kubernetes.io/component=mps-supervisor): an upgrade of the chart does not replace it (docs/upgrade.md)"
+            }
+            Self::SupervisorAway { other: None, .. } => {
+                "check the supervisor's pod on this node (label app.kubernetes.io/component=mps-supervisor); one of before an upgrade of the chart is replaced when it is deleted (docs/upgrade.md)"
+            }
             Self::DriverReleased { .. } => "divvy uses the driver again when the request ends",
             Self::DriverDown { .. } => {
                 "install or repair the NVIDIA driver (check `nvidia-smi`, the driver's pod, and --driver-root); divvy continues when the driver answers"
@@ -272,6 +279,7 @@ impl Finding {
             Self::NvidiaServes => {
                 Some("NVIDIA's plugin has ended on this node; divvy serves it".to_owned())
             }
+            Self::SupervisorAway { .. } => Some("the MPS supervisor answers again".to_owned()),
             Self::OneModeForEach { .. } => Some("GPUs can be offered in several modes".to_owned()),
             _ => None,
         }
@@ -288,6 +296,13 @@ pub(super) fn end_of_use(used: &Use) -> &'static str {
             "a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process"
         }
     }
+}
+
+/// Names the driver of another supervisor, as the middle of a sentence.
+pub(super) fn other_supervisor(driver: Option<&str>) -> String {
+    driver.map_or_else(String::new, |driver| {
+        format!(", while one for the driver name {driver} runs on the node")
+    })
 }
 
 /// Names the claims that use an MPS server, as the end of a sentence.

@@ -76,6 +76,7 @@ impl World {
             ungranted: &self.ungranted,
             unwritable: self.unwritable.as_deref(),
             nvidia_serves: false,
+            supervisor_away: None,
         }
     }
 
