@@ -154,13 +154,18 @@ impl DriverRoot {
         }
     }
 
-    /// Finds a library: in the known folders, else where the root's loader finds it. Files that
-    /// are no 64-bit libraries are passed over there.
+    /// Finds a library: in the known folders, else where the root's loader finds it, else in a
+    /// folder of Debian for one of several drivers. Files that are no 64-bit libraries are passed
+    /// over outside of the known folders.
     fn find_library(&self, name: &str) -> io::Result<Option<PathBuf>> {
         if let Some(found) = self.find(&LIBRARY_DIRS, name)? {
             return Ok(Some(found));
         }
-        for path in self.cached(name) {
+        let by_flavour = LIBRARY_DIRS.iter().flat_map(|dir| {
+            let flavours = self.flavours(Path::new(dir));
+            flavours.into_iter().map(|folder| folder.join(name))
+        });
+        for path in self.cached(name).into_iter().chain(by_flavour) {
             if let Some(found) = self.resolve(&path)?
                 && self.seen.join(&found).is_file()
                 && Elf::read(&self.seen.join(&found)).is_ok()
@@ -169,6 +174,17 @@ impl DriverRoot {
             }
         }
         Ok(None)
+    }
+
+    /// Lists the folders of Debian's drivers below a library folder, each of a version or branch:
+    /// `nvidia/current`, `nvidia/tesla-535`, `nvidia/legacy-390xx`. None if it cannot be read.
+    fn flavours(&self, dir: &Path) -> Vec<PathBuf> {
+        let folder = dir.join(OF_FLAVOURS);
+        let entries = fs_err::read_dir(self.see(&folder)).into_iter().flatten();
+        let names = entries.flatten().map(|entry| entry.file_name());
+        let mut names: Vec<_> = names.filter(|name| is_flavour(name)).collect();
+        names.sort();
+        names.into_iter().map(|name| folder.join(name)).collect()
     }
 
     /// Lists the paths under which the root's loader cache has a library. The cache (ldconfig, of
@@ -444,7 +460,7 @@ fn fit(root: DriverRoot, module: Option<&str>) -> Result<Driver, RootReason> {
     let mut library_dirs = Vec::new();
     for path in [&cuda, &nvml] {
         if let Some(dir) = path.parent() {
-            library_dirs.extend(with_debian_sibling(dir));
+            library_dirs.extend(with_debian_sibling(&root, dir));
         }
     }
     let mut known = std::collections::BTreeSet::new();
@@ -492,15 +508,27 @@ fn unsupported(root: &DriverRoot) -> Option<&'static str> {
     })
 }
 
-/// Adds the other folder of Debian, whose alternatives split the driver's libraries between a
-/// folder and `nvidia/current` or `nvidia/tesla` in it.
-fn with_debian_sibling(dir: &Path) -> Vec<PathBuf> {
-    const BELOW: [&str; 2] = ["nvidia/current", "nvidia/tesla"];
-    let above = dir.parent().and_then(Path::parent);
-    match above.filter(|_| BELOW.iter().any(|below| dir.ends_with(below))) {
-        Some(above) => vec![dir.to_owned(), above.to_owned()],
-        None => std::iter::once(dir.to_owned())
-            .chain(BELOW.map(|below| dir.join(below)))
+/// Folder with a folder for each driver of Debian.
+const OF_FLAVOURS: &str = "nvidia";
+
+/// Returns whether a folder has the name of one of Debian's drivers.
+fn is_flavour(name: &OsStr) -> bool {
+    let name = name.to_str().unwrap_or_default();
+    ["current", "tesla", "legacy"]
+        .iter()
+        .any(|flavour| name == *flavour || name.starts_with(&format!("{flavour}-")))
+}
+
+/// Adds the other folders of Debian, whose alternatives split the driver's libraries between a
+/// folder and one of its driver below it: `nvidia/current`, `nvidia/tesla-535`.
+fn with_debian_sibling(root: &DriverRoot, dir: &Path) -> Vec<PathBuf> {
+    let above = dir.parent().filter(|above| above.ends_with(OF_FLAVOURS));
+    match above.and_then(Path::parent) {
+        Some(above) if dir.file_name().is_some_and(is_flavour) => {
+            vec![dir.to_owned(), above.to_owned()]
+        }
+        _ => std::iter::once(dir.to_owned())
+            .chain(root.flavours(dir))
             .collect(),
     }
 }

@@ -273,6 +273,62 @@ fn debians_tesla_driver_is_found_by_the_loaders_cache() {
     assert_eq!(driver_files(&host, &driver).unwrap().libraries.len(), 3);
 }
 
+/// Debian has packages of one branch beside those of the current driver. Alternatives lead to the
+/// libraries that programs link with, the others are in the folder above.
+#[test]
+fn debians_drivers_of_one_branch_have_all_of_their_libraries() {
+    const LIB: &str = "usr/lib/x86_64-linux-gnu";
+    let put = |root: &Path, folder: &str, name: &str, version: &str| {
+        let full = format!("{name}.so.{version}");
+        library(root, &format!("{folder}/{full}"), &format!("{name}.so.1"));
+        link(root, &format!("{folder}/{name}.so.1"), &full);
+    };
+    let found = |root: &Path| -> Vec<String> {
+        let host = HostRoot::under(root);
+        let driver = find_driver(&host, None).unwrap();
+        assert_eq!(driver.version, "535.274.02");
+        let libraries = driver_files(&host, &driver).unwrap().libraries.into_iter();
+        libraries
+            .map(|one| one.file.host.rsplit('/').next().unwrap().to_owned())
+            .collect()
+    };
+    let all = ["libcuda", "libnvidia-ml", "libnvidia-rtcore"];
+    let expected = all.map(|name| format!("{name}.so.535.274.02"));
+    for flavour in ["tesla-535", "legacy-390xx", "current", "tesla"] {
+        for (linked, split) in [(true, true), (false, true), (true, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let below = format!("{LIB}/nvidia/{flavour}");
+            for name in all {
+                // Where all is the other way round, the libraries to link with are above.
+                let rare = name == "libnvidia-rtcore";
+                let folder = if rare == split { LIB } else { &below };
+                put(dir.path(), folder, name, "535.274.02");
+                let alternative = format!("etc/alternatives/{name}.so.1");
+                if linked && folder == below && !rare {
+                    let target = format!("/{below}/{name}.so.1");
+                    link(dir.path(), &alternative, &target);
+                    let link_to = format!("/{alternative}");
+                    link(dir.path(), &format!("{LIB}/{name}.so.1"), &link_to);
+                }
+            }
+            // Folders of others.
+            put(
+                dir.path(),
+                &format!("{LIB}/nvidia/xorg"),
+                "libglxserver_nvidia",
+                "535.274.02",
+            );
+            put(
+                dir.path(),
+                &format!("{LIB}/nvidia/tesla-470"),
+                "libnvidia-tls",
+                "470.256.02",
+            );
+            assert_eq!(found(dir.path()), expected, "{flavour} {linked} {split}");
+        }
+    }
+}
+
 #[test]
 fn a_file_where_a_folder_is_looked_for_hides_no_other_folder() {
     let (made, dir) = host(&two_gpus());
