@@ -21,7 +21,7 @@ use divvy_model::{GpuUuid, TimeSlice};
 use rustix::fs::OFlags;
 use rustix::mount::MountPropagationFlags;
 
-use crate::driver::{Driver, DriverRoot};
+use crate::driver::{Driver, DriverRoot, PROGRAM_DIRS};
 
 /// Pause between two looks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(5);
@@ -39,6 +39,9 @@ const LOADERS: [&str; 3] = [
     "lib/ld-linux-aarch64.so.1",
     "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
 ];
+
+/// The program that a driver's control program starts.
+const MPS_SERVER: &str = "nvidia-cuda-mps-server";
 
 /// The first argument with which a program of divvy becomes another: see [`become_other`].
 const AS_OTHER: &str = "run-as-other";
@@ -264,14 +267,19 @@ impl Smi {
         let root = &driver.root;
         if root.host() == Path::new("/") && is_whole(root) {
             let mut command = self.inside(&root.see(Path::new("/")), inside, memory);
-            command.env_clear().env("PATH", "/usr/bin:/bin");
+            let top = Path::new("/");
+            let programs = std::env::join_paths(program_folders(root, inside, |dir| top.join(dir)));
+            command
+                .env_clear()
+                .env("PATH", programs.unwrap_or_default());
             return command;
         }
         let program = root.see(inside);
         let libraries = driver.library_dirs.iter().map(|dir| root.see(dir));
         let libraries = std::env::join_paths(libraries).unwrap_or_default();
-        let programs = program.parent().into_iter().map(Path::to_owned);
-        let programs = programs.chain([PathBuf::from("/usr/bin"), PathBuf::from("/bin")]);
+        let programs = program_folders(root, inside, |dir| root.see(dir)).into_iter();
+        // Those of this root come last.
+        let programs = programs.chain(["/usr/bin", "/bin"].map(PathBuf::from));
         let programs = std::env::join_paths(programs).unwrap_or_default();
         let mut command = self.inside(Path::new("/"), &program, memory);
         command
@@ -296,6 +304,28 @@ impl Smi {
             None => Command::new(root.join(program)),
         }
     }
+}
+
+/// Returns the folders in which a program of a driver looks for others, as it sees them, each once:
+/// that of the MPS server first, which the control program starts by its name alone, then its own,
+/// then all in which divvy looks. Debian has the server in `/usr/sbin`, away from the control
+/// program.
+fn program_folders(
+    root: &DriverRoot,
+    inside: &Path,
+    as_seen: impl Fn(&Path) -> PathBuf,
+) -> Vec<PathBuf> {
+    let server = root.find_program(MPS_SERVER).ok().flatten();
+    let first = [server.as_deref(), Some(inside)];
+    let first = first.into_iter().flatten().filter_map(Path::parent);
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for folder in first.chain(PROGRAM_DIRS.iter().map(Path::new)) {
+        let folder = as_seen(folder);
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    folders
 }
 
 /// Returns whether programs can run with this folder as their root and find GPUs there. Links lead
@@ -408,7 +438,8 @@ fn judge(status: ExitStatus, text: String) -> SmiError {
         Some(2) => {
             refused("it does not know the arguments; drivers before 455 cannot set a time slice")
         }
-        Some(3) => SmiError::Unsupported(text),
+        // 3: by the GPU; 13: by the driver's library.
+        Some(3 | 13) => SmiError::Unsupported(text),
         Some(4) => refused("no permission: the plugin must run as root"),
         Some(6) => refused("it does not find the GPU"),
         Some(8) => refused("the GPU's power cables are not attached"),
@@ -418,7 +449,7 @@ fn judge(status: ExitStatus, text: String) -> SmiError {
         // The code of this program as the helper, and that of a loader that lacks a library.
         Some(HELPER_FAILED) => refused("it could not be run inside the driver root"),
         Some(127) => refused("it could not be run"),
-        // 10 and up are about single GPUs, 255 is anything else.
+        // 10 (interrupts) and 14 (infoROM) are faults of a GPU, 255 is anything else.
         Some(_) | None => SmiError::Unclear { status, text },
     }
 }

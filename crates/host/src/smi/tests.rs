@@ -105,6 +105,13 @@ fn exit_codes_say_whether_anything_may_have_happened() {
         )
     );
     assert_eq!(
+        refused(13),
+        (
+            false,
+            "nvidia-smi reports that this is not supported: code 13".to_owned()
+        )
+    );
+    assert_eq!(
         refused(4),
         (
             false,
@@ -307,4 +314,38 @@ fn a_program_dies_with_the_process_that_started_it() {
     drop(stdin);
     let rest: Vec<String> = said.map(Result::unwrap).collect();
     assert_eq!(rest, [""; 0]);
+}
+
+/// Debian has the control program in `/usr/bin` and the server, which that starts by its name, in
+/// `/usr/sbin`.
+#[test]
+fn a_program_finds_the_mps_server_wherever_the_driver_has_it() {
+    for (folder, is_first) in [
+        ("usr/sbin", true),
+        ("sbin", true),
+        ("usr/local/nvidia/bin", true),
+        ("opt/vendor", false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let driver = driver(dir.path(), "");
+        let put = |path: &str, script: &str| {
+            let path = dir.path().join(path);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        put(&format!("{folder}/nvidia-cuda-mps-server"), "echo started");
+        put("usr/bin/nvidia-cuda-mps-control", "nvidia-cuda-mps-server");
+        let control = Path::new("usr/bin/nvidia-cuda-mps-control");
+        let mut command = Smi::default().program(&driver, control);
+        let path = command.get_envs().find(|(name, _)| *name == "PATH");
+        let path = path.unwrap().1.unwrap().to_owned();
+        let first = std::env::split_paths(&path).next().unwrap();
+        let expected = if is_first { folder } else { "usr/bin" };
+        assert_eq!(first, dir.path().join(expected));
+        let said = command.output().unwrap();
+        let started = String::from_utf8_lossy(&said.stdout).trim() == "started";
+        assert_eq!(started, is_first, "{folder}: {path:?}");
+        assert!(std::env::split_paths(&path).any(|dir| dir.ends_with("usr/sbin")));
+    }
 }
