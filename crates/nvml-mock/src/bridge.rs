@@ -81,14 +81,26 @@ fn session() -> MutexGuard<'static, Session> {
     SESSION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn opened() -> Result<Arc<MockState>, GpuErrorCode> {
+    let opened = trial::in_memory().map_or_else(|| open_state().map(Arc::new), Ok);
+    opened.map_err(|message| {
+        complain(&message);
+        GpuErrorCode::UNKNOWN
+    })
+}
+
+/// The engine for calls that need no session, and no driver.
+pub(crate) fn beside_sessions() -> Result<Arc<Engine>, GpuErrorCode> {
+    read(&state().or_else(|_| opened())?)
+}
+
+/// Fails without a session.
+pub(crate) fn ready() -> Result<(), GpuErrorCode> {
+    state().map(drop)
+}
+
 pub(crate) fn init() -> Result<(), GpuErrorCode> {
-    let state = match trial::in_memory().map_or_else(|| open_state().map(Arc::new), Ok) {
-        Ok(state) => state,
-        Err(message) => {
-            complain(&message);
-            return Err(GpuErrorCode::UNKNOWN);
-        }
-    };
+    let state = opened()?;
     meeting_faults(&state, GpuOp::Init, None, || {
         read(&state)?.init().map_err(|e| e.code)
     })?;
@@ -100,13 +112,14 @@ pub(crate) fn init() -> Result<(), GpuErrorCode> {
     Ok(())
 }
 
-pub(crate) fn shutdown() -> Result<(), GpuErrorCode> {
+/// Ends a session. One too many does nothing, and succeeds.
+pub(crate) fn shutdown() {
     let mut session = session();
-    session.users = session
-        .users
-        .checked_sub(1)
-        .ok_or(GpuErrorCode::UNINITIALIZED)?;
-    if session.users == 0 {
+    let Some(left) = session.users.checked_sub(1) else {
+        return;
+    };
+    session.users = left;
+    if left == 0 {
         let state = session.state.take();
         session.event_sets.clear();
         session.gpm_samples.clear();
@@ -121,7 +134,6 @@ pub(crate) fn shutdown() -> Result<(), GpuErrorCode> {
             complain(&error.to_string());
         }
     }
-    Ok(())
 }
 
 /// The engine, in an initialised session with the driver loaded.
@@ -238,13 +250,12 @@ pub(crate) fn handle_to(thing: Thing) -> usize {
 
 /// Finds the object that a handle stands for.
 pub(crate) fn thing(handle: usize) -> Result<Thing, GpuErrorCode> {
+    // The session first: without one, no argument is looked at.
+    ready()?;
     let at = handle
         .checked_sub(1)
         .ok_or(GpuErrorCode::INVALID_ARGUMENT)?;
     let session = session();
-    if session.state.is_none() {
-        return Err(GpuErrorCode::UNINITIALIZED);
-    }
     session
         .handles
         .get(at)

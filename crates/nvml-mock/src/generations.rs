@@ -2,7 +2,8 @@
 //! version the state has.
 //!
 //! From the change log of NVIDIA's NVML reference (R510 to R615) and nvml.h of CUDA 12.0, 12.4,
-//! 13.0 and 13.3; R535's lists of processes from go-nvml#75 and nvitop#79 and #89. The library
+//! 13.0 and 13.3; R535's lists of processes from go-nvml#75 and nvitop#79 and #89; symbols, words and
+//! calls without a session from the libraries of 525, 535, 550 and 555 themselves. The library
 //! that a test loads also has to lack the functions ([`Generation::lacks`]): here they are there in
 //! every library.
 
@@ -40,6 +41,7 @@ const BOARDS: [(&str, u32); 7] = [
 /// Functions by the first generation that has them.
 const SINCE: &[(u32, &str)] = &[
     (535, "nvmlDeviceGetModuleId"),
+    (550, "nvmlDeviceGetC2cModeInfoV"),
     (550, "nvmlDeviceGetGpuFabricInfoV"),
     (580, "nvmlDeviceGetAddressingMode"),
     (615, "nvmlDeviceGetMemoryLimits_v1"),
@@ -112,6 +114,16 @@ impl Generation {
         later
             .chain(NOT_IN_535_98.into_iter().filter(|_| taken))
             .collect()
+    }
+
+    /// Returns whether the library's version can be asked for without a session.
+    pub(crate) fn has_version_beside_sessions(self) -> bool {
+        self.major >= 535
+    }
+
+    /// Returns whether the codes 28 and 29 have words.
+    pub(crate) fn has_words_of_r550(self) -> bool {
+        self.major >= 550
     }
 
     /// Returns whether lists of processes of version 3 have the longer entries.

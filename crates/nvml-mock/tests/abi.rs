@@ -117,10 +117,7 @@ impl Nvml {
 #[test]
 fn calls_before_init_and_after_the_last_shutdown_are_refused() {
     let nvml = Nvml::load();
-    assert_eq!(
-        (nvml.at(0).0, nvml.shutdown()),
-        (UNINITIALIZED, UNINITIALIZED)
-    );
+    assert_eq!((nvml.at(0).0, nvml.shutdown()), (UNINITIALIZED, OK));
     assert_eq!((nvml.init(), nvml.init()), (OK, OK));
     assert_eq!(
         (nvml.shutdown(), nvml.at(0).0),
@@ -128,6 +125,131 @@ fn calls_before_init_and_after_the_last_shutdown_are_refused() {
         "one user is left"
     );
     assert_eq!((nvml.shutdown(), nvml.at(0).0), (OK, UNINITIALIZED));
+    assert_eq!(nvml.shutdown(), OK, "one too many does nothing");
+    assert_eq!((nvml.init(), nvml.at(0).0), (OK, OK));
+}
+
+/// As the libraries of 535.309.01, 550.163.01 and 555.58.02 do.
+#[test]
+fn without_a_session_no_argument_is_looked_at() {
+    let nvml = Nvml::load();
+    let nothing: Handle = ptr::null_mut();
+    let refused = |when: &str| {
+        for name in [
+            "nvmlDeviceGetMemoryInfo",
+            "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetBrand",
+            "nvmlDeviceGetC2cModeInfoV",
+            "nvmlDeviceGetGpuFabricInfoV",
+            "nvmlDeviceGetMemoryLimits_v1",
+            "nvmlDeviceGetUtilizationRates",
+        ] {
+            let mut room = [0_u64; 64];
+            // SAFETY: nvml.h declares each with a handle and one struct or number, which has room.
+            unsafe {
+                let ask = nvml.symbol::<extern "C" fn(Handle, *mut c_void) -> u32>(name);
+                let room = (&raw mut room).cast();
+                assert_eq!(ask(nothing, room), UNINITIALIZED, "{name} {when}");
+                assert_eq!(
+                    ask(nothing, ptr::null_mut()),
+                    UNINITIALIZED,
+                    "{name} {when}"
+                );
+            }
+        }
+        // SAFETY: as in nvml.h.
+        unsafe {
+            let by_uuid = nvml.symbol::<extern "C" fn(*const c_char, *mut Handle) -> u32>(
+                "nvmlDeviceGetHandleByUUID",
+            );
+            assert_eq!(by_uuid(ptr::null(), ptr::null_mut()), UNINITIALIZED);
+            let count = nvml.symbol::<extern "C" fn(*mut c_uint) -> u32>("nvmlDeviceGetCount_v2");
+            assert_eq!(count(ptr::null_mut()), UNINITIALIZED);
+        }
+    };
+    refused("before init");
+    assert_eq!((nvml.init(), nvml.shutdown()), (OK, OK));
+    refused("after shutdown");
+}
+
+/// The library knows its own version, also where no driver is loaded. 525 did not say it.
+#[test]
+fn the_librarys_version_needs_no_session_since_r535() {
+    for (driver, known) in [
+        ("525.147.05", false),
+        ("535.54.03", true),
+        ("580.95.05", true),
+    ] {
+        let nvml = Nvml::load();
+        mock_gpus(&nvml.path, &["create", "h100x1"]);
+        let change = nvml.state().edit(|engine| {
+            engine.system.driver_version = driver.to_owned();
+            engine.system.nvml_version = Some(format!("12.{driver}"));
+        });
+        change.unwrap();
+        // SAFETY: as in nvml.h.
+        let ask = |room: &mut [u8]| unsafe {
+            let length = c_uint::try_from(room.len()).unwrap();
+            let ask =
+                nvml.symbol::<extern "C" fn(*mut u8, c_uint) -> u32>("nvmlSystemGetNVMLVersion");
+            ask(room.as_mut_ptr(), length)
+        };
+        let mut room = [0; 80];
+        assert_eq!(ask(&mut room), if known { OK } else { UNINITIALIZED });
+        let text = CStr::from_bytes_until_nul(&room).unwrap().to_str().unwrap();
+        assert_eq!(text.strip_prefix("12."), known.then_some(driver));
+        let short = ask(&mut room[..3]);
+        assert_eq!(
+            short,
+            if known {
+                INSUFFICIENT_SIZE
+            } else {
+                UNINITIALIZED
+            }
+        );
+        assert_eq!((nvml.init(), ask(&mut room)), (OK, OK));
+    }
+}
+
+#[test]
+fn codes_have_the_words_of_the_real_library() {
+    let words = |driver: &str| {
+        let nvml = Nvml::load();
+        mock_gpus(&nvml.path, &["create", "h100x1"]);
+        let change = |e: &mut divvy_gpu_sim::Engine| e.system.driver_version = driver.to_owned();
+        nvml.state().edit(change).unwrap();
+        // SAFETY: as in nvml.h; the words live as long as the library.
+        let words = |code: u32| unsafe {
+            let ask = nvml.symbol::<extern "C" fn(u32) -> *const c_char>("nvmlErrorString");
+            CStr::from_ptr(ask(code)).to_str().unwrap().to_owned()
+        };
+        (0..=30).map(words).collect::<Vec<String>>()
+    };
+    let (old, new) = (words("535.161.08"), words("550.163.01"));
+    assert_eq!(old[..28], new[..28]);
+    let unknown = |code: usize| old[code] == "Unknown Error";
+    assert_eq!(
+        (0..=30).filter(|code| unknown(*code)).collect::<Vec<_>>(),
+        [28, 29, 30]
+    );
+    let at = [7, 8, 12, 17, 20, 21, 24, 25, 26, 27, 28, 29].map(|code| new[code].as_str());
+    assert_eq!(
+        at,
+        [
+            "Insufficient Size",
+            "Insufficient External Power",
+            "NVML Shared Library Not Found",
+            "GPU access blocked by the operating system",
+            "Insufficient Memory",
+            "No data",
+            "Invalid Frequency",
+            "Argument version mismatch",
+            "Requested functionality has been deprecated",
+            "System is not in ready state",
+            "No supported GPUs were found",
+            "Resource not in correct state to perform requested operation",
+        ]
+    );
 }
 
 #[test]

@@ -10,7 +10,8 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::{
-    code, code_of_mode, gpu, pci_info, put, put_count, put_text, struct_version, version_of,
+    bad_argument, code, code_of_mode, gpu, pci_info, put, put_count, put_text, struct_version,
+    version_of,
 };
 use crate::bridge::{self, Thing};
 
@@ -198,7 +199,7 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
         })
     };
     if current.is_null() || pending.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     }
     code_of_mode(ask().map(|(now, later)| {
         // SAFETY: see `abi`.
@@ -275,7 +276,7 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
     const RECOVERY_ACTION: u32 = 230;
     const UNSIGNED_INT: u32 = 1;
     let (Ok(count), false) = (usize::try_from(count), values.is_null()) else {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     };
     let asked = |field: u32| {
         // SAFETY: see `abi`; `values` is valid for `count` values.

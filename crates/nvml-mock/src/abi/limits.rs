@@ -50,6 +50,7 @@ unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(
     limits: *mut SetLimits,
 ) -> nvmlReturn_t {
     let change = || {
+        bridge::ready()?;
         if limits.is_null() {
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }
@@ -76,6 +77,7 @@ unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(
     limits: *mut GetLimits,
 ) -> nvmlReturn_t {
     let ask = || {
+        bridge::ready()?;
         if limits.is_null() {
             return Err(GpuErrorCode::INVALID_ARGUMENT);
         }

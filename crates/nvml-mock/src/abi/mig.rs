@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_t,
 };
 
-use super::{Answer, chars, code, plain, put, struct_version, version_of};
+use super::{Answer, bad_argument, chars, code, plain, put, struct_version, version_of};
 use crate::bridge::{self, Thing, handle_to, uuid_of};
 use crate::trial::{self, Odd};
 
@@ -69,7 +69,7 @@ unsafe fn put_all<T>(
     odd: Option<Odd>,
 ) -> nvmlReturn_t {
     if count.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     }
     if let Some(Odd::Fails(code) | Odd::FailsAfter(code)) = odd {
         return code;
@@ -283,7 +283,7 @@ unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
 ) -> nvmlReturn_t {
     let create = || {
         if placement.is_null() {
-            return Err(GpuErrorCode::INVALID_ARGUMENT);
+            return Err(bad_argument());
         }
         // SAFETY: see `abi`.
         let at = unsafe { placement.read() };

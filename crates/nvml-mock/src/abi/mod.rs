@@ -2,7 +2,7 @@
 //!
 //! SAFETY, for every function in here and below: `nvml.h` makes the caller promise that an out
 //! pointer is valid for a value of its type, a buffer for its length, and a text for reading up to
-//! its NUL. Null is checked for, as NVML does. A device handle is only a number here and is never
+//! its NUL. Null is checked for, as NVML does: after the session ([`bad_argument`]). A device handle is only a number here and is never
 //! followed.
 
 mod compute;
@@ -35,6 +35,14 @@ fn plain(answer: Answer<()>) -> nvmlReturn_t {
         Ok(()) => 0,
         Err(code) => code.0,
     }
+}
+
+/// Returns the code of a call with a wrong argument. Without a session no argument is looked at
+/// (seen of 535, 550 and 555).
+pub(super) fn bad_argument() -> GpuErrorCode {
+    bridge::ready()
+        .err()
+        .unwrap_or(GpuErrorCode::INVALID_ARGUMENT)
 }
 
 /// Answers a call whose work is done.
@@ -92,7 +100,7 @@ unsafe fn put_odd<T>(
     answer: impl FnOnce() -> Answer<T>,
 ) -> nvmlReturn_t {
     if out.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     }
     let odd = trial::odd(Location::caller(), has_value);
     if let Some(Odd::Fails(code)) = odd {
@@ -125,7 +133,7 @@ pub(super) unsafe fn put_text(
     answer: impl FnOnce() -> Answer<String>,
 ) -> nvmlReturn_t {
     if out.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     }
     let odd = trial::odd(Location::caller(), true);
     if let Some(Odd::Fails(code) | Odd::FailsAfter(code)) = odd {
@@ -160,6 +168,7 @@ pub(super) fn gpu<T>(device: nvmlDevice_t, ask: impl FnOnce(&SimGpu) -> Answer<T
 /// # Safety
 /// `versioned` is null or points to a struct that begins with its version.
 pub(super) unsafe fn version_of(versioned: *const c_uint) -> Answer<c_uint> {
+    bridge::ready()?;
     if versioned.is_null() {
         return Err(GpuErrorCode::INVALID_ARGUMENT);
     }

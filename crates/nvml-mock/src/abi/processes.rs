@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v2_t, nvmlReturn_t,
 };
 
-use super::{Answer, code};
+use super::{Answer, bad_argument, code};
 use crate::bridge;
 
 type Processes = Vec<GpuProcess>;
@@ -95,7 +95,7 @@ unsafe fn put_processes(
 ) -> nvmlReturn_t {
     const NOT_AVAILABLE: u64 = u64::MAX;
     if count.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     }
     code(answer.and_then(|processes| {
         // SAFETY: valid by this function's contract.

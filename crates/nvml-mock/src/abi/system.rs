@@ -6,14 +6,14 @@ use std::ptr;
 use divvy_model::{GpuErrorCode, GpuOp, PciAddress};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
-use super::{Answer, code, put, put_count, put_text};
+use super::{Answer, bad_argument, code, put, put_count, put_text};
 use crate::bridge;
 
 /// # Safety
 /// `text` is null or a text with a NUL.
 unsafe fn text<'a>(text: *const c_char) -> Answer<&'a str> {
     if text.is_null() {
-        return Err(GpuErrorCode::INVALID_ARGUMENT);
+        return Err(bad_argument());
     }
     // SAFETY: not null, and with a NUL by this function's contract.
     unsafe { CStr::from_ptr(text) }
@@ -37,24 +37,48 @@ extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlShutdown() -> nvmlReturn_t {
-    code(bridge::shutdown())
+    bridge::shutdown();
+    code(Ok(()))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
+    // Words that came between R535 and R550.
+    let is_later = || {
+        let engine = bridge::beside_sessions();
+        engine.is_ok_and(|engine| bridge::generation(&engine).has_words_of_r550())
+    };
     match result {
         0 => c"Success",
         1 => c"Uninitialized",
         2 => c"Invalid Argument",
         3 => c"Not Supported",
         4 => c"Insufficient Permissions",
+        5 => c"Already Initialized",
         6 => c"Not Found",
+        7 => c"Insufficient Size",
+        8 => c"Insufficient External Power",
         9 => c"Driver Not Loaded",
         10 => c"Timeout",
-        19 => c"In use by another client",
-        23 => c"Insufficient Resources",
+        11 => c"Interrupt Request Issue",
+        12 => c"NVML Shared Library Not Found",
+        13 => c"Function Not Found",
+        14 => c"Corrupted infoROM",
         15 => c"GPU is lost",
+        16 => c"GPU requires reset",
+        17 => c"GPU access blocked by the operating system",
         18 => c"Driver/library version mismatch",
+        19 => c"In use by another client",
+        20 => c"Insufficient Memory",
+        21 => c"No data",
+        22 => c"vGPU ECC not supported",
+        23 => c"Insufficient Resources",
+        24 => c"Invalid Frequency",
+        25 => c"Argument version mismatch",
+        26 => c"Requested functionality has been deprecated",
+        27 => c"System is not in ready state",
+        28 if is_later() => c"No supported GPUs were found",
+        29 if is_later() => c"Resource not in correct state to perform requested operation",
         _ => c"Unknown Error",
     }
     .as_ptr()
@@ -81,16 +105,20 @@ unsafe extern "C" fn nvmlSystemGetNVMLVersion(
     version: *mut c_char,
     length: c_uint,
 ) -> nvmlReturn_t {
-    // SAFETY: see `abi`.
-    unsafe {
-        put_text(version, length, || {
-            bridge::engine()?
-                .system
-                .nvml_version
-                .clone()
-                .ok_or(GpuErrorCode::NOT_SUPPORTED)
-        })
+    let ask = || {
+        // The version is the library's own. Only before R535 was a session needed for it.
+        let engine = bridge::beside_sessions()?;
+        if !bridge::generation(&engine).has_version_beside_sessions() {
+            bridge::engine()?;
+        }
+        let version = engine.system.nvml_version.clone();
+        version.ok_or(GpuErrorCode::NOT_SUPPORTED)
+    };
+    if version.is_null() {
+        return ask().err().unwrap_or(GpuErrorCode::INVALID_ARGUMENT).0;
     }
+    // SAFETY: see `abi`.
+    unsafe { put_text(version, length, ask) }
 }
 
 fn cuda_version() -> Answer<c_int> {

@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlMemory_v2_t, nvmlProcessUtilizationSample_t, nvmlReturn_t, nvmlUtilization_t,
 };
 
-use super::{Answer, code, put, struct_version, version_of};
+use super::{Answer, bad_argument, code, put, struct_version, version_of};
 use crate::bridge::{self, Thing, uuid_of};
 
 /// Reads the memory of a GPU or a MIG device.
@@ -112,7 +112,7 @@ unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     since: c_ulonglong,
 ) -> nvmlReturn_t {
     if count.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     }
     let ask = || {
         let gpu = uuid_of(device.addr())?;
@@ -205,7 +205,7 @@ extern "C" fn nvmlGpmMigSampleGet(
 unsafe extern "C" fn nvmlGpmMetricsGet(asked: *mut nvmlGpmMetricsGet_t) -> nvmlReturn_t {
     const SM_UTIL: c_uint = 2;
     if asked.is_null() {
-        return GpuErrorCode::INVALID_ARGUMENT.0;
+        return bad_argument().0;
     }
     // SAFETY: see `abi`.
     let asked = unsafe { &mut *asked };
