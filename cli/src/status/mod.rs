@@ -3,6 +3,7 @@
 //! and claims.
 
 pub(crate) mod claim;
+mod fold;
 mod hook;
 pub(crate) mod pod;
 pub(crate) mod policy;

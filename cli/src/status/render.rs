@@ -7,6 +7,7 @@ use divvy_api::node::GpuStatus;
 use divvy_model::DeviceKind;
 
 use super::claim::{ClaimLine, ClaimReport, DeviceLine, State};
+use super::fold::fold;
 use super::pod::{PodReport, Step};
 use super::policy::PolicyReport;
 use super::read::{GPU_NODES, POLICIES};
@@ -494,29 +495,25 @@ fn troubles(out: &mut Out, snapshot: &Snapshot, troubles: &[NodeTrouble]) {
             continue;
         }
         out.head(head);
-        for entry in of_it {
-            let trouble = &entry.trouble;
-            let place = [entry.node.as_str(), &trouble.gpu, &trouble.subject];
-            let place: Vec<&str> = place.into_iter().filter(|part| !part.is_empty()).collect();
-            let since = trouble
-                .since
-                .as_deref()
-                .map(|since| format!(", for {}", snapshot.since(since)));
+        for equal in fold(snapshot, &of_it) {
+            let since = equal.since();
+            let since = since.map(|since| format!(", for {}", snapshot.since(since)));
             out.line(&format!(
                 "  {}: {}{}",
-                place.join(" "),
-                trouble.kind,
+                some(equal.places().iter()),
+                equal.kind(),
                 since.unwrap_or_default()
             ));
-            out.line(&format!("    why: {}", indented(&trouble.why, 9)));
-            if !trouble.claim.is_empty() {
-                out.line(&format!("    claim: {}", trouble.claim));
+            out.line(&format!("    why: {}", indented(&equal.why, 9)));
+            if !equal.claim().is_empty() {
+                out.line(&format!("    claim: {}", equal.claim()));
             }
-            if !entry.affects.is_empty() {
-                out.line(&format!("    held by: {}", some(entry.affects.iter())));
+            let affects = equal.affects();
+            if !affects.is_empty() {
+                out.line(&format!("    held by: {}", some(affects.into_iter())));
             }
-            if !trouble.remedy.is_empty() {
-                out.line(&format!("    do:  {}", trouble.remedy));
+            if !equal.remedy.is_empty() {
+                out.line(&format!("    do:  {}", equal.remedy));
             }
         }
     }
