@@ -8,7 +8,7 @@ use divvy_executor::HeldDevice;
 use divvy_model::{GpuUuid, Inventory, Mode, Ordinals};
 use divvy_offer::Finding;
 
-use super::troubles::troubles;
+use super::troubles::{ordinal, troubles};
 use crate::node::findings::Known;
 
 /// Behind the device of a holder with admin access, which holds nothing.
@@ -210,7 +210,7 @@ fn modes(gpus: &[GpuStatus]) -> String {
     counts.collect::<Vec<_>>().join(", ")
 }
 
-/// `bad-policy, gpu-3 lost, gpu-4 fenced+lingering`: what needs a person.
+/// `bad-policy, gpu-0 to gpu-2 lost, gpu-4 fenced+lingering`: what needs a person.
 fn trouble(troubles: &[Trouble]) -> String {
     let mut of: Vec<(&str, Vec<&str>)> = Vec::new();
     for trouble in troubles.iter().filter(|trouble| !trouble.notice) {
@@ -220,9 +220,26 @@ fn trouble(troubles: &[Trouble]) -> String {
             None => of.push((&trouble.gpu, vec![&trouble.kind])),
         }
     }
-    let each = of.iter().map(|(gpu, kinds)| match *gpu {
-        "" => kinds.join(", "),
-        gpu => format!("{gpu} {}", kinds.join("+")),
+    let follows = |(gpu, kinds): &(&str, Vec<&str>), (next, of_next): &(&str, Vec<&str>)| {
+        let (gpu, next) = (ordinal(gpu), ordinal(next));
+        kinds == of_next
+            && gpu
+                .and_then(|gpu| gpu.checked_add(1))
+                .is_some_and(|gpu| next == Some(gpu))
+    };
+    let each = of.chunk_by(follows).flat_map(|run| match run {
+        // Two are as short by their names.
+        [(first, kinds), _, .., (last, _)] => {
+            vec![format!("{first} to {last} {}", kinds.join("+"))]
+        }
+        few => few.iter().map(of_one).collect(),
     });
     each.collect::<Vec<_>>().join(", ")
+}
+
+fn of_one((gpu, kinds): &(&str, Vec<&str>)) -> String {
+    match *gpu {
+        "" => kinds.join(", "),
+        gpu => format!("{gpu} {}", kinds.join("+")),
+    }
 }

@@ -37,7 +37,8 @@ fn trouble(finding: &Finding, ordinals: &Ordinals) -> Option<Trouble> {
     })
 }
 
-fn ordinal(gpu: &str) -> Option<u32> {
+/// Returns the number in a GPU's name.
+pub(super) fn ordinal(gpu: &str) -> Option<u32> {
     let kind = DeviceKind::parse(&gpu.parse().ok()?).ok()?;
     Some(kind.ordinal())
 }

@@ -401,3 +401,29 @@ fn a_driver_that_was_never_there_is_reported_with_known_gpus() {
         ("", "driver-released")
     );
 }
+
+#[test]
+fn the_summary_names_the_first_and_last_of_equal_gpus() {
+    let (mut world, gpus) = World::new(8);
+    let without = [0, 1, 2, 3, 5, 6].map(|n| gpus[n].clone());
+    for gpu in &without {
+        world.inventory.as_mut().unwrap().gpus.remove(gpu);
+        world.health.removed.insert(gpu.clone());
+    }
+    assert_eq!(
+        world.status().summary.trouble,
+        "gpu-0 to gpu-3 gpu-removed, gpu-5 gpu-removed, gpu-6 gpu-removed"
+    );
+    world.driver = Some("the NVIDIA driver is not loaded".to_owned());
+    let why = || "events".to_owned();
+    let unheard = Unmonitored {
+        why: why(),
+        for_good: false,
+    };
+    world.health.removed.remove(&gpus[1]);
+    world.health.unmonitored.insert(gpus[1].clone(), unheard);
+    assert_eq!(
+        world.status().summary.trouble,
+        "driver-down, gpu-0 gpu-removed, gpu-1 lost, gpu-2 gpu-removed, gpu-3 gpu-removed, gpu-5 gpu-removed, gpu-6 gpu-removed"
+    );
+}
