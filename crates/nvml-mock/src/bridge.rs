@@ -112,7 +112,7 @@ pub(crate) fn init() -> Result<(), GpuErrorCode> {
     Ok(())
 }
 
-/// Ends a session. One too many does nothing, and succeeds.
+/// Ends a session, or does nothing where there is none.
 pub(crate) fn shutdown() {
     let mut session = session();
     let Some(left) = session.users.checked_sub(1) else {

@@ -2,8 +2,8 @@
 //! version the state has.
 //!
 //! From the change log of NVIDIA's NVML reference (R510 to R615) and nvml.h of CUDA 12.0, 12.4,
-//! 13.0 and 13.3; R535's lists of processes from go-nvml#75 and nvitop#79 and #89; symbols, words and
-//! calls without a session from the libraries of 525, 535, 550 and 555 themselves. The library
+//! 13.0 and 13.3; R535's lists of processes from go-nvml#75 and nvitop#79 and #89; symbols, words
+//! and calls without a session from the libraries of 525, 535, 550 and 555 themselves. The library
 //! that a test loads also has to lack the functions ([`Generation::lacks`]): here they are there in
 //! every library.
 

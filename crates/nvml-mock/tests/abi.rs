@@ -129,7 +129,7 @@ fn calls_before_init_and_after_the_last_shutdown_are_refused() {
     assert_eq!((nvml.init(), nvml.at(0).0), (OK, OK));
 }
 
-/// As the libraries of 535.309.01, 550.163.01 and 555.58.02 do.
+/// The libraries of 535.309.01, 550.163.01 and 555.58.02 do the same.
 #[test]
 fn without_a_session_no_argument_is_looked_at() {
     let nvml = Nvml::load();

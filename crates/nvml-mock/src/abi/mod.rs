@@ -2,8 +2,8 @@
 //!
 //! SAFETY, for every function in here and below: `nvml.h` makes the caller promise that an out
 //! pointer is valid for a value of its type, a buffer for its length, and a text for reading up to
-//! its NUL. Null is checked for, as NVML does: after the session ([`bad_argument`]). A device handle is only a number here and is never
-//! followed.
+//! its NUL. Null is checked for, as NVML does: after the session ([`bad_argument`]). A device
+//! handle is only a number here and is never followed.
 
 mod compute;
 mod device;
