@@ -41,6 +41,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         "divvy-nvml-mock",
         "--package",
         "divvy-mps-supervisor",
+        "--package",
+        "divvy-mps-stand-in",
     ];
     succeeds(
         Command::new("cargo")

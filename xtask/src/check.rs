@@ -107,6 +107,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const DEVELOPMENT_ONLY: &[&str] = &[
     "divvy-conformance",
     "divvy-gpu-sim",
+    "divvy-mps-stand-in",
     "divvy-fake-cluster",
     "divvy-nvml-mock",
     "divvy-e2e",

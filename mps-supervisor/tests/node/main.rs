@@ -88,7 +88,7 @@ impl Node {
         let host = Fixture::new(gpus.collect()).build(&root).unwrap();
         for name in programs {
             let program = root.join("usr/bin").join(name);
-            fs_err::copy(env!("CARGO_BIN_EXE_divvy-mps-stand-in"), program).unwrap();
+            fs_err::copy(divvy_mps_stand_in::program(), program).unwrap();
         }
         fs_err::create_dir_all(dir.path().join("cdi")).unwrap();
         let api = FakeApi::new();

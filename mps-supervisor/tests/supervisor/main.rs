@@ -56,7 +56,7 @@ impl Node {
         let bin = HostRoot::under(root).see(driver.as_ref()).join("usr/bin");
         for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
             // Copies: each has a file of its own, as NVIDIA's have.
-            fs_err::copy(env!("CARGO_BIN_EXE_divvy-mps-stand-in"), bin.join(name)).unwrap();
+            fs_err::copy(divvy_mps_stand_in::program(), bin.join(name)).unwrap();
         }
         Self { dir, bin }
     }

@@ -12,6 +12,14 @@ use crate::target::Target;
 /// The profile of what nodes run; cargo's folder for it has the same name.
 const NODE: &str = "node";
 
+/// What a node of the tests has in the place of NVIDIA's library and programs.
+const OF_TESTS: [&str; 4] = [
+    "--package",
+    "divvy-nvml-mock",
+    "--package",
+    "divvy-mps-stand-in",
+];
+
 /// Built programs. Images and nodes get copies of these.
 #[derive(Debug, Clone)]
 pub struct Programs {
@@ -35,7 +43,7 @@ pub struct Programs {
 impl Programs {
     /// Builds them as they are shipped (`--profile node`).
     pub fn build() -> Result<Self> {
-        Target::HOST.build(&[&OfNode::DYNAMIC[..], &["--package", "divvy-nvml-mock"]].concat())?;
+        Target::HOST.build(&[&OfNode::DYNAMIC[..], &OF_TESTS].concat())?;
         let hook = built(Target::HOST, &Target::HOST.musl(), "divvy-cdi-hook")?;
         let cli = command_line(Target::HOST)?;
         Self::at(&target_dir().join(NODE), hook, cli)

@@ -56,21 +56,6 @@ fn hook() -> &'static Path {
     &HOOK
 }
 
-/// The stand-in for NVIDIA's program for MPS, built as the hook is.
-fn mps_stand_in() -> &'static Path {
-    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "divvy-mps-supervisor"]);
-        assert!(cargo.status().unwrap().success());
-        hook()
-            .parent()
-            .unwrap()
-            .with_file_name("debug")
-            .join("divvy-mps-stand-in")
-    });
-    &PROGRAM
-}
-
 /// Returns true if processes may have a mount namespace of their own, as the program needs it.
 fn may_have_namespaces() -> bool {
     Command::new("unshare")
@@ -182,7 +167,11 @@ impl Machine {
     /// Programs for MPS.
     fn with_mps(self) -> Self {
         for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
-            fs_err::copy(mps_stand_in(), self.host().join("usr/bin").join(name)).unwrap();
+            fs_err::copy(
+                divvy_mps_stand_in::program(),
+                self.host().join("usr/bin").join(name),
+            )
+            .unwrap();
         }
         self
     }
