@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, ExitCode};
 
-use super::{bytes, has_fault, listen, log, pipe, start_server, state_of};
+use super::{LOOK, has_fault, log, pipe, server, sockets, start_server};
 
+/// Argument of a server of this protocol before its GPUs.
+pub(crate) const GPUS: &str = "--gpus";
 const DEFAULT: &str = "default";
 
 #[derive(Default)]
@@ -35,7 +37,7 @@ impl Namespace {
         drop(fs_err::create_dir_all(&dir));
         let socket = dir.join("control");
         drop(fs_err::remove_file(&socket));
-        let sockets = listen(&socket).ok();
+        let sockets = sockets::listen(&socket).ok();
         Self {
             dir,
             sockets,
@@ -121,7 +123,7 @@ impl Servers {
         let default = Namespace::new(dir.join(DEFAULT));
         // A GPU that is not known is taken.
         let server = Server {
-            child: start_server(&devices),
+            child: start_server(&[GPUS, &devices]),
             devices,
             namespaces: BTreeMap::from([(DEFAULT.to_owned(), default)]),
         };
@@ -264,4 +266,60 @@ impl Namespace {
 fn is_name(name: &str) -> bool {
     let takes = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     (1..=64).contains(&name.len()) && name.chars().all(takes)
+}
+
+/// Reads `10G` or `512M`.
+fn bytes(amount: &str) -> Option<u64> {
+    let (number, shift) = match amount.strip_suffix('G') {
+        Some(number) => (number, 30),
+        None => (amount.strip_suffix('M')?, 20),
+    };
+    Some(number.parse::<u64>().ok()? << shift)
+}
+
+/// State of a server, in the daemon's words.
+fn state_of(server: u32) -> &'static str {
+    if has_fault(&format!("fault {server}")) {
+        "FAULT"
+    } else if has_started(server) {
+        "ACTIVE"
+    } else {
+        "INITIALIZING"
+    }
+}
+
+/// Returns whether a server serves. A server that dies at once is there for a moment, too.
+fn has_started(server: u32) -> bool {
+    let path = super::folder("CUDA_MPS_LOG_DIRECTORY").join("server.log");
+    let text = fs_err::read_to_string(path).unwrap_or_default();
+    let line = format!(" {server}] {}", server::STARTED);
+    text.lines().any(|one| one.ends_with(&line))
+}
+
+/// Returns whether the driver knows all of these GPUs.
+fn knows(gpus: &str) -> bool {
+    let file = std::env::current_exe().unwrap().with_file_name("gpus");
+    let Ok(known) = fs_err::read_to_string(file) else {
+        return true;
+    };
+    let asked = gpus.split(',').filter(|gpu| !gpu.is_empty());
+    asked
+        .into_iter()
+        .all(|gpu| known.lines().any(|line| line == gpu))
+}
+
+/// The server: lives until it is killed, also when its daemon has died.
+pub(crate) fn server(gpus: &str) -> ExitCode {
+    if has_fault("server-dies") || !knows(gpus) {
+        log(
+            "server.log",
+            "Server encountered a fatal exception. Shutting down",
+        );
+        return ExitCode::FAILURE;
+    }
+    log("server.log", server::STARTED);
+    while pipe().exists() {
+        std::thread::sleep(LOOK * 10);
+    }
+    ExitCode::SUCCESS
 }
