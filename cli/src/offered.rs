@@ -24,7 +24,7 @@ pub(crate) fn offered(
 ) -> Offered {
     // A node with `mps.enabled`, and with all that its driver comes with.
     let mut able = inventory.clone();
-    able.system.mps = MpsAbility::of_node(&inventory.system.driver_version, true, true);
+    able.system.mps = MpsAbility::of_node(&inventory.system.driver_version, true, true, None);
     let inventory = &able;
     let mut ordinals = Ordinals::default();
     ordinals.assign(

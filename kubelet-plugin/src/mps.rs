@@ -18,8 +18,8 @@ use divvy_model::{
 use divvy_proto::mps::v1 as proto;
 use divvy_proto::mps::v1::supervisor_client::SupervisorClient;
 use divvy_proto::mps::v1::{
-    Daemon, Limits, Namespace, PutNamespaceRequest, RemoveNamespaceRequest, StartRequest,
-    StateRequest, StopRequest,
+    Daemon, Limits, Namespace, ProgramsRequest, PutNamespaceRequest, RemoveNamespaceRequest,
+    StartRequest, StateRequest, StopRequest,
 };
 use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
@@ -33,6 +33,9 @@ const PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 const PIPE: &str = "/run/divvy/mps";
 /// A connection to a socket of the node takes no time, unless nothing listens.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// They are tried once, which takes some starts of a daemon.
+const PROGRAMS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Returns whether a driver has the programs.
 pub(crate) fn has_programs(root: &DriverRoot) -> bool {
@@ -105,6 +108,27 @@ impl SupervisedMps {
             clock,
             wedged_after,
             holders: Mutex::default(),
+        }
+    }
+
+    /// Returns whether a server can serve programs of all users; `None`: the supervisor does not
+    /// say, which may come later than this. On a thread that may wait.
+    pub(crate) fn serves_all_users(&self) -> Option<bool> {
+        let answer = self.runtime.block_on(async {
+            let mut client = self.connect().await?;
+            let asked = client.programs(ProgramsRequest {});
+            let answer = within_time(PROGRAMS_WITHIN, asked).await;
+            answer.map_err(|status| status.message().to_owned())
+        });
+        match answer {
+            Ok(answer) => Some(answer.into_inner().for_all_users),
+            Err(why) => {
+                tracing::debug!(
+                    why,
+                    "the MPS supervisor does not say what the driver's MPS can do"
+                );
+                None
+            }
         }
     }
 

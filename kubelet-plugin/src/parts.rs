@@ -2,7 +2,6 @@
 //! NVML, the API.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -108,6 +107,15 @@ pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> anyhow::Result<Hos
     Ok(edits.with_mps(config.mps_dir.clone()))
 }
 
+/// Returns the client of the node's supervisor of MPS daemons, if there is one.
+pub(crate) fn supervisor(config: &Config) -> Option<Arc<SupervisedMps>> {
+    let dir = config.mps_dir.as_ref()?;
+    let runtime = tokio::runtime::Handle::current();
+    let clock = Arc::new(SystemClock);
+    let mps = SupervisedMps::new(dir, runtime, clock, config.timing.mps_wedged);
+    Some(Arc::new(mps))
+}
+
 pub(crate) fn executor(
     config: &Config,
     host: &HostRoot,
@@ -126,16 +134,7 @@ pub(crate) fn executor(
     // Two drivers share the folder of locks, and nothing else.
     let run_dir = config.own_run_dir();
     let unusable = |what: &str| format!("{what} in --plugin-dir {} cannot be used", dir.display());
-    let supervised = |dir: &PathBuf| -> Arc<dyn MpsServers> {
-        let runtime = tokio::runtime::Handle::current();
-        Arc::new(SupervisedMps::new(
-            dir,
-            runtime,
-            clock.clone(),
-            config.timing.mps_wedged,
-        ))
-    };
-    let mps = mps.or_else(|| config.mps_dir.as_ref().map(supervised));
+    let mps = mps.or_else(|| supervisor(config).map(|mps| mps as Arc<dyn MpsServers>));
     let mps = mps.unwrap_or_else(|| Arc::new(NoMps));
     let pods_of = host.clone();
     let parts = Parts {

@@ -349,7 +349,7 @@ impl Shared {
             edits: self.edits.clone(),
             cgroups: self.config.cgroup_root.clone(),
             memory_caps: self.config.memory_caps,
-            mps: self.config.mps_dir.is_some(),
+            mps: crate::parts::supervisor(&self.config),
             node,
             release_file: drain::file_in(&self.config.plugin_dir),
             in_use: Arc::new(move || {

@@ -5,6 +5,7 @@
 mod namespaces;
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +22,20 @@ const FIRST_LOOK: Duration = Duration::from_millis(1);
 
 /// State of a server that waits for its clients to end, after a fatal error of one of them.
 const FAULT: &str = "FAULT";
+
+/// Beginning of the answer to a command that the program does not know.
+const UNKNOWN: &str = "Unknown command";
+
+/// Start of a daemon, by its users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launch {
+    /// With protocol v2, for programs of one user at a time: one of another user ends the server.
+    ForOne,
+    /// With protocol v2, for programs of all users, as pods have, by this flag.
+    ForAll(&'static str),
+    /// With protocol v3, for programs of all users.
+    Namespaces,
+}
 
 /// Why the program did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -64,11 +79,13 @@ pub struct Control<'a> {
 }
 
 impl Control<'_> {
-    /// Starts the daemon, which goes into the background: for users of all UIDs, as pods have.
-    pub fn launch(&self, protocol: MpsProtocol, within: Duration) -> Result<(), ControlError> {
-        let args: &[&str] = match protocol {
-            MpsProtocol::V2 => &["-M", "-d"],
-            MpsProtocol::V3 => &["-p", "3", "-m", "-d"],
+    /// Starts the daemon, which goes into the background. A good end proves nothing: where a
+    /// daemon runs already, older programs take flags that they do not know for none.
+    pub fn launch(&self, how: Launch, within: Duration) -> Result<(), ControlError> {
+        let args: &[&str] = match how {
+            Launch::ForOne => &["-d"],
+            Launch::ForAll(flag) => &[flag, "-d"],
+            Launch::Namespaces => &["-p", "3", "-m", "-d"],
         };
         self.run(args, "", within).map(drop)
     }
@@ -122,7 +139,8 @@ impl Control<'_> {
         Err(ControlError::Refused { command, text })
     }
 
-    /// Sets the limit of memory. By the number of the GPU: a limit by UUID is taken and ignored.
+    /// Sets the limit of memory. By the number of the GPU: a limit by UUID is taken for none of the
+    /// first GPU.
     pub fn set_memory(&self, mib: u64, within: Duration) -> Result<(), ControlError> {
         // What is read back is rounded, so that it proves nothing.
         self.order(
@@ -141,12 +159,19 @@ impl Control<'_> {
         })
     }
 
+    /// Returns the state of a server, in the daemon's words; `None` where the program does not know
+    /// the command.
+    pub fn state_of(&self, server: u32, within: Duration) -> Result<Option<String>, ControlError> {
+        let state = self.ask(&format!("get_server_status {server}"), within)?;
+        Ok(Some(state).filter(|state| !state.starts_with(UNKNOWN)))
+    }
+
     /// Returns whether one of the daemon's servers is in the state FAULT, and with it the number of
     /// its clients, if it is known. An answer of other words is no fault, and no list without
     /// clients: nothing is ended because of words that are not known.
     pub fn faulty_server(&self, within: Duration) -> Result<Option<Option<u32>>, ControlError> {
         for server in self.servers(within)? {
-            let state = self.ask(&format!("get_server_status {server}"), within)?;
+            let state = self.state_of(server, within)?.unwrap_or_default();
             let mut words = state.split(|c: char| !c.is_ascii_alphanumeric());
             if words.any(|word| word.eq_ignore_ascii_case(FAULT)) {
                 let clients = self.ask(&format!("get_client_list {server}"), within)?;
@@ -186,7 +211,7 @@ impl Control<'_> {
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null());
+            .stderr(Stdio::piped());
         let mut child = start_program(&mut command, within).map_err(failed)?;
         if let Some(mut stdin) = child.stdin.take() {
             // A program that ends without reading has an exit status that says more.
@@ -200,14 +225,17 @@ impl Control<'_> {
                 within,
             });
         };
-        let text = said(&mut child);
+        // Answers are on its standard output, and why there is none on the other.
+        let text = said(child.stdout.take());
         if status.success() {
             Ok(text)
         } else {
+            let errors = said(child.stderr.take());
+            let both = [text, errors].into_iter().filter(|text| !text.is_empty());
             Err(ControlError::NoDaemon {
                 command: named,
                 status,
-                text,
+                text: both.collect::<Vec<_>>().join(" / "),
             })
         }
     }
@@ -233,9 +261,9 @@ fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
 
 /// Reads what a program has written. Only what is there: a daemon that it has started may hold the
 /// pipe.
-fn said(child: &mut Child) -> String {
+fn said(from: Option<impl Read + AsFd>) -> String {
     let mut text = Vec::new();
-    if let Some(mut out) = child.stdout.take() {
+    if let Some(mut out) = from {
         let flags = rustix::fs::fcntl_getfl(&out);
         let set = flags
             .and_then(|flags| rustix::fs::fcntl_setfl(&out, flags | rustix::fs::OFlags::NONBLOCK));

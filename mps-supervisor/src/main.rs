@@ -108,6 +108,14 @@ fn run(args: Args) -> anyhow::Result<()> {
         .adopt()
         .context("the daemons of before cannot be looked at")?;
     tracing::info!(kept, "looked for the MPS daemons of before");
+    match supervisor.serves_all_users() {
+        Ok(for_all_users) => tracing::info!(for_all_users, "tried the driver's MPS"),
+        // Tried again at the first start: a driver may come later.
+        Err(error) => {
+            let error = divvy_telemetry::chain(&error);
+            tracing::info!(error, "no MPS server can be started now");
+        }
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

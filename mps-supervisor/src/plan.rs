@@ -14,6 +14,9 @@ pub enum Found {
     Remains,
     /// Our daemon, whose server was started with these limits.
     Running(MpsServer),
+    /// Our daemon, whose server with these limits has ended. With protocol v2 it starts another one
+    /// for the next client; until then the GPU is free for any process.
+    Idle(MpsServer),
 }
 
 /// Returns what a note and the process under its number are together. The kernel gives numbers out
@@ -58,11 +61,17 @@ pub enum Step {
 pub fn start(found: &Found, server: MpsServer, anew: bool) -> Vec<Step> {
     let before = match found {
         Found::Running(running) if *running == server && !anew => return Vec::new(),
+        // Its daemon has the limits still.
+        Found::Idle(idle) if *idle == server && !anew => {
+            return vec![Step::StartServer, Step::Ready];
+        }
         Found::Nothing => Vec::new(),
         Found::Remains => vec![Step::Kill],
         // Limits are read by a server at its start. The node plugin stops it first; this is the
         // same.
-        Found::Running(running) => vec![Step::Quit(running.protocol), Step::Kill],
+        Found::Running(running) | Found::Idle(running) => {
+            vec![Step::Quit(running.protocol), Step::Kill]
+        }
     };
     let fresh = [Step::Clear(server.protocol), Step::Launch(server.protocol)];
     let serve = match server.protocol {
@@ -79,7 +88,9 @@ pub fn stop(found: &Found) -> Vec<Step> {
         Found::Nothing => Vec::new(),
         Found::Remains => vec![Step::Kill, Step::Remove],
         // Killed all the same: a daemon that has quit may leave a server that hangs.
-        Found::Running(running) => vec![Step::Quit(running.protocol), Step::Kill, Step::Remove],
+        Found::Running(running) | Found::Idle(running) => {
+            vec![Step::Quit(running.protocol), Step::Kill, Step::Remove]
+        }
     }
 }
 
@@ -158,6 +169,12 @@ mod tests {
     fn what_is_so_already_needs_no_step_and_remains_are_killed_first() {
         assert_eq!(start(&Found::Running(server(4)), server(4), false), []);
         assert_eq!(stop(&Found::Nothing), []);
+        let idle = Found::Idle(server(4));
+        let serve = [Step::StartServer, Step::Ready];
+        assert_eq!(start(&idle, server(4), false), serve);
+        let other = start(&idle, server(2), false);
+        assert_eq!(other, start(&Found::Running(server(4)), server(2), false));
+        assert_eq!(stop(&idle), stop(&Found::Running(server(4))));
         let anew = start(&Found::Running(server(4)), server(4), true);
         assert_eq!(anew, start(&Found::Running(server(2)), server(4), false));
         assert!(!anew.contains(&Step::Remove), "containers have its folder");

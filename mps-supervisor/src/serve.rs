@@ -11,9 +11,9 @@ use divvy_model::{
 };
 use divvy_proto::mps::v1::supervisor_server::{Supervisor as Service, SupervisorServer};
 use divvy_proto::mps::v1::{
-    Daemon, Limits, Namespace, PutNamespaceRequest, PutNamespaceResponse, RemoveNamespaceRequest,
-    RemoveNamespaceResponse, StartRequest, StartResponse, StateRequest, StateResponse, StopRequest,
-    StopResponse, Unwell,
+    Daemon, Limits, Namespace, ProgramsRequest, ProgramsResponse, PutNamespaceRequest,
+    PutNamespaceResponse, RemoveNamespaceRequest, RemoveNamespaceResponse, StartRequest,
+    StartResponse, StateRequest, StateResponse, StopRequest, StopResponse, Unwell,
 };
 use divvy_telemetry::chain;
 use tokio::net::UnixListener;
@@ -134,6 +134,14 @@ impl Service for Answers {
         };
         let daemons = running.into_iter().map(daemon).collect();
         Ok(Response::new(StateResponse { daemons }))
+    }
+
+    async fn programs(
+        &self,
+        _: Request<ProgramsRequest>,
+    ) -> Result<Response<ProgramsResponse>, Status> {
+        let for_all_users = self.blocking(Supervisor::serves_all_users).await?;
+        Ok(Response::new(ProgramsResponse { for_all_users }))
     }
 
     async fn start(&self, asked: Request<StartRequest>) -> Result<Response<StartResponse>, Status> {

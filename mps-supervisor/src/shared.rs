@@ -31,6 +31,22 @@ pub(crate) fn tail(path: &Path, most: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
+/// Empties a regular file that is longer than this; nothing else in its place is touched.
+pub(crate) fn empty_above(path: &Path, longest: u64) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        // No file, a link, a FIFO without a reader.
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let of = file.metadata()?;
+    if of.is_file() && of.len() > longest {
+        file.set_len(0)?;
+    }
+    Ok(())
+}
+
 /// Opens a folder; a link in its place is not followed.
 fn folder(beside: impl AsFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -13,11 +13,13 @@ use divvy_model::{
 };
 
 mod health;
+mod logs;
 mod namespaces;
+mod trial;
 
 pub use self::health::Unwell;
 use crate::cgroup;
-use crate::control::{Control, ControlError, ServerState};
+use crate::control::{Control, ControlError, Launch, ServerState};
 use crate::memory::{Bounds, Size};
 use crate::note::{Daemon, Note};
 use crate::plan::{self, Found, Step};
@@ -29,6 +31,8 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 /// Socket of a daemon, in its folder of sockets.
 const SOCKET: &str = "control";
+/// State of a server that serves, in the daemon's words.
+const ACTIVE: &str = "ACTIVE";
 /// Longest path of the folder of sockets with which daemons start: they fail without a word in
 /// longer ones.
 const LONGEST: usize = 83;
@@ -41,8 +45,6 @@ const READY_WITHIN: Duration = Duration::from_secs(8);
 const QUIT_WITHIN: Duration = Duration::from_secs(5);
 /// Time in which what was killed is gone. A process that hangs in the kernel module is not.
 const GONE_WITHIN: Duration = Duration::from_secs(2);
-/// So much of the end of a log is read.
-const LOG_END: u64 = 16 << 10;
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -86,6 +88,13 @@ pub enum SupervisorError {
     Control(#[from] ControlError),
     #[error("the MPS {what} was not there within {READY_WITHIN:.0?}{log}")]
     NotReady { what: &'static str, log: String },
+    #[error("the MPS server has ended before it served{log}")]
+    Ended { log: String },
+    #[error(
+        "the MPS of the driver in {} serves programs of one user alone (R535 and R550 do): update the driver",
+        .0.display()
+    )]
+    OneUser(PathBuf),
     #[error("process {pid} of the MPS daemon could not be ended")]
     Stuck { pid: u32 },
     #[error("no MPS server with namespaces runs on {0}")]
@@ -123,6 +132,8 @@ pub struct Supervisor {
     locks: Mutex<BTreeMap<GpuTarget, Arc<Mutex<()>>>>,
     /// Servers that do not serve. Lost with this process: their time begins anew then.
     unwell: Mutex<BTreeMap<GpuTarget, health::Seen>>,
+    /// Abilities of the driver's programs, once they were tried.
+    tried: Mutex<Option<trial::Tried>>,
 }
 
 /// The files of one daemon.
@@ -157,6 +168,7 @@ impl Supervisor {
             settings,
             locks: Mutex::default(),
             unwell: Mutex::default(),
+            tried: Mutex::default(),
         }
     }
 
@@ -208,6 +220,7 @@ impl Supervisor {
     /// Ends what an earlier process has left half done: daemons that are dead or not ready, with
     /// the servers that they have left. Daemons that run are kept.
     pub fn adopt(&self) -> Result<usize, SupervisorError> {
+        self.end_trial()?;
         let mut kept = 0;
         for target in self.known()? {
             match self.adopt_one(&target) {
@@ -227,7 +240,7 @@ impl Supervisor {
         let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.files(target);
         match self.find(&files)?.1 {
-            Found::Running(_) => Ok(true),
+            Found::Running(_) | Found::Idle(_) => Ok(true),
             // The folder stays: the containers of a daemon that has died have it mounted, and get
             // the next one there.
             Found::Remains => self.step(target, &files, Step::Kill).map(|()| false),
@@ -331,15 +344,16 @@ impl Supervisor {
             .and_then(|note| process::read(note.daemon.pid));
         let remains = files.dir.exists() || files.pipe(MpsProtocol::V3).exists();
         let found = plan::judge(note.as_ref(), process.as_ref(), remains);
-        // A daemon of protocol v3 starts no other server by itself when its server has died.
-        let serves = match (&found, &note) {
-            (Found::Running(server), Some(note)) => {
-                server.protocol == MpsProtocol::V2
-                    || !self.servers(files, Some(note.daemon.pid)).is_empty()
-            }
-            _ => true,
+        let (Found::Running(server), Some(of)) = (&found, &note) else {
+            return Ok((note, found));
         };
-        Ok((note, if serves { found } else { Found::Remains }))
+        // A server can die, and its daemon lives on. One of protocol v3 starts no other by itself.
+        let found = match server.protocol {
+            _ if !self.servers(files, Some(of.daemon.pid)).is_empty() => found,
+            MpsProtocol::V2 => Found::Idle(*server),
+            MpsProtocol::V3 => Found::Remains,
+        };
+        Ok((note, found))
     }
 
     fn servers(&self, files: &Files, daemon: Option<u32>) -> Vec<Process> {
@@ -425,7 +439,11 @@ impl Supervisor {
     ) -> Result<(), SupervisorError> {
         // Without the server's program the daemon starts, and every client fails.
         program(control.driver, SERVER)?;
-        control.launch(protocol, READY_WITHIN)?;
+        let how = match protocol {
+            MpsProtocol::V2 => self.for_all(control.driver)?,
+            MpsProtocol::V3 => Launch::Namespaces,
+        };
+        control.launch(how, READY_WITHIN)?;
         // Find it. Not by a file in the folder of sockets, which containers can write, and R535
         // writes none. A socket that one of them has put there is no daemon's.
         let mut found = None;
@@ -435,7 +453,7 @@ impl Supervisor {
         };
         let not_ready = || SupervisorError::NotReady {
             what: "daemon",
-            log: log_of(files),
+            log: logs::end_of(&files.log),
         };
         wait_for(is_found).ok_or_else(not_ready)?;
         let process: Process = found.ok_or_else(not_ready)?;
@@ -465,16 +483,37 @@ impl Supervisor {
     }
 
     /// Starts the server at once and not with the first client: until it has the GPU, which is in
-    /// the mode for one process alone, any other process could take it.
+    /// the mode for one process alone, any other process could take it. Waits until it serves by
+    /// its own word: it is listed from its fork on, also where it dies a moment later.
     fn start_server(control: &Control<'_>, files: &Files) -> Result<(), SupervisorError> {
         control.order("start_server -uid 0", COMMAND_WITHIN)?;
-        let lives = |pids: Vec<u32>| pids.into_iter().any(|pid| process::read(pid).is_some());
-        wait_for(|| control.servers(COMMAND_WITHIN).is_ok_and(lives)).ok_or_else(|| {
-            SupervisorError::NotReady {
-                what: "server",
-                log: log_of(files),
+        let mut has_ended = false;
+        let serves_or_ended = || {
+            // No answer is none: the daemon waits for its server, too.
+            let Ok(listed) = control.servers(COMMAND_WITHIN) else {
+                return false;
+            };
+            // The daemon has forked it before it answered the order.
+            let Some(server) = listed.first().copied() else {
+                has_ended = true;
+                return true;
+            };
+            match control.state_of(server, COMMAND_WITHIN) {
+                Ok(Some(state)) => state == ACTIVE,
+                Ok(None) => logs::says_ready(&files.log, server),
+                Err(_) => false,
             }
-        })
+        };
+        let waited = wait_for(serves_or_ended);
+        let log = || logs::end_of(&files.log);
+        match waited {
+            Some(()) if has_ended => Err(SupervisorError::Ended { log: log() }),
+            Some(()) => Ok(()),
+            None => Err(SupervisorError::NotReady {
+                what: "server",
+                log: log(),
+            }),
+        }
     }
 
     /// Makes the server of protocol v3 at once, for the same reason, and waits until it is ready:
@@ -498,7 +537,7 @@ impl Supervisor {
         {
             return Err(SupervisorError::NotReady {
                 what: "server",
-                log: log_of(files),
+                log: logs::end_of(&files.log),
             });
         }
         Ok(control.cap_default(COMMAND_WITHIN)?)
@@ -511,17 +550,25 @@ impl Supervisor {
         files: &Files,
         protocol: MpsProtocol,
     ) -> Result<(), SupervisorError> {
-        if let Err(error) = control.quit(protocol, QUIT_WITHIN) {
-            tracing::warn!(device = control.device, %error, "the MPS daemon did not quit, and is killed");
-            return Ok(());
-        }
+        // Judged by the process: the program also fails where a server has not ended well, and
+        // returns before the daemon has gone.
+        let until = Instant::now() + QUIT_WITHIN;
+        let asked = control.quit(protocol, QUIT_WITHIN);
         let (note, _) = self.find(files)?;
         let gone = |note: &Note| {
             process::read(note.daemon.pid).is_none_or(|process| !note.daemon.is(&process))
         };
-        let until = Instant::now() + QUIT_WITHIN;
-        while Instant::now() < until && !note.as_ref().is_none_or(gone) {
+        let is_gone = || note.as_ref().is_none_or(gone);
+        while Instant::now() < until && !is_gone() {
             std::thread::sleep(LOOK);
+        }
+        if !is_gone() {
+            let error = asked.err().map(|error| divvy_telemetry::chain(&error));
+            tracing::warn!(
+                device = control.device,
+                error,
+                "the MPS daemon did not quit, and is killed"
+            );
         }
         Ok(())
     }
@@ -568,16 +615,7 @@ impl Supervisor {
             process::kill(one)
                 .map_err(|source| file(&files.dir, "cleared of processes", source))?;
         }
-        let until = Instant::now() + GONE_WITHIN;
-        loop {
-            match all.iter().find(|one| process::lives(one)) {
-                None => break,
-                Some(one) if Instant::now() >= until => {
-                    return Err(SupervisorError::Stuck { pid: one.pid });
-                }
-                Some(_) => std::thread::sleep(LOOK),
-            }
-        }
+        wait_until_gone(&all, GONE_WITHIN)?;
         match fs_err::remove_file(&files.note) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(file(&files.note, "removed", error))
@@ -625,20 +663,17 @@ fn listening(control: &Control<'_>) -> Option<Process> {
     daemons.into_iter().find(|daemon| daemon.pid == pid)
 }
 
-/// Returns the last lines of the daemon's logs, as the end of a sentence.
-fn log_of(files: &Files) -> String {
-    let last = |name: &str| {
-        let text = shared::tail(&files.log.join(name), LOG_END)?;
-        text.lines().last().map(str::to_owned)
-    };
-    let lines: Vec<String> = ["control.log", "server.log"]
-        .into_iter()
-        .filter_map(last)
-        .collect();
-    if lines.is_empty() {
-        String::new()
-    } else {
-        format!(" (its log ends with: {})", lines.join(" / "))
+/// Waits until processes have ended. A process that hangs in the kernel module has not.
+fn wait_until_gone(all: &[Process], within: Duration) -> Result<(), SupervisorError> {
+    let until = Instant::now() + within;
+    loop {
+        match all.iter().find(|one| process::lives(one)) {
+            None => return Ok(()),
+            Some(one) if Instant::now() >= until => {
+                return Err(SupervisorError::Stuck { pid: one.pid });
+            }
+            Some(_) => std::thread::sleep(LOOK),
+        }
     }
 }
 

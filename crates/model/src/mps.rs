@@ -91,21 +91,39 @@ pub enum MpsAbility {
     OldDriver,
     /// The driver root has no programs for MPS.
     NoProgram,
+    /// A server serves programs of one user alone, so that pods of others end it.
+    OneUser,
 }
 
 impl MpsAbility {
     /// First branch of the driver whose servers take limits for their clients as divvy sets them.
     const FIRST_DRIVER: u32 = 535;
+    /// First branch of those tried whose servers serve programs of all users: R535 and R550 have
+    /// none.
+    const FIRST_FOR_ALL: u32 = 555;
+
     /// Returns the ability of a node with a driver of this version. `switched_on` says that the
-    /// administrator wants MPS, `has_programs` that the driver root has both programs.
-    pub fn of_node(driver_version: &str, switched_on: bool, has_programs: bool) -> Self {
+    /// administrator wants MPS, `has_programs` that the driver root has both programs, and
+    /// `for_all_users` what was found by trying them; `None`: not known yet.
+    pub fn of_node(
+        driver_version: &str,
+        switched_on: bool,
+        has_programs: bool,
+        for_all_users: Option<bool>,
+    ) -> Self {
         let branch = driver_version.split('.').next();
         let branch: Option<u32> = branch.and_then(|branch| branch.parse().ok());
         match branch.filter(|branch| *branch >= Self::FIRST_DRIVER) {
             _ if !switched_on => Self::SwitchedOff,
             None => Self::OldDriver,
             Some(_) if !has_programs => Self::NoProgram,
-            Some(branch) => Self::Available(MpsProtocol::of_branch(branch)),
+            Some(branch) => match MpsProtocol::of_branch(branch) {
+                MpsProtocol::V2 if !for_all_users.unwrap_or(branch >= Self::FIRST_FOR_ALL) => {
+                    Self::OneUser
+                }
+                // Servers with namespaces serve all users.
+                protocol => Self::Available(protocol),
+            },
         }
     }
 
@@ -113,7 +131,7 @@ impl MpsAbility {
     pub fn protocol(self) -> Option<MpsProtocol> {
         match self {
             Self::Available(protocol) => Some(protocol),
-            Self::SwitchedOff | Self::OldDriver | Self::NoProgram => None,
+            Self::SwitchedOff | Self::OldDriver | Self::NoProgram | Self::OneUser => None,
         }
     }
 
@@ -134,6 +152,9 @@ impl MpsAbility {
             Self::Available(_) => None,
             Self::SwitchedOff => Some("MPS is switched off in divvy's chart (mps.enabled=false)"),
             Self::OldDriver => Some("its NVIDIA driver is older than R535"),
+            Self::OneUser => Some(
+                "the MPS of its NVIDIA driver serves programs of one user alone (as that of R535 and R550)",
+            ),
             Self::NoProgram => Some(
                 "its driver root lacks nvidia-cuda-mps-control or nvidia-cuda-mps-server (install the driver's compute utilities)",
             ),
@@ -413,7 +434,9 @@ mod tests {
     fn a_node_shares_by_mps_only_if_nothing_is_lacking() {
         let available = MpsAbility::Available;
         for (driver, on, programs, expected) in [
-            ("535.54.03", true, true, available(MpsProtocol::V2)),
+            ("555.58.02", true, true, available(MpsProtocol::V2)),
+            ("550.163.01", true, true, MpsAbility::OneUser),
+            ("535.54.03", true, true, MpsAbility::OneUser),
             ("610.43", true, true, available(MpsProtocol::V2)),
             ("580.95.05", true, false, MpsAbility::NoProgram),
             ("580.95.05", false, true, MpsAbility::SwitchedOff),
@@ -422,9 +445,26 @@ mod tests {
             ("615.71.09", true, true, available(MpsProtocol::V3)),
             ("620.1", true, false, MpsAbility::NoProgram),
         ] {
-            let found = MpsAbility::of_node(driver, on, programs);
+            let found = MpsAbility::of_node(driver, on, programs, None);
             assert_eq!(found, expected, "{driver} {on} {programs}");
             assert_eq!(found.lack().is_none(), found.protocol().is_some());
+        }
+    }
+
+    #[test]
+    fn what_was_found_by_trying_wins_over_the_version_of_the_driver() {
+        let v2 = MpsAbility::Available(MpsProtocol::V2);
+        let v3 = MpsAbility::Available(MpsProtocol::V3);
+        for (driver, for_all, expected) in [
+            ("550.163.01", true, v2),
+            ("580.95.05", true, v2),
+            ("580.95.05", false, MpsAbility::OneUser),
+            // Namespaces are of another protocol.
+            ("615.71.09", false, v3),
+            ("525.147.05", true, MpsAbility::OldDriver),
+        ] {
+            let found = MpsAbility::of_node(driver, true, true, Some(for_all));
+            assert_eq!(found, expected, "{driver} {for_all}");
         }
     }
 

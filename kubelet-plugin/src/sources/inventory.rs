@@ -25,6 +25,7 @@ use crate::config::Timing;
 use crate::edits::HostEdits;
 use crate::events::Notifier;
 use crate::limits::ability;
+use crate::mps::SupervisedMps;
 use crate::node::facts::{Facts, GpusSeen, NodeFacts, Report};
 use crate::upkeep::drain;
 
@@ -43,8 +44,8 @@ pub(crate) struct InventoryOwner {
     pub(crate) cgroups: PathBuf,
     /// False if an administrator has switched caps of memory off.
     pub(crate) memory_caps: bool,
-    /// True if there is a supervisor of MPS daemons.
-    pub(crate) mps: bool,
+    /// The supervisor of MPS daemons, if there is one.
+    pub(crate) mps: Option<Arc<SupervisedMps>>,
     /// The node's object: a drain shows there.
     pub(crate) node: watch::Receiver<Option<Arc<NodeFacts>>>,
     /// The file that asks for the driver to be let go.
@@ -180,7 +181,7 @@ impl InventoryOwner {
         let known = self.seen.borrow().inventory.clone();
         let (gpus, host, edits) = (self.gpus.clone(), self.host.clone(), self.edits.clone());
         let (cgroups, wanted) = (self.cgroups.clone(), self.memory_caps);
-        let has_supervisor = self.mps;
+        let supervisor = self.mps.clone();
         let looked = tokio::task::spawn_blocking(move || {
             let before = known.as_deref();
             // A driver that was exchanged between two looks answers as before, so the version of
@@ -216,8 +217,10 @@ impl InventoryOwner {
             );
             found.system.caps_linger = ability::caps_linger(found.system.memory_caps, &cgroups);
             let driver = &found.system.driver_version;
+            let for_all = supervisor.as_ref().and_then(|mps| mps.serves_all_users());
+            let has_programs = edits.has_mps_programs();
             found.system.mps =
-                MpsAbility::of_node(driver, has_supervisor, edits.has_mps_programs());
+                MpsAbility::of_node(driver, supervisor.is_some(), has_programs, for_all);
             let changed = (before != Some(&found)).then(|| (began, Arc::new(found)));
             Ok(Poll {
                 changed,

@@ -60,6 +60,8 @@ impl Supervisor {
         if protocol == MpsProtocol::V2 && !all && self.unwell(target, note).is_none() {
             return Some(Vec::new());
         }
+        // Each question is logged.
+        super::logs::bound(&files.log);
         // Ask. A server that serves is not asked for its clients.
         let answer = self.with_control(files, protocol, |control| match protocol {
             MpsProtocol::V2 => Ok((Vec::new(), control.faulty_server(ASK_WITHIN)?)),

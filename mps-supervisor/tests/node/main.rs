@@ -57,16 +57,31 @@ impl Node {
     /// A node with a plugin, and GPUs that are to be whole or in four MPS shares.
     fn new(programs: &[&str]) -> Self {
         let node = Self::without_plugin(programs, 4);
+        node.start_plugin();
+        node
+    }
+
+    fn start_plugin(&self) {
         let deps = Deps {
-            client: node.api.client(),
+            client: self.api.client(),
             kube: None,
-            gpus: Arc::new(node.sim.clone()),
+            gpus: Arc::new(self.sim.clone()),
             mps: None,
             metrics: MetricsRegistry::new(),
             readiness: Readiness::new(),
         };
-        tokio::spawn(run(node.config(), deps, node.stop.clone()));
-        node
+        tokio::spawn(run(self.config(), deps, self.stop.clone()));
+    }
+
+    /// Why the node offers no MPS shares, once it says so.
+    async fn lack(&self) -> String {
+        let trouble = wait("the reason", || {
+            let object = self.api.get::<GpuNode>("", "n1")?;
+            let status: GpuNodeStatus = serde_json::from_value(object.status).ok()?;
+            let mut troubles = status.troubles.into_iter();
+            troubles.find(|trouble| trouble.kind == "no-mps")
+        });
+        trouble.await.why
     }
 
     /// A node whose GPUs are to be whole or in so many MPS shares.
@@ -420,16 +435,28 @@ async fn a_server_that_is_wedged_is_another_once_its_client_has_ended() {
 async fn a_driver_without_its_mps_programs_offers_none_and_says_why() {
     let node = Node::new(&PROGRAMS[..1]);
     wait("the whole GPU", || node.device("gpu-0")).await;
-    let trouble = wait("the reason", || {
-        let object = node.api.get::<GpuNode>("", "n1")?;
-        let status: GpuNodeStatus = serde_json::from_value(object.status).ok()?;
-        let mut troubles = status.troubles.into_iter();
-        troubles.find(|trouble| trouble.kind == "no-mps")
-    })
-    .await;
-    assert!(
-        trouble.why.contains("nvidia-cuda-mps-server"),
-        "{trouble:?}"
-    );
+    let why = node.lack().await;
+    assert!(why.contains("nvidia-cuda-mps-server"), "{why}");
     assert_eq!(node.device("gpu-0-mps"), None);
+}
+
+/// The version of the driver does not say it: its programs were tried, and those of another driver
+/// are tried again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_whose_mps_serves_one_user_offers_none_and_says_why() {
+    let mut node = Node::without_plugin(&PROGRAMS, 4);
+    let programs = node.dir.path().join("h/usr/bin");
+    fs_err::write(programs.join("faults"), "no-multiuser").unwrap();
+    node.start_supervisor().await;
+    node.start_plugin();
+    wait("the whole GPU", || node.device("gpu-0")).await;
+    let why = node.lack().await;
+    assert!(why.contains("programs of one user alone"), "{why}");
+    assert_eq!(node.device("gpu-0-mps"), None);
+    // Another driver.
+    fs_err::write(programs.join("faults"), "").unwrap();
+    let control = programs.join(PROGRAMS[0]);
+    fs_err::remove_file(&control).unwrap();
+    fs_err::copy(divvy_mps_stand_in::program(), control).unwrap();
+    wait("the shares", || node.device("gpu-0-mps")).await;
 }

@@ -292,7 +292,8 @@ fn a_process_that_looks_like_a_server_is_none_of_ours() {
         command.args(["-Urpf", "--kill-child"]);
         command
             .arg(node.bin().join(program))
-            .args(["--as-daemon", "2"]);
+            // One that lives on.
+            .args(["--gpus", ""]);
         command
     };
     let allowed = Command::new("unshare").args(["-Urpf", "true"]).status();

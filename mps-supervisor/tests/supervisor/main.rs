@@ -10,6 +10,7 @@
 mod health;
 mod hostile;
 mod memory;
+mod programs;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,12 @@ impl Node {
         let bin = HostRoot::under(root).see(driver.as_ref()).join("usr/bin");
         for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
             // Copies: each has a file of its own, as NVIDIA's have.
-            fs_err::copy(divvy_mps_stand_in::program(), bin.join(name)).unwrap();
+            let of = if name.ends_with("control") {
+                control_program()
+            } else {
+                divvy_mps_stand_in::program().to_owned()
+            };
+            fs_err::copy(of, bin.join(name)).unwrap();
         }
         Self { dir, bin }
     }
@@ -115,6 +121,12 @@ impl Node {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// NVIDIA's program, where a test is run over that, or the stand-in.
+fn control_program() -> PathBuf {
+    let real = std::env::var_os("DIVVY_MPS_CONTROL");
+    real.map_or_else(|| divvy_mps_stand_in::program().to_owned(), PathBuf::from)
 }
 
 fn gpu(number: u32) -> GpuTarget {
@@ -287,8 +299,8 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
 #[test]
 fn a_start_that_fails_says_why_and_leaves_no_process() {
     for (fault, expected) in [
-        ("refuse-start", "`-M -d` failed"),
-        ("server-dies", "the MPS server was not there within"),
+        ("refuse-start", "`-d` failed"),
+        ("server-dies", "the MPS server has ended before it served"),
         (
             "refuse-limits",
             "refused `set_default_active_thread_percentage 25`",

@@ -12,7 +12,7 @@ use crate::target::Target;
 /// The profile of what nodes run; cargo's folder for it has the same name.
 const NODE: &str = "node";
 
-/// What a node of the tests has in the place of NVIDIA's library and programs.
+/// Packages of the stand-ins for NVIDIA's library and programs.
 const OF_TESTS: [&str; 4] = [
     "--package",
     "divvy-nvml-mock",

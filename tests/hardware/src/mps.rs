@@ -40,7 +40,14 @@ pub(crate) fn outcome(node: &Node<'_>, gpu: &GpuUuid) -> Result<(Outcome, Vec<(S
     let root = &node.driver.root;
     let is_there = |name: &&str| matches!(root.find_program(name), Ok(Some(_)));
     let has_programs = PROGRAMS.iter().all(is_there);
-    let ability = MpsAbility::of_node(node.driver_version, true, has_programs);
+    let for_all_users = if has_programs {
+        let folder = Folder::new(node.prefix)?;
+        let tried = supervisor(node, &folder).serves_all_users();
+        Some(tried.context("the driver's MPS cannot be tried")?)
+    } else {
+        None
+    };
+    let ability = MpsAbility::of_node(node.driver_version, true, has_programs, for_all_users);
     let Some(newest) = ability.protocol() else {
         let why = ability.lack().unwrap_or("it has no MPS");
         return Ok((Outcome::NotTried(why.to_owned()), Vec::new()));
@@ -80,6 +87,19 @@ impl Folder {
     }
 }
 
+fn supervisor(node: &Node<'_>, folder: &Folder) -> Supervisor {
+    Supervisor::new(Settings {
+        dir: folder.path.clone(),
+        host: node.host.clone(),
+        driver: DriverAt {
+            seen: node.driver_root.map(|root| see(node.prefix, root)),
+            host: node.driver_root.map(Path::to_owned),
+        },
+        cgroup: None,
+        memory: None,
+    })
+}
+
 /// Starts a server, asks it everything, and ends it.
 fn try_it(
     node: &Node<'_>,
@@ -88,15 +108,7 @@ fn try_it(
     folder: &Folder,
 ) -> Result<String> {
     let target = GpuTarget::whole(gpu.clone());
-    let supervisor = Supervisor::new(Settings {
-        dir: folder.path.clone(),
-        host: node.host.clone(),
-        driver: DriverAt {
-            seen: node.driver_root.map(|root| see(node.prefix, root)),
-            host: node.driver_root.map(Path::to_owned),
-        },
-        cgroup: None,
-    });
+    let supervisor = supervisor(node, folder);
     let server = match protocol {
         MpsProtocol::V2 => MpsServer::equal(2, Some(2 << 10)).context("no slots")?,
         MpsProtocol::V3 => MpsServer::NAMESPACES,
@@ -136,6 +148,7 @@ fn ask(
         program: &program,
         pipe: &folder.path.join(protocol.pipe(target)),
         log: &folder.path.join(target.to_string()).join("log"),
+        memory: None,
         device: target.gpu.as_str(),
     };
     let mut text = String::new();

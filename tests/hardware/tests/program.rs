@@ -437,7 +437,7 @@ fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
     for answer in [
         "$ get_default_active_thread_percentage\n50.0\n",
         "$ get_default_device_pinned_mem_limit 0\n1G\n",
-        "$ no_such_command\nUnknown command\n",
+        "$ no_such_command\nUnknown command \"no_such_command\"\n",
     ] {
         assert!(asked.contains(answer), "{asked}");
     }
