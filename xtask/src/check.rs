@@ -61,6 +61,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-gpu-sim", &["divvy-model"]),
     ("divvy-host", &["divvy-cdi", "divvy-model"]),
     ("divvy-nvml-mock", &["divvy-gpu-sim", "divvy-model"]),
+    ("divvy-mps-stand-in", &[]),
     (
         "divvy-executor",
         &["divvy-cdi", "divvy-claims", "divvy-host", "divvy-model"],

@@ -83,6 +83,10 @@ const STEPS: &[Step] = &[
         name: "demo",
         command: &["cargo", "run", "--locked", "-p", "divvy", "--", "demo"],
     },
+    Step {
+        name: "nvidia",
+        command: &["cargo", "xtask", "nvidia"],
+    },
 ];
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {

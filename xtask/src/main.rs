@@ -22,6 +22,7 @@ mod image;
 mod metadata;
 mod mutants;
 mod needs;
+mod nvidia;
 mod programs;
 mod promises;
 mod prose;
@@ -68,6 +69,8 @@ enum Command {
     Bench(bench::Args),
     /// Tests that take too long for CI: older releases of Kubernetes, a day in fast motion
     Soak(soak::Args),
+    /// NVIDIA's own programs, fetched from Debian: whether they are as the tests have them
+    Nvidia(nvidia::Args),
     /// The page of `divvy demo --ui` in a headless Chromium: size, speed, accessibility, markup in
     /// names
     Ui(ui::Args),
@@ -82,7 +85,7 @@ impl Command {
     fn needs(&self) -> &'static [Need] {
         match self {
             Self::Check | Self::Figures | Self::Book | Self::Crds | Self::Reference => &[],
-            Self::Image(_) | Self::Ui(_) => &[Need::Build],
+            Self::Image(_) | Self::Ui(_) | Self::Nvidia(_) => &[Need::Build],
             Self::Dist(_) => &[Need::Build, Need::Dist],
             Self::Cluster(args) => args.needs(),
             Self::Bench(args) => args.needs(),
@@ -118,6 +121,7 @@ fn run(command: Command) -> Result<()> {
         Command::E2e(args) => e2e::run(&args),
         Command::Bench(args) => bench::run(&root, &args),
         Command::Soak(args) => soak::run(&root, &args),
+        Command::Nvidia(args) => nvidia::run(&root, &args),
         Command::Ui(args) => ui::run(&root, &args),
         Command::Image(args) => image::run(&args),
         Command::Dist(args) => dist::run(&root, &args),

@@ -85,7 +85,7 @@ impl Generation {
 
     /// The last generation that is not newer than a version; the oldest for one that cannot be
     /// read.
-    pub(crate) fn of(version: &str) -> Self {
+    pub fn of(version: &str) -> Self {
         let mut numbers = version.split('.').map(|part| part.parse::<u32>().ok());
         let asked = (numbers.next().flatten(), numbers.next().flatten());
         let found = GENERATIONS
