@@ -60,7 +60,7 @@ impl Story {
             },
             has_namespaces: false,
             boot: 1,
-            odd: seed % 2 == 0,
+            odd: seed.is_multiple_of(2),
             fault: None,
             dies_in: None,
             log: Vec::new(),

@@ -87,27 +87,26 @@ fn a_prepare_that_dies_while_it_is_taken_back_can_be_tried_again() {
                 let executor = world.start();
                 executor.restore_cdi(Refresh::Missing);
                 // The kubelet asks again.
-                match world.prepare(&executor, &a) {
-                    Err(error) => bad.push(format!(
-                        "{device} {moment:?} {in_calls}: {} {error}",
-                        error.category()
-                    )),
-                    Ok(_) => {
-                        let now = sim(&world).facts(&gpu).unwrap().compute_mode.unwrap();
-                        let m = world.lock();
-                        let wrong = match device {
-                            "gpu-0-ts" => now != ComputeMode::Default,
-                            "gpu-0-mps" => now != ComputeMode::ExclusiveProcess || m.mps.is_empty(),
-                            MPS => m.mps_in.is_empty(),
-                            _ => false,
-                        };
-                        if wrong {
-                            bad.push(format!(
-                                "{device} {moment:?} {in_calls}: answered, but mode {now:?} servers {:?} {:?}",
-                                m.mps, m.mps_in
-                            ));
-                        }
-                    }
+                if let Err(error) = world.prepare(&executor, &a) {
+                    let category = error.category();
+                    bad.push(format!(
+                        "{device} {moment:?} {in_calls}: {category} {error}"
+                    ));
+                    continue;
+                }
+                let now = sim(&world).facts(&gpu).unwrap().compute_mode.unwrap();
+                let m = world.lock();
+                let is_right = match device {
+                    "gpu-0-ts" => now == ComputeMode::Default,
+                    "gpu-0-mps" => now == ComputeMode::ExclusiveProcess && !m.mps.is_empty(),
+                    MPS => !m.mps_in.is_empty(),
+                    _ => true,
+                };
+                if !is_right {
+                    let servers = (&m.mps, &m.mps_in);
+                    bad.push(format!(
+                        "{device} {moment:?} {in_calls}: answered, but mode {now:?} servers {servers:?}"
+                    ));
                 }
             }
         }

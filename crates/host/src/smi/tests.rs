@@ -337,7 +337,7 @@ fn a_program_finds_the_mps_server_wherever_the_driver_has_it() {
         put(&format!("{folder}/nvidia-cuda-mps-server"), "echo started");
         put("usr/bin/nvidia-cuda-mps-control", "nvidia-cuda-mps-server");
         let control = Path::new("usr/bin/nvidia-cuda-mps-control");
-        let mut command = Smi::default().program(&driver, control);
+        let mut command = Smi::default().program(&driver, control, None);
         let path = command.get_envs().find(|(name, _)| *name == "PATH");
         let path = path.unwrap().1.unwrap().to_owned();
         let first = std::env::split_paths(&path).next().unwrap();

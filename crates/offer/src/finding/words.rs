@@ -227,24 +227,7 @@ impl Finding {
             Self::Lingering { blind: None, .. } => {
                 "find out why the process runs (`cat /proc/PID/cgroup` shows its pod) and end it; the device is free within seconds"
             }
-            Self::MpsWedged {
-                fault: MpsFault::Fault,
-                ..
-            } => {
-                "restart the containers of these claims, or delete their pods: the server serves again, or divvy restarts it, once the last program has ended; health.restartWedgedMps in the GpuPolicy has it restarted under them (docs/runbooks/mps-wedged.md)"
-            }
-            Self::MpsWedged {
-                fault: MpsFault::NoAnswer,
-                ..
-            } => {
-                "delete the pods of these claims: the server ends with the last of them; health.restartWedgedMps in the GpuPolicy has it restarted under them (docs/runbooks/mps-wedged.md)"
-            }
-            Self::MpsWedged {
-                fault: MpsFault::Held,
-                ..
-            } => {
-                "delete the pod of the process, which the Event MpsServerWedged of these claims names: the server serves again at once (docs/runbooks/mps-wedged.md)"
-            }
+            Self::MpsWedged { fault, .. } => end_of_fault(*fault),
             Self::Neighbour {
                 used: Use::Processes { .. },
                 ..
@@ -347,5 +330,20 @@ pub(super) fn nothing_offered(by: Option<&RuleRef>, reasons: &[String]) -> Strin
         format!(": nothing of what {by} asks for can be offered")
     } else {
         format!(" ({by}): {}", reasons.join("; "))
+    }
+}
+
+/// Returns what ends the fault of an MPS server that serves no new program.
+fn end_of_fault(fault: MpsFault) -> &'static str {
+    match fault {
+        MpsFault::Fault => {
+            "restart the containers of these claims, or delete their pods: the server serves again, or divvy restarts it, once the last program has ended; health.restartWedgedMps in the GpuPolicy has it restarted under them (docs/runbooks/mps-wedged.md)"
+        }
+        MpsFault::NoAnswer => {
+            "delete the pods of these claims: the server ends with the last of them; health.restartWedgedMps in the GpuPolicy has it restarted under them (docs/runbooks/mps-wedged.md)"
+        }
+        MpsFault::Held => {
+            "delete the pod of the process, which the Event MpsServerWedged of these claims names: the server serves again at once (docs/runbooks/mps-wedged.md)"
+        }
     }
 }
