@@ -126,7 +126,7 @@ const OWN: &[(&str, &str, i32, &str)] = &[
         1,
         "notebook is pending: class \"shares.divvy.dev\" does not exist (did you mean \"share.divvy.dev\"?) 1 manifest",
     ),
-    ("memory-without-unit", ALL, 1, "write 10Mi"),
+    ("memory-without-unit", ALL, 1, "write 10Gi or 10Mi"),
     (
         "memory-gb",
         ALL,

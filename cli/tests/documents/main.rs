@@ -60,7 +60,11 @@ const KUBECTL: &[(&str, &[&str], &[&str])] = &[
             "--serviceaccount",
         ],
     ),
-    ("delete", &["--ignore-not-found"], &["-f"]),
+    (
+        "delete",
+        &["--ignore-not-found"],
+        &["-f", "--selector", "--field-selector"],
+    ),
     ("describe", &[], &["-l"]),
     (
         "drain",
@@ -280,7 +284,8 @@ fn kubectl(words: &[String], page: &Page) -> Result<(), String> {
         let right = match flag {
             "-f" => page.has(value),
             "-l" | "--selector" => {
-                value == "app.kubernetes.io/component=node" || page.example.is_some()
+                let component = value.strip_prefix("app.kubernetes.io/component=");
+                matches!(component, Some("node" | "mps-supervisor")) || page.example.is_some()
             }
             "--field-selector" => {
                 value == "spec.nodeName=NODE" || value.starts_with("spec.driver=gpu.divvy.dev")
