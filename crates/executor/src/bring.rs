@@ -318,7 +318,13 @@ impl Gpus<'_> {
         // something, and this round makes nothing.
         let goal = goal(&holds, now.grant, false);
         let is_open = |i: &Instance| i.doubt.is_some() || !matches!(i.life, Life::Whole(_));
-        Ok(now.instances.values().any(is_open)
+        // Read without the lock: a call that is changing the mode has the GPU looked at once more.
+        let is_changed = now.mig.is_some_and(|note| {
+            let mode = self.hardware.mig_mode(gpu);
+            mode.is_ok_and(|mode| mode.is_on() != note.ours)
+        });
+        Ok(is_changed
+            || now.instances.values().any(is_open)
             || (again && now.slice.is_some())
             || !diff(&now, &GpuSeen::as_noted(&now), &goal).is_empty())
     }
@@ -341,13 +347,21 @@ impl Gpus<'_> {
             ];
             noted.into_iter().filter(|noted| *noted).count()
         };
-        let noted = stored.fine().map_or(0, settings);
         let boot = &self.context.config.boot;
         let before = stored
             .fine()
             .map(|state| wedged(state.clone().in_boot(boot)));
         // Hold nothing of its own: what no record holds is given back.
         let plan = self.plan_in(round, gpu, Own::None, false)?;
+        let noted = stored.fine().map_or(0, |state| {
+            // A note that an administrator has made void gives nothing back.
+            let is_void = plan.goal.mig == Want::Leave && plan.open.state.mig.is_none();
+            let mig = state.mig.filter(|_| !is_void);
+            settings(&GpuState {
+                mig,
+                ..state.clone()
+            })
+        });
         let started = plan.changes.iter().filter_map(|change| match change {
             Change::StartMps(target, _) | Change::RestartMps(target, _) => Some(*target),
             _ => None,

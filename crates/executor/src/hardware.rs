@@ -179,10 +179,11 @@ impl<'a> Hardware<'a> {
         slice_is_believed: bool,
         (until, asks_mps): (Duration, bool),
     ) -> GpuSeen {
+        // A note of ours is compared with the mode, also where nothing is to change: an
+        // administrator may have set another one, which is then what was found.
         let mode_matters = match goal.mig {
             Want::To(_) => true,
-            Want::Found => state.mig.is_some(),
-            Want::Leave => false,
+            Want::Found | Want::Leave => state.mig.is_some(),
         };
         let mps = (asks_mps || !state.mps.is_empty() || goal.starts_mps())
             .then(|| self.mps_servers(gpu, until));

@@ -328,3 +328,24 @@ fn an_unprepare_never_turns_mig_mode_off() {
     world.unprepare(&executor, &a.uid).unwrap();
     assert!(mode(&world, &gpu), "turned off in the unprepare");
 }
+
+/// The node's administrator turns the mode on and off again under a note of ours: off is what was
+/// found before the next claim, and what is given back when the node is left.
+#[test]
+fn a_mode_that_an_administrator_changed_is_what_was_found() {
+    let (world, executor, a, gpu) = setup();
+    world.grant(&executor, true);
+    sim(&world).set_mig_mode(&gpu, true).unwrap();
+    let whole = claim_of("w", &["gpu-0"], "t0");
+    world.prepare(&executor, &whole).unwrap();
+    world.unprepare(&executor, &whole.uid).unwrap();
+    sim(&world).set_mig_mode(&gpu, true).unwrap();
+    executor.reconcile(&world.view());
+    sim(&world).set_mig_mode(&gpu, false).unwrap();
+    world.prepare(&executor, &a).unwrap();
+    assert_eq!(executor.mig_found().unwrap(), [(gpu.clone(), false)].into());
+    world.unprepare(&executor, &a.uid).unwrap();
+    let given_back = Event::SettingsGivenBack { gpu: gpu.clone() };
+    assert_eq!(executor.leave().events, [given_back]);
+    assert!(!mode(&world, &gpu));
+}
