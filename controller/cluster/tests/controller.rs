@@ -437,6 +437,48 @@ async fn one_that_loses_the_lease_while_it_reads_evicts_nothing() {
     instance.stop().await;
 }
 
+/// The Lease shows that other pods went while this one was read: the eviction is not asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_eviction_that_cannot_be_counted_any_more_is_not_asked_for() {
+    let api = fake();
+    let one_a_minute = || Config {
+        per_minute: 1,
+        ..config("a")
+    };
+    let departures = |lease: &Lease| {
+        let all = lease.metadata.annotations.as_ref()?;
+        all.get("divvy.dev/departures").cloned()
+    };
+    let lease = || api.get::<Lease>("divvy", "divvy-cluster-controller");
+    // What the Lease says once a pod has gone.
+    put(&api, "q", "gpu-1", "Idle");
+    let first = Instance::start(&api, one_a_minute());
+    wait("the first eviction", || !there(&api, "q")).await;
+    first.stop().await;
+    let gone = lease().as_ref().and_then(departures).unwrap();
+    let set = |text: Option<String>| {
+        api.modify::<Lease>("divvy", "divvy-cluster-controller", |lease| {
+            lease.metadata.annotations =
+                text.map(|text| [("divvy.dev/departures".to_owned(), text)].into());
+        })
+        .unwrap();
+    };
+    set(None);
+    let evictions = api.count("create", "pods/eviction");
+    let held = api.hold("get", "pods");
+    let reads = api.count("get", "pods");
+    put(&api, "p", "gpu-0", "Idle");
+    let second = Instance::start(&api, one_a_minute());
+    wait("it to read", || api.count("get", "pods") > reads).await;
+    set(Some(gone));
+    drop(held);
+    let before = api.count("get", "leases");
+    wait("a while", || api.count("get", "leases") > before + 20).await;
+    assert_eq!(api.count("create", "pods/eviction"), evictions);
+    assert!(there(&api, "p"));
+    second.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_cannot_renew_the_lease_stops_by_itself() {
     let api = fake();
