@@ -255,10 +255,13 @@ fn slice(state: &GpuState, seen: &GpuSeen, goal: &GpuGoal) -> Option<Change> {
 
 #[cfg(test)]
 mod tests {
-    use divvy_model::mig::{GpuInstance, GpuInstanceId, GpuInstanceProfileId, Placement};
-    use divvy_model::{GpuOp, MpsFault, MpsProtocol};
+    use divvy_model::mig::{
+        ComputeInstanceId, GpuInstance, GpuInstanceId, GpuInstanceProfileId, Placement,
+    };
+    use divvy_model::{GpuError, GpuErrorCode, GpuOp, MpsFault, MpsProtocol};
 
     use super::*;
+    use crate::change::Made;
     use crate::gpu_state::{Instance, Life};
     use crate::seen::{Living, Unwell};
 
@@ -359,6 +362,46 @@ mod tests {
         };
         let expected = [Change::Remove(place, life), Change::Create(place)];
         assert_eq!(diff(&state, &seen, &goal), expected);
+    }
+
+    /// The claim that has a partition alone is taken up again while the partition cannot be read.
+    #[test]
+    fn the_server_of_a_partition_that_cannot_be_read_is_not_ended() {
+        let (place, server) = (place(), MpsServer::of_claim(None, None));
+        let target = Target::Partition(place);
+        let made = Made {
+            gi: GpuInstanceId(3),
+            ci: ComputeInstanceId(0),
+            uuid: "MIG-ours".parse().unwrap(),
+        };
+        let noted = Instance {
+            made_for: "a".parse().unwrap(),
+            life: Life::Whole(made.clone()),
+            doubt: None,
+        };
+        let mut state = GpuState {
+            instances: [(place, noted)].into(),
+            ..GpuState::default()
+        };
+        state.note_server(target, server, true);
+        let running = MpsSeen {
+            server,
+            partition: Some(made.uuid),
+            namespaces: None,
+            unwell: None,
+        };
+        let error = GpuError::global(GpuOp::GpuInstances, GpuErrorCode::UNKNOWN);
+        let seen = GpuSeen {
+            mps: Some(Ok([(target, running)].into())),
+            places: [(place, Err(error))].into(),
+            ..GpuSeen::default()
+        };
+        let goal = GpuGoal {
+            instances: [(place, Need::Make)].into(),
+            mps: [(target, Want::To(server))].into(),
+            ..GpuGoal::default()
+        };
+        assert_eq!(diff(&state, &seen, &goal), [Change::Create(place)]);
     }
 
     /// A supervisor that does not answer: a server that may be another one is stopped, the same is
