@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(uids(&host), [pod("ns", "u-3"), pod("other", "u-4")].into());
     }
 
-    /// One that is there twice would count twice, and one of an unknown UID keeps others from
+    /// A pod that is there twice would count twice, and a pod of an unknown UID keeps others from
     /// being added.
     #[test]
     fn pods_that_the_status_names_are_not_added_again() {

@@ -28,8 +28,8 @@ pub trait InventorySource: Send + Sync {
     /// `None` while the NVIDIA driver has not answered yet.
     fn inventory(&self) -> Option<Arc<Inventory>>;
     /// This GPU was changed just now (its MIG mode): what was read of it before is old, its minor
-    /// number too. When this returns, [`InventorySource::inventory`] knows, unless the GPU cannot be
-    /// read.
+    /// number too. When this returns, [`InventorySource::inventory`] knows, unless the GPU cannot
+    /// be read.
     fn changed(&self, gpu: &GpuUuid) -> Result<(), GpuError>;
 }
 

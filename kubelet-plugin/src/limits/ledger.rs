@@ -5,7 +5,7 @@
 //! - A file lives as long as its pod's control group, whatever becomes of the claims: the driver
 //!   keeps the cap as long, and so do the containers that run under it.
 //! - Locks of GPUs are held over calls of the driver, which may hang; the lock of the files is not.
-//!   Who needs both takes that of the GPU first.
+//!   A call that needs both takes that of the GPU first.
 
 use std::fs::TryLockError;
 use std::io;

@@ -59,7 +59,7 @@ impl Capper {
     }
 
     /// Makes the note of a pod again, of the shares of the claims that were prepared for it. The
-    /// lock of the notes is held. What the driver holds the pod to is asked GPU by GPU
+    /// lock of the notes is held. The limits that the driver has are asked for GPU by GPU
     /// ([`Self::settled`]).
     pub(super) fn rebuild(&self, pod: &str, of_pod: &str, why: &str) -> Result<PodCaps, Trouble> {
         let mut caps = self.shares()?.added_to(PodCaps::default(), pod);
@@ -88,7 +88,7 @@ impl Capper {
             return Ok(caps);
         }
         // Phase 1: the pod's own limit, and those that may hide it. Of a group without a program
-        // on the GPU nobody knows whose limit it is: it may be one that an earlier group left.
+        // on the GPU it is not known whose limit it is: an earlier group may have left it.
         let folder = self.groups.join(&caps.group);
         let own = self.limit(gpu, &folder)?;
         let mut held = own.unwrap_or(0);

@@ -53,7 +53,7 @@ impl Hardware<'_> {
         inventory.gpus.get(gpu)?.facts.compute_mode
     }
 
-    /// Has a GPU read again that was changed. One that cannot be read is read later, with the
+    /// Has a GPU read again that was changed. A GPU that cannot be read is read later, with the
     /// others.
     pub(crate) fn read_again(self, gpu: &GpuUuid) {
         if let Err(error) = self.inventory.changed(gpu) {

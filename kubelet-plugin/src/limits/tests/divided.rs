@@ -33,7 +33,7 @@ fn containers_of_a_pod_have_its_shares_together_beside_a_stale_limit() {
             let own = world.could_allocate(std::slice::from_ref(&path), 2048 * MIB);
             assert_eq!(own, 512 * MIB, "{left:?}: {path}");
         }
-        // The first ends: nobody else needs its part.
+        // The first ends: no other needs its part.
         fs_err::remove_dir_all(world.groups().join(leaf(0, "a"))).unwrap();
         assert_eq!(world.round().repaired, [], "no fault");
         let own = world.could_allocate(&both[1..], 2048 * MIB);
@@ -182,7 +182,7 @@ fn a_group_that_is_named_after_another_pod_is_of_the_one_around_it() {
     assert_eq!(world.could_allocate(&both, 2048 * MIB), 64 * MIB);
 }
 
-/// Groups without a limit are found again as well, so that nobody's part is given to another.
+/// Groups without a limit are found again as well, so that no part is given twice.
 #[test]
 fn a_note_that_is_made_again_knows_the_groups_beside_the_pod() {
     let mut world = World::new(LimitBackend::Misc);
@@ -202,7 +202,7 @@ fn a_note_that_is_made_again_knows_the_groups_beside_the_pod() {
 
 /// The looks that stand for the pod's limit must not be what an earlier group has left.
 #[test]
-fn a_stale_limit_that_is_the_probes_is_told_from_it() {
+fn a_stale_limit_that_equals_the_probes_is_distinguished() {
     let mut world = World::new(LimitBackend::Misc);
     world.prepare(1, 0, Some(64));
     let first = stale(&mut world, "a", Some(72 * MIB));

@@ -1,4 +1,4 @@
-//! What the setter of caps and its rounds must not do.
+//! Guards of the setter of caps and its rounds.
 
 use std::path::Path;
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl GpuDriver for Deaf {
     }
 }
 
-/// A program with a whole GPU would be out of memory early, and nobody would know why.
+/// A program with a whole GPU would be out of memory early, and nothing would say why.
 #[test]
 fn a_whole_gpu_with_a_limit_that_stays_is_refused() {
     let mut world = World::new(LimitBackend::Misc);
@@ -125,7 +125,7 @@ fn a_cap_that_was_raised_is_set_again() {
     }
 }
 
-/// One GPU's note must not become a limit of none: a pod without shares of it has no cap there.
+/// A note of a GPU must not become a limit of none: a pod without shares has no cap there.
 #[test]
 fn a_pod_without_shares_is_held_to_nothing() {
     let mut world = World::new(LimitBackend::Misc);
@@ -150,7 +150,7 @@ async fn caps_are_repaired_by_the_instance_in_charge_of_a_driver_that_is_there()
     let pid = world.container(0, "a");
     world.ask(1, pid).unwrap();
     world.sim.edit(divvy_gpu_sim::Engine::forget_limits);
-    // The claim goes, so that there is nobody to write an Event to.
+    // The claim goes, so that no claim is left for an Event.
     world.unprepare(1);
     let there = GpusSeen::default();
     let released = GpusSeen {
