@@ -106,7 +106,7 @@ impl<'a> Gpus<'a> {
     /// server without a note is noted, so that a call takes it over or ends it like any other.
     /// Under the GPU's lock.
     pub(crate) fn processes(self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
-        let mut found = self.list_processes(gpu)?;
+        let mut found = list_processes(self.context, gpu)?;
         // Most GPUs have no process when they are asked, and then no supervisor is.
         if found.is_empty() {
             return Ok(found);
@@ -118,39 +118,8 @@ impl<'a> Gpus<'a> {
         let here = running.iter().filter(|(of, _)| of.gpu == *gpu);
         let pids: BTreeSet<u32> = here.clone().flat_map(|(_, one)| one.pids.clone()).collect();
         found.retain(|process| !pids.contains(&process.pid));
-        self.note_servers(gpu, here.map(|(of, one)| (of.target, one.server)));
+        note_servers(self, gpu, here.map(|(of, one)| (of.target, one.server)));
         Ok(found)
-    }
-
-    /// Lists the processes on a GPU. An error may be taken for "there are none", so that it has to
-    /// come several times in a row. A call that has timed out is not made again.
-    fn list_processes(self, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
-        let list = || self.context.parts.processes.on_gpu(gpu);
-        let mut listed = list();
-        for _ in 1..AGREEING {
-            match &listed {
-                Err(error) if error.code != GpuErrorCode::TIMEOUT => listed = list(),
-                _ => break,
-            }
-        }
-        listed
-    }
-
-    /// Notes MPS servers that run without a note: their start was answered with an error, and what
-    /// it had started could not be ended.
-    fn note_servers(self, gpu: &GpuUuid, running: impl Iterator<Item = (Target, MpsServer)>) {
-        let mut running = running.peekable();
-        if running.peek().is_none() {
-            return;
-        }
-        let Ok(mut open) = self.open(gpu) else {
-            return;
-        };
-        for (target, server) in running {
-            let noted = open.state.mps.entry(target);
-            noted.or_insert(MpsNote::new(server, true));
-        }
-        self.save_later(gpu, &mut open);
     }
 
     /// Returns the MPS servers that are noted in this boot.
@@ -348,6 +317,37 @@ impl<'a> Gpus<'a> {
         of_gpu.add_unsure(gpu, &config.boot, fine(&records));
         Some(Ok(of_gpu))
     }
+}
+
+/// Lists the processes on a GPU. An error may be taken for "there are none", so that it has to come
+/// several times in a row. A call that has timed out is not made again.
+fn list_processes(context: &Context, gpu: &GpuUuid) -> Result<Vec<ProcessOnGpu>, GpuError> {
+    let list = || context.parts.processes.on_gpu(gpu);
+    let mut listed = list();
+    for _ in 1..AGREEING {
+        match &listed {
+            Err(error) if error.code != GpuErrorCode::TIMEOUT => listed = list(),
+            _ => break,
+        }
+    }
+    listed
+}
+
+/// Notes MPS servers that run without a note: their start was answered with an error, and what it
+/// had started could not be ended.
+fn note_servers(gpus: Gpus<'_>, gpu: &GpuUuid, running: impl Iterator<Item = (Target, MpsServer)>) {
+    let mut running = running.peekable();
+    if running.peek().is_none() {
+        return;
+    }
+    let Ok(mut open) = gpus.open(gpu) else {
+        return;
+    };
+    for (target, server) in running {
+        let noted = open.state.mps.entry(target);
+        noted.or_insert(MpsNote::new(server, true));
+    }
+    gpus.save_later(gpu, &mut open);
 }
 
 /// A file that a later version of divvy has written.

@@ -1,10 +1,9 @@
 //! Servers and namespaces in rounds of reconcile, and where the supervisor does not answer.
 
-use divvy_executor::InventorySource;
 use divvy_model::{ComputeMode, GpuDriver, MpsServer};
 
 use crate::mig_world::{claim_of, sim};
-use crate::mps_world::{MPS, grants, part, prepared, shared, start, v3};
+use crate::mps_world::{MPS, grants, part, prepared, set_exclusive, shared, start, v3};
 use crate::story::uid;
 use crate::world::{HardwareFault, Place};
 
@@ -46,10 +45,7 @@ fn the_own_server_without_a_note_is_no_stranger() {
         .mps
         .insert(gpu.clone(), MpsServer::equal(4, Some(1 << 14)).unwrap());
     let a = shared("a", "gpu-0-mps");
-    sim(&world).edit(|e| {
-        e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
-    });
-    world.changed(&gpu).unwrap();
+    set_exclusive(&world, &gpu);
     let answer = world.prepare(&executor, &a);
     assert!(answer.is_ok(), "{answer:?}");
 }

@@ -1,10 +1,10 @@
 //! Nodes with MPS servers, and claims of their shares.
 
 use divvy_claims::Claim;
-use divvy_executor::Executor;
-use divvy_model::{GpuUuid, Grant, MpsProtocol, MpsServer};
+use divvy_executor::{Executor, InventorySource};
+use divvy_model::{ComputeMode, GpuUuid, Grant, MpsProtocol, MpsServer};
 
-use crate::mig_world::{claim_of, mig_world};
+use crate::mig_world::{claim_of, mig_world, sim};
 use crate::world::World;
 use crate::world::accessors::set_protocol;
 
@@ -71,4 +71,13 @@ pub(crate) fn part(name: &str, cores: u32) -> Claim {
 pub(crate) fn prepared(world: &World, executor: &Executor, claim: &Claim) {
     world.lock().api.insert(claim.uid.clone(), claim.clone());
     world.prepare(executor, claim).unwrap();
+}
+
+/// Sets EXCLUSIVE_PROCESS, as an administrator's unit does at each boot.
+pub(crate) fn set_exclusive(world: &World, gpu: &GpuUuid) {
+    sim(world).edit(|engine| {
+        let facts = &mut engine.gpu(gpu).unwrap().facts;
+        facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
+    });
+    world.changed(gpu).unwrap();
 }

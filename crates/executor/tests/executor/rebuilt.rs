@@ -5,7 +5,7 @@ use divvy_executor::{InventorySource, ProcessOnGpu, Refresh, Unprepared};
 use divvy_model::{ComputeMode, GpuDriver};
 
 use crate::mig_world::{living, sim};
-use crate::mps_world::{MPS, TS, grants, prepared, shared, start};
+use crate::mps_world::{MPS, TS, grants, prepared, set_exclusive, shared, start};
 use crate::story::uid;
 use crate::world::accessors::tear;
 
@@ -13,10 +13,7 @@ use crate::world::accessors::tear;
 #[test]
 fn a_torn_record_of_an_earlier_boot_has_its_settings_again() {
     let (world, executor, gpu) = start();
-    sim(&world).edit(|e| {
-        e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
-    });
-    world.changed(&gpu).unwrap();
+    set_exclusive(&world, &gpu);
     let a = shared("a", "gpu-0-ts");
     prepared(&world, &executor, &a);
     let now = || sim(&world).facts(&gpu).unwrap().compute_mode;
@@ -25,10 +22,7 @@ fn a_torn_record_of_an_earlier_boot_has_its_settings_again() {
     tear(&world, &uid("a"), b"torn");
     world.reboot();
     // An administrator's unit sets it at each boot, as it did before divvy came.
-    sim(&world).edit(|e| {
-        e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
-    });
-    world.changed(&gpu).unwrap();
+    set_exclusive(&world, &gpu);
     let executor = world.start();
     executor.restore_cdi(Refresh::Missing);
     executor.reconcile(&world.view());
@@ -43,19 +37,13 @@ fn a_torn_record_of_an_earlier_boot_has_its_settings_again() {
 #[test]
 fn a_whole_record_of_an_earlier_boot_has_its_settings_again() {
     let (world, executor, gpu) = start();
-    sim(&world).edit(|e| {
-        e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
-    });
-    world.changed(&gpu).unwrap();
+    set_exclusive(&world, &gpu);
     let a = shared("a", "gpu-0-ts");
     prepared(&world, &executor, &a);
     let now = || sim(&world).facts(&gpu).unwrap().compute_mode;
     drop(executor);
     world.reboot();
-    sim(&world).edit(|e| {
-        e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
-    });
-    world.changed(&gpu).unwrap();
+    set_exclusive(&world, &gpu);
     let executor = world.start();
     executor.restore_cdi(Refresh::Missing);
     world.prepare(&executor, &a).unwrap();

@@ -4,7 +4,7 @@ use divvy_executor::{InventorySource, ProcessOnGpu, Refresh};
 use divvy_model::{ComputeMode, GpuDriver};
 
 use crate::mig_world::sim;
-use crate::mps_world::{MPS, TS, grants, part, prepared, shared, start, v3};
+use crate::mps_world::{MPS, TS, grants, part, prepared, set_exclusive, shared, start, v3};
 use crate::story::uid;
 use crate::world::{Moment, Place};
 
@@ -68,10 +68,7 @@ fn a_prepare_that_dies_while_it_is_taken_back_can_be_tried_again() {
             for in_calls in 0..60 {
                 let (world, executor, gpu) = start();
                 grants(&world, &executor);
-                sim(&world).edit(|e| {
-                    e.gpu(&gpu).unwrap().facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
-                });
-                world.changed(&gpu).unwrap();
+                set_exclusive(&world, &gpu);
                 let a = shared("a", device);
                 world.lock().api.insert(a.uid.clone(), a.clone());
                 world.lock().write_error = Some((Place::Cdi, std::io::ErrorKind::StorageFull));
@@ -122,18 +119,11 @@ fn a_restore_that_dies_while_it_is_taken_back_is_made_again() {
         for in_calls in 0..80 {
             let (world, executor, gpu) = start();
             grants(&world, &executor);
-            let exclusive = || {
-                sim(&world).edit(|engine| {
-                    let facts = &mut engine.gpu(&gpu).unwrap().facts;
-                    facts.compute_mode = Some(ComputeMode::ExclusiveProcess);
-                });
-                world.changed(&gpu).unwrap();
-            };
-            exclusive();
+            set_exclusive(&world, &gpu);
             let a = shared("a", device);
             prepared(&world, &executor, &a);
             world.reboot();
-            exclusive();
+            set_exclusive(&world, &gpu);
             let executor = world.start();
             world.lock().write_error = Some((Place::Cdi, std::io::ErrorKind::StorageFull));
             world.crash_in(in_calls, Moment::After);
