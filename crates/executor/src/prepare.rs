@@ -21,6 +21,7 @@ use crate::owned::{leave_gpus, take_gpus};
 use crate::rebuild::rebuild_locked;
 use crate::release::{LeftBehind, let_go};
 use crate::snapshot::{gpus_of, look};
+use crate::state::Tombstone;
 use crate::{Call, Event, Lookup, PrepareCause, Refresh, chain};
 
 /// Waiting time after which a call reads its claim again.
@@ -127,9 +128,11 @@ fn attempt(
     let begun = context.now();
     let _claim_lock = context.lock_claim(&claim.uid, call.until)?;
     // An unprepare that arrived later has been here first.
-    if let Some(tombstone) = context.state.tombstone(&claim.uid)?
-        && tombstone.boot == context.config.boot
-        && tombstone.at >= call.received
+    let tombstone = context.state.tombstone(&claim.uid)?;
+    let tombstone = tombstone.filter(|one| one.boot == context.config.boot);
+    if tombstone
+        .as_ref()
+        .is_some_and(|one| one.at >= call.received)
     {
         return Err(PrepareCause::Unprepared);
     }
@@ -171,7 +174,9 @@ fn attempt(
             done => Ok(done),
         });
     // The claim may have none of its GPUs in the end.
-    if !matches!(done, Ok(Attempt::Done(_))) {
+    if matches!(done, Ok(Attempt::Done(_))) {
+        note_prepared_again(context, claim, tombstone);
+    } else {
         leave_gpus(context, &wanted);
     }
     // Making the record again takes the locks of GPUs by itself, perhaps of others, in their order.
@@ -180,6 +185,22 @@ fn attempt(
     match done {
         Ok(Attempt::Rebuild) => Ok(make_again(context, claim)),
         done => done,
+    }
+}
+
+/// Notes in the tombstone of an earlier unprepare that the claim is prepared again: should its
+/// record be lost, the tombstone must not say that it was unprepared.
+fn note_prepared_again(context: &Context, claim: &Claim, tombstone: Option<Tombstone>) {
+    let Some(earlier) = tombstone.filter(|one| !one.prepared_again) else {
+        return;
+    };
+    let again = Tombstone {
+        prepared_again: true,
+        ..earlier
+    };
+    if let Err(error) = context.state.write_tombstone(&claim.uid, &again) {
+        let error = chain(&error);
+        tracing::warn!(claim.uid = %claim.uid, error, "failed to note that the claim is prepared again");
     }
 }
 

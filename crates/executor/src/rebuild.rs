@@ -157,7 +157,8 @@ pub(crate) fn unprepared_in_this_boot(
     uid: &ClaimUid,
 ) -> Result<bool, StoreError> {
     let tombstone = context.state.tombstone(uid)?;
-    Ok(tombstone.is_some_and(|tombstone| tombstone.boot == context.config.boot))
+    let boot = &context.config.boot;
+    Ok(tombstone.is_some_and(|one| one.boot == *boot && !one.prepared_again))
 }
 
 /// Makes a record in the place of one that cannot be read or was lost, while instances that were

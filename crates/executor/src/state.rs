@@ -32,6 +32,9 @@ pub(crate) struct Tombstone {
     pub(crate) boot: BootId,
     /// Time since boot.
     pub(crate) at: Duration,
+    /// True if the claim was prepared again since: then a record that is not there was lost.
+    #[serde(default)]
+    pub(crate) prepared_again: bool,
 }
 
 pub(crate) struct StateFiles {

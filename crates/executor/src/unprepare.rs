@@ -184,6 +184,7 @@ fn write_tombstone(context: &Context, uid: &ClaimUid, call: &Call) {
     let tombstone = Tombstone {
         boot: context.config.boot.clone(),
         at: call.received,
+        prepared_again: false,
     };
     if let Err(error) = context.state.write_tombstone(uid, &tombstone) {
         tracing::warn!(

@@ -1,10 +1,10 @@
 //! Torn records whose boot is not known: they are carried out again before anything is answered.
 
 use divvy_claims::Record;
-use divvy_executor::{InventorySource, ProcessOnGpu, Refresh, Unprepared};
+use divvy_executor::{Event, Folder, InventorySource, ProcessOnGpu, Refresh, Unprepared};
 use divvy_model::{ComputeMode, GpuDriver};
 
-use crate::mig_world::{living, sim};
+use crate::mig_world::{claim_of, living, sim};
 use crate::mps_world::{MPS, TS, grants, prepared, set_exclusive, shared, start};
 use crate::story::uid;
 use crate::world::accessors::tear;
@@ -150,5 +150,27 @@ fn a_torn_record_of_this_boot_is_answered_from_without_a_change() {
         let now = (living(&world, &gpu), world.lock().mps_in.clone());
         assert_eq!(now, there, "{device}");
         world.prepare(&executor, &a).unwrap();
+    }
+}
+
+/// The claim was unprepared and prepared again in this boot, and then its record is lost.
+#[test]
+fn a_claim_that_was_prepared_again_is_not_taken_for_unprepared() {
+    for device in ["gpu-0", "gpu-0-ts", "gpu-0-mps"] {
+        let (world, executor, _) = start();
+        grants(&world, &executor);
+        let a = shared("a", device);
+        prepared(&world, &executor, &a);
+        world.unprepare(&executor, &uid("a")).unwrap();
+        world.prepare(&executor, &a).unwrap();
+        world.lock().put(Folder::Claims, "uid-a.json", None);
+        let events = executor.reconcile(&world.view()).events;
+        let rebuilt = Event::Rebuilt { claim: uid("a") };
+        assert!(events.contains(&rebuilt), "{device}: {events:?}");
+        // Another claim does not get its GPU, also while the folder is as it was found.
+        let error = world
+            .prepare(&executor, &claim_of("b", &["gpu-0"], "t1"))
+            .unwrap_err();
+        assert!(error.category().ends_with("conflict"), "{error:?}");
     }
 }
