@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::{self, Naming};
-use divvy_model::Alternative;
+use divvy_model::Form;
 
 use crate::lookup;
 
@@ -58,25 +58,25 @@ pub(crate) fn shown<'a>(
 }
 
 /// Returns the class of devices of a form; none of forms that have no class of their own.
-pub(crate) fn class(driver: &str, form: Alternative) -> Option<&'static str> {
+pub(crate) fn class(driver: &str, form: Form) -> Option<&'static str> {
     let stands_in = driver == NVIDIA;
     Some(match form {
-        Alternative::WHOLE if stands_in => NVIDIA,
-        Alternative::PARTITIONS if stands_in => NVIDIA_MIG,
-        Alternative::WHOLE => names::CLASS_GPU,
-        Alternative::PARTITIONS => names::CLASS_MIG,
-        Alternative::TIME_SLICED => names::CLASS_SHARE,
-        Alternative::SHARED_PARTITIONS => names::CLASS_MIG_SHARE,
-        Alternative::MPS => names::CLASS_MPS,
-        Alternative::MPS_PARTITIONS => names::CLASS_MIG_MPS,
-        Alternative::ADMIN => names::CLASS_ADMIN,
+        Form::WHOLE if stands_in => NVIDIA,
+        Form::PARTITIONS if stands_in => NVIDIA_MIG,
+        Form::WHOLE => names::CLASS_GPU,
+        Form::PARTITIONS => names::CLASS_MIG,
+        Form::TIME_SLICED => names::CLASS_SHARE,
+        Form::SHARED_PARTITIONS => names::CLASS_MIG_SHARE,
+        Form::MPS => names::CLASS_MPS,
+        Form::MPS_PARTITIONS => names::CLASS_MIG_MPS,
+        Form::ADMIN => names::CLASS_ADMIN,
         _ => return None,
     })
 }
 
 /// Returns the form of the devices of a class of the chart.
-pub(crate) fn form(driver: &str, name: &str) -> Option<Alternative> {
-    let all = [Alternative::ADMIN].into_iter().chain(Alternative::HELD);
+pub(crate) fn form(driver: &str, name: &str) -> Option<Form> {
+    let all = [Form::ADMIN].into_iter().chain(Form::HELD);
     let mut all = all.filter(|form| class(driver, *form).is_some());
     all.find(|form| class(driver, *form) == Some(name))
 }
@@ -147,24 +147,16 @@ mod tests {
     #[test]
     fn classes_follow_from_the_name_of_the_driver() {
         for (driver, name, expected) in [
-            (names::DRIVER, "gpu.divvy.dev", Some(Alternative::WHOLE)),
+            (names::DRIVER, "gpu.divvy.dev", Some(Form::WHOLE)),
             (names::DRIVER, "gpu.nvidia.com", None),
-            (NVIDIA, "gpu.nvidia.com", Some(Alternative::WHOLE)),
-            (NVIDIA, "mig.nvidia.com", Some(Alternative::PARTITIONS)),
+            (NVIDIA, "gpu.nvidia.com", Some(Form::WHOLE)),
+            (NVIDIA, "mig.nvidia.com", Some(Form::PARTITIONS)),
             (NVIDIA, "gpu.divvy.dev", None),
-            (NVIDIA, "share.divvy.dev", Some(Alternative::TIME_SLICED)),
-            (
-                NVIDIA,
-                "mig-share.divvy.dev",
-                Some(Alternative::SHARED_PARTITIONS),
-            ),
-            (NVIDIA, "mps.divvy.dev", Some(Alternative::MPS)),
-            (
-                NVIDIA,
-                "mig-mps.divvy.dev",
-                Some(Alternative::MPS_PARTITIONS),
-            ),
-            (NVIDIA, "admin.divvy.dev", Some(Alternative::ADMIN)),
+            (NVIDIA, "share.divvy.dev", Some(Form::TIME_SLICED)),
+            (NVIDIA, "mig-share.divvy.dev", Some(Form::SHARED_PARTITIONS)),
+            (NVIDIA, "mps.divvy.dev", Some(Form::MPS)),
+            (NVIDIA, "mig-mps.divvy.dev", Some(Form::MPS_PARTITIONS)),
+            (NVIDIA, "admin.divvy.dev", Some(Form::ADMIN)),
         ] {
             assert_eq!(form(driver, name), expected, "{driver} {name}");
         }

@@ -77,10 +77,10 @@ pub struct Sync {
 /// drops fields silently. The stored form then counts as what was wanted, or every sync would send
 /// it again.
 #[derive(Debug, Clone, Default)]
-pub struct Accepted(BTreeMap<String, Form>);
+pub struct Accepted(BTreeMap<String, Shape>);
 
 #[derive(Debug, Clone)]
-struct Form {
+struct Shape {
     sent: ResourceSliceSpec,
     stored: ResourceSliceSpec,
     dropped: BTreeSet<Feature>,
@@ -97,7 +97,7 @@ impl Accepted {
             let dropped = dropped(&sent, &stored);
             self.0.insert(
                 name,
-                Form {
+                Shape {
                     sent,
                     stored,
                     dropped,

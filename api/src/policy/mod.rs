@@ -12,7 +12,7 @@ mod selector;
 
 use std::collections::BTreeSet;
 
-use divvy_model::Alternative;
+use divvy_model::Form;
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -259,7 +259,7 @@ pub enum OfferedMode {
     Mps,
 }
 
-impl From<OfferedMode> for Alternative {
+impl From<OfferedMode> for Form {
     fn from(mode: OfferedMode) -> Self {
         match mode {
             OfferedMode::Whole => Self::WHOLE,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{DeviceId, DeviceReason, Explanation, Holder, Reason, RequestReason};
 use divvy_api::names::{self, attributes, capacity};
-use divvy_model::{Alternative, Mode, TargetKind};
+use divvy_model::{Form, Mode, TargetKind};
 
 use super::scene::{Mig, Scene};
 use super::{Cause, Held, Need, Obstacle, named};
@@ -222,7 +222,7 @@ fn held(request: &RequestReason, scene: &Scene<'_>) -> Held {
     let mut gpus: BTreeMap<(String, u32), (String, String)> = BTreeMap::new();
     let mut others: BTreeMap<String, String> = BTreeMap::new();
     let mut partly = false;
-    let mut forms: BTreeSet<Form> = BTreeSet::new();
+    let mut forms: BTreeSet<Kind> = BTreeSet::new();
     for DeviceReason { device, reason } in &request.refused {
         let (Reason::InUse { by }
         | Reason::CounterShort { by, .. }
@@ -242,8 +242,8 @@ fn held(request: &RequestReason, scene: &Scene<'_>) -> Held {
             .map_or((None, "is in use".to_owned()), |(mode, state)| {
                 (Some(mode), state)
             });
-        let form = Form::of(device, scene);
-        let is_partition = matches!(form, Form::Partition(_) | Form::PartitionShare);
+        let form = Kind::of(device, scene);
+        let is_partition = matches!(form, Kind::Partition(_) | Kind::PartitionShare);
         forms.insert(form);
         if let Reason::CapacityShort {
             capacity,
@@ -262,7 +262,7 @@ fn held(request: &RequestReason, scene: &Scene<'_>) -> Held {
     }
     let wanted = request.wanted.unwrap_or(1);
     let need = match wanted {
-        _ if forms.iter().all(|form| *form == Form::Whole) => {
+        _ if forms.iter().all(|form| *form == Kind::Whole) => {
             Need::Gpus(wanted.saturating_sub(request.available))
         }
         // Devices are not GPUs: one free GPU has room for several partitions.
@@ -276,9 +276,9 @@ fn held(request: &RequestReason, scene: &Scene<'_>) -> Held {
     }
 }
 
-/// Form of a device.
+/// Kind of a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
+enum Kind {
     Whole,
     /// A partition, by its profile.
     Partition(String),
@@ -287,35 +287,33 @@ enum Form {
     PartitionShare,
 }
 
-impl Form {
+impl Kind {
     fn of(id: &DeviceId, scene: &Scene<'_>) -> Self {
-        match kind(&id.device).map(|kind| kind.alternative()) {
-            Some(Alternative::PARTITIONS) => {
+        match kind(&id.device).map(|kind| kind.form()) {
+            Some(Form::PARTITIONS) => {
                 let profile = scene
                     .device(id)
                     .and_then(|device| text(device, attributes::PROFILE));
                 Self::Partition(profile.unwrap_or_default().to_owned())
             }
-            Some(Alternative::TIME_SLICED | Alternative::MPS) => Self::Share,
-            Some(Alternative::SHARED_PARTITIONS | Alternative::MPS_PARTITIONS) => {
-                Self::PartitionShare
-            }
+            Some(Form::TIME_SLICED | Form::MPS) => Self::Share,
+            Some(Form::SHARED_PARTITIONS | Form::MPS_PARTITIONS) => Self::PartitionShare,
             _ => Self::Whole,
         }
     }
 }
 
 /// Names so many devices of these forms, as `3 partitions 1g.10gb`.
-fn in_words(count: usize, forms: &BTreeSet<Form>) -> String {
-    let all: Vec<&Form> = forms.iter().collect();
-    let is_partition = |form: &&Form| matches!(form, Form::Partition(_));
+fn in_words(count: usize, forms: &BTreeSet<Kind>) -> String {
+    let all: Vec<&Kind> = forms.iter().collect();
+    let is_partition = |form: &&Kind| matches!(form, Kind::Partition(_));
     match all.as_slice() {
-        [Form::Partition(profile)] if !profile.is_empty() => {
+        [Kind::Partition(profile)] if !profile.is_empty() => {
             format!("{count} partitions {profile}")
         }
         all if all.iter().all(is_partition) => format!("{count} such partitions"),
-        [Form::Share] => format!("{count} shares"),
-        [Form::PartitionShare] => format!("{count} shares of partitions"),
+        [Kind::Share] => format!("{count} shares"),
+        [Kind::PartitionShare] => format!("{count} shares of partitions"),
         _ => format!("{count} such devices"),
     }
 }
@@ -329,7 +327,7 @@ fn users(by: &[Holder], from: &str, scene: &Scene<'_>) -> String {
 fn class_without_devices(request: &RequestReason, scene: &Scene<'_>) -> Cause {
     let mut wanted = request.expressions.iter().find_map(|e| profile(e));
     let class = request.class.as_str();
-    let known = scene.form(class).filter(|form| *form != Alternative::ADMIN);
+    let known = scene.form(class).filter(|form| *form != Form::ADMIN);
     let form = match (known, profile_of(class)) {
         (Some(form), _) => form,
         // The chart has a class for each common profile.
@@ -343,7 +341,7 @@ fn class_without_devices(request: &RequestReason, scene: &Scene<'_>) -> Cause {
                     obstacle: None,
                 };
             }
-            Alternative::PARTITIONS
+            Form::PARTITIONS
         }
         (None, None) => {
             return Cause::Other {
@@ -359,7 +357,7 @@ fn class_without_devices(request: &RequestReason, scene: &Scene<'_>) -> Cause {
         .filter_map(|id| memory(scene.device(id)?))
         .max();
     let memory_wanted =
-        asked(request, capacity::MEMORY).filter(|_| form == Alternative::TIME_SLICED && undivided);
+        asked(request, capacity::MEMORY).filter(|_| form == Form::TIME_SLICED && undivided);
     if let (Some(wanted), Some(most)) = (memory_wanted, memory_there)
         && crate::device::amount(wanted).is_some_and(|wanted| wanted > most)
     {
@@ -392,7 +390,7 @@ fn devices(request: &RequestReason) -> impl Iterator<Item = &DeviceId> {
 /// Says why a form is not offered by GPUs of these products; `undivided` if any is offered as more
 /// than partitions.
 fn obstacle(
-    form: Alternative,
+    form: Form,
     request: &RequestReason,
     scene: &Scene<'_>,
     (boards, undivided): (&BTreeSet<(Mig, String)>, bool),
@@ -411,7 +409,7 @@ fn obstacle(
         (TargetKind::Partition, None) => match boards.first() {
             Some((_, product)) => Obstacle::NoMig {
                 product: product.clone(),
-                shared: devices(request).any(|id| Form::of(id, scene) == Form::Share),
+                shared: devices(request).any(|id| Kind::of(id, scene) == Kind::Share),
             },
             None => Obstacle::Policy,
         },
@@ -420,7 +418,7 @@ fn obstacle(
             product: product.clone(),
             on: true,
         },
-        _ if form == Alternative::TIME_SLICED && asked(request, capacity::PERCENT).is_some() => {
+        _ if form == Form::TIME_SLICED && asked(request, capacity::PERCENT).is_some() => {
             Obstacle::PolicyByPercent
         }
         _ => Obstacle::Policy,
@@ -517,11 +515,11 @@ fn capacities(selected: &[&DeviceReason], scene: &Scene<'_>) -> Vec<String> {
 /// Devices of a class, in words.
 fn what(class: &str, scene: &Scene<'_>) -> String {
     match scene.form(class) {
-        Some(Alternative::WHOLE) => "whole GPUs".to_owned(),
-        Some(Alternative::PARTITIONS) => "such partitions".to_owned(),
-        Some(Alternative::TIME_SLICED) => "shares".to_owned(),
-        Some(Alternative::SHARED_PARTITIONS) => "shares of partitions".to_owned(),
-        Some(Alternative::MPS_PARTITIONS) => "MPS shares of partitions".to_owned(),
+        Some(Form::WHOLE) => "whole GPUs".to_owned(),
+        Some(Form::PARTITIONS) => "such partitions".to_owned(),
+        Some(Form::TIME_SLICED) => "shares".to_owned(),
+        Some(Form::SHARED_PARTITIONS) => "shares of partitions".to_owned(),
+        Some(Form::MPS_PARTITIONS) => "MPS shares of partitions".to_owned(),
         _ => format!("devices of class {class}"),
     }
 }

@@ -9,7 +9,7 @@ mod tests;
 
 use divvy_allocator::AllocError;
 use divvy_api::names::{self, capacity};
-use divvy_model::{Alternative, Quantity};
+use divvy_model::{Form, Quantity};
 use k8s_openapi::api::resource::v1::DeviceClass;
 
 pub(crate) use self::find::of;
@@ -28,7 +28,7 @@ pub(crate) enum Cause {
     /// GPUs that would do are held by others.
     Held(Held),
     /// The node offers no GPU in the form that is asked for.
-    NotOffered(Alternative, Obstacle),
+    NotOffered(Form, Obstacle),
     /// The node has fewer devices than are asked for, held or not.
     TooFew {
         /// Number of devices that are asked for.
@@ -321,7 +321,7 @@ impl Cause {
             // The sentence has the name that was meant.
             Self::NotSelected { unknown, .. } if !unknown.is_empty() => None,
             Self::NoProfile { obstacle: Some(obstacle), .. } => {
-                Some(way_out(Alternative::PARTITIONS, obstacle, reader))
+                Some(way_out(Form::PARTITIONS, obstacle, reader))
             }
             Self::OtherUnit { wanted, .. } => Some(other_unit(wanted, reader)),
             Self::NotOffered(form, obstacle) => Some(way_out(*form, obstacle, reader)),
@@ -416,14 +416,14 @@ impl Held {
     }
 }
 
-fn not_offered(form: Alternative, obstacle: &Obstacle, place: &str) -> String {
+fn not_offered(form: Form, obstacle: &Obstacle, place: &str) -> String {
     let offered = match form {
-        Alternative::WHOLE => "whole",
-        Alternative::PARTITIONS => "in partitions",
-        Alternative::TIME_SLICED => "in shares",
-        Alternative::SHARED_PARTITIONS => "in shares of partitions",
-        Alternative::MPS => "in MPS shares",
-        Alternative::MPS_PARTITIONS => "in MPS shares of partitions",
+        Form::WHOLE => "whole",
+        Form::PARTITIONS => "in partitions",
+        Form::TIME_SLICED => "in shares",
+        Form::SHARED_PARTITIONS => "in shares of partitions",
+        Form::MPS => "in MPS shares",
+        Form::MPS_PARTITIONS => "in MPS shares of partitions",
         _ => "for admin access",
     };
     match obstacle {
@@ -443,21 +443,21 @@ fn not_offered(form: Alternative, obstacle: &Obstacle, place: &str) -> String {
 }
 
 /// Says how a form is offered that is not.
-fn way_out(form: Alternative, obstacle: &Obstacle, reader: Reader) -> String {
+fn way_out(form: Form, obstacle: &Obstacle, reader: Reader) -> String {
     match (obstacle, reader) {
         (Obstacle::Policy, reader) => policy(
             match form {
-                Alternative::WHOLE => "modes: [Whole]",
-                Alternative::PARTITIONS => "modes: [Mig]",
-                Alternative::SHARED_PARTITIONS => "modes: [Mig], mig: {sharing: [TimeSlicing]}",
-                Alternative::MPS => "modes: [Mps]",
-                Alternative::MPS_PARTITIONS => "modes: [Mig], mig: {sharing: [Mps]}",
+                Form::WHOLE => "modes: [Whole]",
+                Form::PARTITIONS => "modes: [Mig]",
+                Form::SHARED_PARTITIONS => "modes: [Mig], mig: {sharing: [TimeSlicing]}",
+                Form::MPS => "modes: [Mps]",
+                Form::MPS_PARTITIONS => "modes: [Mig], mig: {sharing: [Mps]}",
                 _ => "modes: [TimeSlicing]",
             },
             match form {
-                Alternative::MPS => WITH_MPS,
-                Alternative::SHARED_PARTITIONS => IN_PARTITIONS,
-                Alternative::MPS_PARTITIONS => MPS_IN_PARTITIONS,
+                Form::MPS => WITH_MPS,
+                Form::SHARED_PARTITIONS => IN_PARTITIONS,
+                Form::MPS_PARTITIONS => MPS_IN_PARTITIONS,
                 _ => ALL_MODES,
             },
             reader,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{DeviceId, Holder};
 use divvy_api::names::attributes;
-use divvy_model::{Alternative, Mode, Sharing};
+use divvy_model::{Form, Mode, Sharing};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice, ResourceSliceSpec};
 
 use super::named;
@@ -102,7 +102,7 @@ impl<'a> Scene<'a> {
             let Some(kind) = kind(&result.device).filter(|_| ours) else {
                 continue;
             };
-            let Some(mode) = kind.alternative().mode() else {
+            let Some(mode) = kind.form().mode() else {
                 continue;
             };
             let (_, all) = self
@@ -118,7 +118,7 @@ impl<'a> Scene<'a> {
     }
 
     /// Returns the form of the devices of a class of the chart.
-    pub(super) fn form(&self, class: &str) -> Option<Alternative> {
+    pub(super) fn form(&self, class: &str) -> Option<Form> {
         driver::form(self.driver, class)
     }
 

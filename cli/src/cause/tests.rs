@@ -48,7 +48,7 @@ fn one_sentence_says_who_has_the_gpus_and_when_it_starts() {
 #[test]
 fn over_nodes_what_may_pass_comes_alone_and_equal_reasons_once() {
     let on = |node: &str, cause: Cause| (node.to_owned(), cause);
-    let none = || Cause::NotOffered(Alternative::TIME_SLICED, Obstacle::Policy);
+    let none = || Cause::NotOffered(Form::TIME_SLICED, Obstacle::Policy);
     let whole = || held(&[("gpu-0", "is whole for a")], Need::Gpus(1));
     assert_eq!(
         over_nodes(

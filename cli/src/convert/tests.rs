@@ -660,7 +660,7 @@ fn a_name_with_line_breaks_is_no_note_of_its_own() {
 /// Whatever divvy offers can be what a converted claim needs a policy for, but for whole GPUs.
 #[test]
 fn each_form_that_a_policy_offers_has_a_word_on_its_policy() {
-    for form in divvy_model::Alternative::HELD {
+    for form in divvy_model::Form::HELD {
         let Some(class) = crate::driver::class(names::DRIVER, form) else {
             continue;
         };
@@ -669,7 +669,7 @@ fn each_form_that_a_policy_offers_has_a_word_on_its_policy() {
             ..Request::gpus(1)
         };
         let said = policies(&[request]);
-        let none = form == divvy_model::Alternative::WHOLE;
+        let none = form == divvy_model::Form::WHOLE;
         assert_eq!(said.is_empty(), none, "{class}: {said:?}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_api::names::capacity;
 use divvy_model::mig::{GpuInstance, MigCapabilities};
-use divvy_model::{Alternative, DeviceKind, Inventory, Ordinals, Sharing};
+use divvy_model::{DeviceKind, Form, Inventory, Ordinals, Sharing};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 
@@ -135,7 +135,7 @@ fn picture(
         .iter()
         .filter(|(kind, _, device)| device.admin || !kind.sharing.holds());
     let admins = admins.map(|(_, report, _)| report.claim.clone()).collect();
-    let whole = who(&|kind| kind.alternative() == Alternative::WHOLE);
+    let whole = who(&|kind| kind.form() == Form::WHOLE);
     let shares = who(&|kind| kind.partition().is_none() && kind.sharing.is_shared());
     let mode = if let Some((capabilities, instances)) =
         mig.filter(|(_, instances)| !instances.is_empty())
@@ -154,9 +154,7 @@ fn picture(
             picture: Picture::of(gpu.clone(), capabilities, instances, holders),
         }
     } else if !shares.is_empty() {
-        let by_mps = held
-            .iter()
-            .any(|(kind, _, _)| kind.alternative() == Alternative::MPS);
+        let by_mps = held.iter().any(|(kind, _, _)| kind.form() == Form::MPS);
         let (sharing, mode) = if by_mps {
             (Sharing::Mps, Mode::Mps as fn(Shares) -> Mode)
         } else {

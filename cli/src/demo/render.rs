@@ -10,7 +10,7 @@ use crate::cause::{Cause, Mig};
 use crate::format::shortened;
 use crate::table::Table;
 use divvy_api::names::capacity;
-use divvy_model::Alternative;
+use divvy_model::Form;
 
 use crate::device::kind;
 
@@ -112,9 +112,9 @@ fn head(report: &Report, look: Look) -> Vec<String> {
 
 /// Says what is offered without a policy.
 fn by_default(published: &[PublishedDevice]) -> String {
-    let has = |wanted: Alternative| {
+    let has = |wanted: Form| {
         let kinds = published.iter().filter_map(|device| kind(&device.name));
-        kinds.into_iter().any(|kind| kind.alternative() == wanted)
+        kinds.into_iter().any(|kind| kind.form() == wanted)
     };
     let can = |mig: Mig| published.iter().any(|device| device.mig == Some(mig));
     let whole = if can(Mig::AtOnce) {
@@ -124,7 +124,7 @@ fn by_default(published: &[PublishedDevice]) -> String {
     } else {
         "each GPU is offered whole; shares need one"
     };
-    let offer = match (has(Alternative::WHOLE), has(Alternative::PARTITIONS)) {
+    let offer = match (has(Form::WHOLE), has(Form::PARTITIONS)) {
         (_, false) => whole,
         (false, true) => {
             "MIG mode is on, so each GPU is offered in partitions; shares need one, and MIG mode off"

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::MemoryBound;
 use divvy_api::names::{self, attributes, capacity};
-use divvy_model::{Alternative, Quantity, Sharing};
+use divvy_model::{Form, Quantity, Sharing};
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceRequest, DeviceToleration, ExactDeviceRequest, OpaqueDeviceConfiguration,
     ResourceSlice,
@@ -95,7 +95,7 @@ impl Known {
     /// Returns the names that a request of a class can use. Where no device of one of our classes
     /// is published, which the demo says, names of its devices are not known.
     fn of_class(&self, class: &str) -> OfType {
-        let form = driver::form(self.driver, class).filter(|form| *form != Alternative::ADMIN);
+        let form = driver::form(self.driver, class).filter(|form| *form != Form::ADMIN);
         let Some(kind) = form else {
             return OfType {
                 attributes: self.attributes.clone(),
@@ -111,7 +111,7 @@ impl Known {
                 memory: found.memory.clone(),
             },
             None if kind.sharing == Sharing::TimeSliced => OfType::of_shares(self.driver),
-            None if kind == Alternative::MPS => OfType {
+            None if kind == Form::MPS => OfType {
                 capacities: [driver::capacity(self.driver, capacity::SLOTS)].into(),
                 ..OfType::default()
             },
@@ -401,10 +401,10 @@ impl Findings {
         let kind = config.kind.name();
         for class in classes {
             let takes = match driver::form(driver, class) {
-                Some(Alternative::WHOLE | Alternative::ADMIN) => "GpuConfig",
-                Some(Alternative::PARTITIONS) => "MigConfig",
-                Some(Alternative::TIME_SLICED | Alternative::SHARED_PARTITIONS) => "ShareConfig",
-                Some(Alternative::MPS | Alternative::MPS_PARTITIONS) => "MpsConfig",
+                Some(Form::WHOLE | Form::ADMIN) => "GpuConfig",
+                Some(Form::PARTITIONS) => "MigConfig",
+                Some(Form::TIME_SLICED | Form::SHARED_PARTITIONS) => "ShareConfig",
+                Some(Form::MPS | Form::MPS_PARTITIONS) => "MpsConfig",
                 _ => continue,
             };
             if takes != kind {
@@ -528,11 +528,11 @@ impl Findings {
         if matches!(
             form,
             Some(
-                Alternative::PARTITIONS
-                    | Alternative::TIME_SLICED
-                    | Alternative::SHARED_PARTITIONS
-                    | Alternative::MPS
-                    | Alternative::MPS_PARTITIONS
+                Form::PARTITIONS
+                    | Form::TIME_SLICED
+                    | Form::SHARED_PARTITIONS
+                    | Form::MPS
+                    | Form::MPS_PARTITIONS
             )
         ) && admin
         {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use divvy_api::names::{Naming, attributes, capacity};
 use divvy_model::{
-    Alternative, AttributeValue, Inventory, MemoryCaps, MigMode, NvLinkPeer, Sharing, TargetKind,
+    AttributeValue, Form, Inventory, MemoryCaps, MigMode, NvLinkPeer, Sharing, TargetKind,
 };
 use divvy_offer::Device;
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub(super) struct Shown {
     /// By number.
     pub(super) gpus: Vec<Gpu>,
     /// Forms in which GPUs would be published, in the order of products and GPUs.
-    pub(super) forms: Vec<Form>,
+    pub(super) forms: Vec<Group>,
     /// Devices that would be published, in the order in which the scheduler tries them.
     pub(super) devices: Vec<String>,
     /// Devices that would be left out, with the reason.
@@ -72,7 +72,7 @@ pub(super) struct Gpu {
 /// Devices of one form, all alike, of GPUs of one product.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Form {
+pub(super) struct Group {
     /// Product of the GPUs.
     pub(super) product_name: String,
     /// `whole`, `share`, `admin`, or the profile of a partition.
@@ -168,9 +168,9 @@ impl Shown {
 type Key = (String, u8, Option<u64>, String);
 
 /// Groups devices that are alike for a claim, except for their GPU.
-fn forms<'d>(devices: impl Iterator<Item = &'d Device>, driver: &'static str) -> Vec<Form> {
+fn forms<'d>(devices: impl Iterator<Item = &'d Device>, driver: &'static str) -> Vec<Group> {
     // With the number of devices of each GPU.
-    let mut groups: BTreeMap<Key, (Form, BTreeMap<u32, usize>)> = BTreeMap::new();
+    let mut groups: BTreeMap<Key, (Group, BTreeMap<u32, usize>)> = BTreeMap::new();
     for device in devices {
         let Some(kind) = kind(device.name.as_str()) else {
             continue;
@@ -190,11 +190,11 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>, driver: &'static str) ->
         let memory = memory.map(|memory| memory.value.value()).or(slot);
         let form = profile
             .clone()
-            .unwrap_or_else(|| kind.alternative().noun().to_owned());
-        let form_of = kind.alternative();
+            .unwrap_or_else(|| kind.form().noun().to_owned());
+        let form_of = kind.form();
         let class = driver::class(driver, form_of).unwrap_or_default();
         let rank = rank(form_of);
-        let new = || Form {
+        let new = || Group {
             product_name: product.clone(),
             name: form.clone(),
             class,
@@ -222,7 +222,7 @@ fn forms<'d>(devices: impl Iterator<Item = &'d Device>, driver: &'static str) ->
             .or_insert_with(|| (new(), BTreeMap::new()));
         *gpus.entry(kind.ordinal()).or_default() += 1;
     }
-    let done = groups.into_values().map(|(form, gpus)| Form {
+    let done = groups.into_values().map(|(form, gpus)| Group {
         devices_per_gpu: gpus.values().copied().max().unwrap_or(0),
         gpus: gpus.into_keys().map(|n| format!("gpu-{n}")).collect(),
         ..form
@@ -255,7 +255,7 @@ pub(super) fn selector(driver: &str, attribute: &str, value: &str) -> String {
 }
 
 /// Returns the place of a form in the table.
-fn rank(form: Alternative) -> u8 {
+fn rank(form: Form) -> u8 {
     match (form.sharing, form.target) {
         (Sharing::Exclusive, TargetKind::Gpu) => 0,
         (Sharing::Exclusive, TargetKind::Partition) => 1,

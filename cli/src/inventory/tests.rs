@@ -170,7 +170,7 @@ fn gpus_in_mig_mode_are_published_as_partitions() {
     let modes: Vec<&str> = shown.gpus.iter().map(|gpu| gpu.mig).collect();
     assert_eq!(modes, ["on", "off"]);
     let of_gpu = |gpu: &str| {
-        let has = |form: &&shown::Form| form.gpus.iter().any(|name| name == gpu);
+        let has = |form: &&shown::Group| form.gpus.iter().any(|name| name == gpu);
         let forms = shown.forms.iter().filter(has);
         forms
             .map(|form| form.class)

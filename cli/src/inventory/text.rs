@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use divvy_api::names::{self, attributes};
 use divvy_model::MemoryCaps;
 
-use super::shown::{Form, Gpu, Shown, selector};
+use super::shown::{Gpu, Group, Shown, selector};
 use crate::driver::plain;
 use crate::format::{bytes, shortened};
 use crate::table::{Table, or_dash};
@@ -121,7 +121,7 @@ fn gpus(gpus: &[Gpu], wide: bool) -> String {
 const MPS: [&str; 2] = [names::CLASS_MPS, names::CLASS_MIG_MPS];
 
 /// The forms of the GPUs of one product.
-fn offered(product: &str, forms: &[Form]) -> String {
+fn offered(product: &str, forms: &[Group]) -> String {
     let mut table = Table::new(["FORM", "CLASS", "DEVICES", "MEMORY", "SELECT WITH"]);
     let mut names: BTreeSet<&str> = BTreeSet::new();
     for form in forms.iter().filter(|form| form.product_name == product) {
@@ -163,7 +163,7 @@ fn offered(product: &str, forms: &[Form]) -> String {
 }
 
 /// Returns the number of devices of a GPU, with the claims that share each.
-fn devices(form: &Form) -> String {
+fn devices(form: &Group) -> String {
     match (form.slots, form.devices_per_gpu) {
         (Some(slots), 0 | 1) => format!("{slots} slots"),
         // Each of the places of a partition has these slots.
@@ -173,7 +173,7 @@ fn devices(form: &Form) -> String {
 }
 
 /// Says what is kept within its amounts, where something is not.
-fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
+fn limits(forms: &[Group], caps: MemoryCaps) -> Option<String> {
     let most = forms
         .iter()
         .filter_map(|form| form.memory_limit_max_percent);
@@ -221,7 +221,7 @@ fn limits(forms: &[Form], caps: MemoryCaps) -> Option<String> {
 }
 
 /// Says how a row of the table is written in a claim.
-fn how(driver: &str, forms: &[Form]) -> String {
+fn how(driver: &str, forms: &[Group]) -> String {
     let profile = forms.iter().find_map(|form| form.selector.clone());
     let product = || {
         let form = forms.first()?;

@@ -383,7 +383,7 @@ fn memory_of_share(
 /// Says for whose end on the GPU a claim that is not prepared waits, if its node reports such a
 /// claim: one that is leaving the same device, or that has the GPU in another form.
 fn former(gpu: &GpuStatus, claim: &str, of: &DeviceRequestAllocationResult) -> Option<String> {
-    let form = |device: &str| crate::device::kind(device).map(|kind| kind.alternative());
+    let form = |device: &str| crate::device::kind(device).map(|kind| kind.form());
     let own = form(&of.device)?;
     let holder = gpu.holders.iter().find(|holder| {
         let is_admin = holder.device.ends_with(" (admin)");

@@ -8,7 +8,7 @@ pub(crate) mod tests;
 use std::cmp::Reverse;
 
 use divvy_api::node::{GpuStatus, Holder};
-use divvy_model::{Alternative, DeviceKind, Sharing};
+use divvy_model::{DeviceKind, Form, Sharing};
 use divvy_offer::pool_name;
 use serde::Serialize;
 
@@ -109,7 +109,7 @@ pub(crate) struct Hold {
 impl Hold {
     /// Returns whether it is admin access, which takes nothing of the GPU.
     pub(crate) fn is_admin(&self) -> bool {
-        self.part == Alternative::ADMIN.noun()
+        self.part == Form::ADMIN.noun()
     }
 
     /// By what is wasted: what is idle, the longest first; then by memory that is not used; the
@@ -221,7 +221,7 @@ fn gpu(published: &Published<'_>, usage: &Usage, pool: &str, gpu: &GpuStatus) ->
     let mode = holds
         .iter()
         .filter(|hold| !hold.is_admin())
-        .find_map(|hold| kind(&hold.device)?.alternative().mode());
+        .find_map(|hold| kind(&hold.device)?.form().mode());
     // What came last is behind what was there.
     holds.sort_by(|a, b| {
         (&a.since, &a.namespace, &a.claim).cmp(&(&b.since, &b.namespace, &b.claim))
@@ -309,10 +309,10 @@ fn hold(
     };
     let id = (pool, device.as_str());
     let kind = kind(&device);
-    let used = match kind.as_ref().map(DeviceKind::alternative) {
-        _ if admin => Alternative::ADMIN,
+    let used = match kind.as_ref().map(DeviceKind::form) {
+        _ if admin => Form::ADMIN,
         Some(used) => used,
-        None => Alternative::WHOLE,
+        None => Form::WHOLE,
     };
     let partition = kind.as_ref().and_then(DeviceKind::partition);
     let mut within = None;
@@ -342,7 +342,7 @@ fn hold(
     };
     let idle_after = usage.idle_after.unwrap_or(IDLE);
     let mut usage = usage.of_claim(uuid, &holder.namespace, &holder.name, &device);
-    if used == Alternative::ADMIN {
+    if used == Form::ADMIN {
         usage.memory_granted = None;
     } else {
         usage.memory_granted = usage

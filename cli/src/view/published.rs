@@ -257,8 +257,8 @@ impl<'a> Published<'a> {
             let Some(kind) = kind(id.1) else {
                 continue;
             };
-            let alternative = kind.alternative();
-            match (alternative.target, alternative.sharing) {
+            let form = kind.form();
+            match (form.target, form.sharing) {
                 (TargetKind::Gpu, Sharing::Exclusive) => free.whole_gpus += 1,
                 (TargetKind::Partition, Sharing::Exclusive) if memory > largest => {
                     largest = memory;

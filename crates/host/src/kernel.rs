@@ -21,7 +21,7 @@ pub enum HostFileError {
     },
     /// It holds something else.
     #[error("{}: {what} is not of the expected form: {text:?}", path.display())]
-    Form {
+    Malformed {
         /// The fact that was to be known.
         what: &'static str,
         path: PathBuf,
@@ -44,7 +44,7 @@ pub fn boot_id(host: &HostRoot) -> Result<String, HostFileError> {
     let text = read(&path, WHAT)?;
     let id = text.trim();
     if id.is_empty() {
-        Err(HostFileError::Form {
+        Err(HostFileError::Malformed {
             what: WHAT,
             path,
             text,

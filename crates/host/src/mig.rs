@@ -127,7 +127,7 @@ fn read_access(host: &HostRoot, file: &str) -> Result<Option<(u32, u32)>, NodeEr
             minor,
             number("DeviceFileMode").unwrap_or(READABLE) & 0o777,
         ))),
-        None => Err(NodeError::Host(crate::HostFileError::Form {
+        None => Err(NodeError::Host(crate::HostFileError::Malformed {
             what: WHAT,
             path,
             text,

@@ -90,7 +90,7 @@ pub fn drm_nodes(host: &HostRoot, pci: PciAddress) -> Result<Vec<DrmNode>, HostF
             .split_once(':')
             .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
         let Some((major, minor)) = numbers else {
-            return Err(HostFileError::Form {
+            return Err(HostFileError::Malformed {
                 what: WHAT,
                 path: entry.path().join("dev"),
                 text,

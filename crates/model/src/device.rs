@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::mig::{PartitionName, number};
-use crate::{Alternative, DeviceName, Sharing, TargetKind};
+use crate::{DeviceName, Form, Sharing, TargetKind};
 
 /// A device by the parts of its name: a target with a sharing. Ordinals are ours and stable
 /// ([`crate::Ordinals`]); they are not NVML indexes and not minor numbers.
@@ -65,12 +65,12 @@ impl DeviceKind {
     }
 
     /// Returns the kind of target and the way of use.
-    pub fn alternative(&self) -> Alternative {
+    pub fn form(&self) -> Form {
         let target = match self.target {
             NamedTarget::Gpu { .. } => TargetKind::Gpu,
             NamedTarget::Partition(_) => TargetKind::Partition,
         };
-        Alternative::new(target, self.sharing)
+        Form::new(target, self.sharing)
     }
 
     /// Returns whether this version publishes such devices. A partition that others made is for one
@@ -78,7 +78,7 @@ impl DeviceKind {
     fn is_published(&self) -> bool {
         let shares_theirs =
             self.sharing.is_shared() && self.partition().is_some_and(|name| name.is_static);
-        self.alternative().is_published() && !shares_theirs
+        self.form().is_published() && !shares_theirs
     }
 
     /// The name in a ResourceSlice.

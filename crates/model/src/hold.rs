@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Alternative, ClaimUid, DeviceName, GpuUuid, MpsServer, Sharing, Target, TimeSlice};
+use crate::{ClaimUid, DeviceName, Form, GpuUuid, MpsServer, Sharing, Target, TimeSlice};
 
 /// A claim's use of a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -45,8 +45,8 @@ impl Hold {
     }
 
     /// Returns the kind of use.
-    pub fn alternative(&self) -> Alternative {
-        Alternative::new(self.target.kind(), self.sharing)
+    pub fn form(&self) -> Form {
+        Form::new(self.target.kind(), self.sharing)
     }
 }
 
@@ -97,11 +97,11 @@ mod tests {
     }
 
     proptest! {
-        /// The table of DESIGN section 1, from the slices that each alternative consumes: an
+        /// The table of DESIGN section 1, from the slices that each form consumes: an
         /// exclusive device is for one claim, shares are charged once for their target.
         #[test]
         fn holds_conflict_as_the_counters_of_their_devices_do(one in hold(), other in hold()) {
-            let one_device = one.alternative() == other.alternative() && one.target == other.target;
+            let one_device = one.form() == other.form() && one.target == other.target;
             let meets = slices(one.target).any(|slice| slices(other.target).contains(&slice));
             let expected = match (one.sharing, other.sharing) {
                 (Sharing::Admin, _) | (_, Sharing::Admin) => false,

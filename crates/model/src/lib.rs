@@ -56,7 +56,7 @@ pub use mps::{
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
 pub use quantity::{Format, Quantity, QuantityError};
-pub use sharing::{Alternative, ShareUnit, Sharing};
+pub use sharing::{Form, ShareUnit, Sharing};
 pub use target::{GpuTarget, ParseGpuTargetError, ParsePlaceError, Place, Target, TargetKind};
 pub use usage::{GpuMemory, MigDevice, ProcessSample};
 pub use version::normalise_version;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Alternative, Burst, MpsServer, ShareUnit};
+use crate::{Burst, Form, MpsServer, ShareUnit};
 
 /// The state of a GPU. Decided by the first hold that lands, freed by the last (the mode lock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -34,10 +34,8 @@ impl Mode {
 
     /// Returns the mode of a GPU that is held in these ways. Any of them says it: holds of two
     /// modes exclude each other.
-    pub fn of(held: impl IntoIterator<Item = Alternative>) -> Self {
-        held.into_iter()
-            .find_map(Alternative::mode)
-            .unwrap_or(Self::Idle)
+    pub fn of(held: impl IntoIterator<Item = Form>) -> Self {
+        held.into_iter().find_map(Form::mode).unwrap_or(Self::Idle)
     }
 
     /// The mode as people read it.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Mode, TargetKind};
 
-/// A way of using a target. Every word that depends on it is a method here or of [`Alternative`].
+/// A way of using a target. Every word that depends on it is a method here or of [`Form`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
@@ -91,14 +91,14 @@ impl ShareUnit {
 /// An entry of what a GPU may be published as: a kind of target with a way of use. The order is
 /// that in which one is chosen where there may be only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Alternative {
+pub struct Form {
     /// The way of use.
     pub sharing: Sharing,
     /// The kind of target.
     pub target: TargetKind,
 }
 
-impl Alternative {
+impl Form {
     /// The whole GPU, for one claim.
     pub const WHOLE: Self = Self::new(TargetKind::Gpu, Sharing::Exclusive);
     /// MIG partitions, each for one claim.

@@ -2,7 +2,7 @@
 //! that it is available independent of all other allocations.
 
 use divvy_api::names::{attributes as attr, taints as keys};
-use divvy_model::{Alternative, DeviceKind, Sharing};
+use divvy_model::{DeviceKind, Form, Sharing};
 
 use crate::{AttributeValue, Device, Taint};
 
@@ -12,7 +12,7 @@ pub(crate) fn device(ordinal: u32, whole: &Device) -> Device {
     device.attributes.clone_from(&whole.attributes);
     device.attributes.insert(
         attr::TYPE.into(),
-        AttributeValue::String(Alternative::ADMIN.device_type().to_owned()),
+        AttributeValue::String(Form::ADMIN.device_type().to_owned()),
     );
     device.capacity.clone_from(&whole.capacity);
     device

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_model::mig::MigCapabilities;
-use divvy_model::{Alternative, DeviceKind, DeviceName, GpuUuid, Ordinals, Sharing, TargetKind};
+use divvy_model::{DeviceKind, DeviceName, Form, GpuUuid, Ordinals, Sharing, TargetKind};
 
 use crate::Pool;
 use crate::step::Look;
@@ -264,7 +264,7 @@ fn offers_less_than_it_may(
         places.all(|(profile, start)| partitions.contains(&(ordinal, profile, start, sharing)))
     };
     ordinals.iter().any(|(gpu, ordinal)| {
-        Alternative::HELD
+        Form::HELD
             .iter()
             .filter(|held| by_mps || held.sharing != Sharing::Mps)
             .any(|offered| match offered.target {

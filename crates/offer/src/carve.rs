@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use divvy_api::names::attributes;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuTarget, GpuUuid, Inventory, MpsProtocol, MpsServer,
-    Ordinals, ShareUnit, Sharing, TargetKind, fnv1a,
+    DeviceKind, DeviceName, Form, GpuTarget, GpuUuid, Inventory, MpsProtocol, MpsServer, Ordinals,
+    ShareUnit, Sharing, TargetKind, fnv1a,
 };
 
 use crate::settle::CounterSets;
@@ -107,7 +107,7 @@ impl<'a> Input<'a> {
     }
 
     /// Returns whether shares of this kind are given out in a unit: all but equal slots.
-    pub(crate) fn has_units(&self, mode: Alternative) -> bool {
+    pub(crate) fn has_units(&self, mode: Form) -> bool {
         match (mode.sharing, mode.target) {
             (Sharing::TimeSliced, _) => true,
             (Sharing::Mps, TargetKind::Gpu) => {
@@ -193,11 +193,11 @@ pub(crate) struct Carving<'a> {
     /// Partitions and shares of them that claims have, or may have, by the ordinal of their GPU.
     pub(crate) held_partitions: BTreeMap<u32, Vec<DeviceKind>>,
     /// The modes in which GPUs are used or allocated, by ordinal.
-    pub(crate) in_use: BTreeMap<u32, BTreeSet<Alternative>>,
+    pub(crate) in_use: BTreeMap<u32, BTreeSet<Form>>,
     /// The modes in which GPUs may still be allocated.
-    pub(crate) leaving: BTreeMap<u32, BTreeSet<Alternative>>,
+    pub(crate) leaving: BTreeMap<u32, BTreeSet<Form>>,
     /// The modes in which GPUs are used, by what is recorded alone.
-    pub(crate) recorded: BTreeMap<u32, BTreeSet<Alternative>>,
+    pub(crate) recorded: BTreeMap<u32, BTreeSet<Form>>,
     pub(crate) findings: Vec<Finding>,
     /// By ordinal.
     pub(crate) cards: BTreeMap<u32, GpuOffer>,
@@ -237,32 +237,32 @@ impl<'a> Carving<'a> {
 /// The devices that are published of one GPU.
 #[derive(Debug, Default)]
 pub(crate) struct GpuOffer {
-    pub(crate) by: BTreeMap<Alternative, Vec<Device>>,
+    pub(crate) by: BTreeMap<Form, Vec<Device>>,
     pub(crate) counter_set: Option<CounterSet>,
-    /// The set that the alternatives are to draw on if there are several; known of GPUs that
+    /// The set that the forms are to draw on if there are several; known of GPUs that
     /// answer.
     pub(crate) sets: Option<CounterSets>,
 }
 
 impl GpuOffer {
-    pub(crate) fn add(&mut self, alternative: Alternative, device: Device) {
-        self.by.entry(alternative).or_default().push(device);
+    pub(crate) fn add(&mut self, form: Form, device: Device) {
+        self.by.entry(form).or_default().push(device);
     }
 
-    /// Returns what claims can hold, by alternative, as far as there is any.
-    pub(crate) fn held_as(&self) -> impl Iterator<Item = (Alternative, &Vec<Device>)> {
+    /// Returns what claims can hold, by form, as far as there is any.
+    pub(crate) fn held_as(&self) -> impl Iterator<Item = (Form, &Vec<Device>)> {
         self.by
             .iter()
-            .filter(|(alternative, devices)| alternative.sharing.holds() && !devices.is_empty())
-            .map(|(alternative, devices)| (*alternative, devices))
+            .filter(|(form, devices)| form.sharing.holds() && !devices.is_empty())
+            .map(|(form, devices)| (*form, devices))
     }
 
     /// The same, to change.
-    pub(crate) fn held_as_mut(&mut self) -> impl Iterator<Item = (Alternative, &mut Vec<Device>)> {
+    pub(crate) fn held_as_mut(&mut self) -> impl Iterator<Item = (Form, &mut Vec<Device>)> {
         self.by
             .iter_mut()
-            .filter(|(alternative, devices)| alternative.sharing.holds() && !devices.is_empty())
-            .map(|(alternative, devices)| (*alternative, devices))
+            .filter(|(form, devices)| form.sharing.holds() && !devices.is_empty())
+            .map(|(form, devices)| (*form, devices))
     }
 
     /// All devices that claims can hold: of the whole GPU, then partitions.
@@ -360,14 +360,12 @@ fn one_of_each(mut taints: Vec<Taint>) -> Vec<Taint> {
 }
 
 /// The modes in which devices are of their GPUs.
-fn modes_of<'a>(
-    devices: impl Iterator<Item = &'a DeviceName>,
-) -> BTreeMap<u32, BTreeSet<Alternative>> {
-    let mut modes: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
+fn modes_of<'a>(devices: impl Iterator<Item = &'a DeviceName>) -> BTreeMap<u32, BTreeSet<Form>> {
+    let mut modes: BTreeMap<u32, BTreeSet<Form>> = BTreeMap::new();
     for kind in devices.filter_map(|name| DeviceKind::parse(name).ok()) {
         if kind.sharing.holds() {
             let of_gpu = modes.entry(kind.ordinal()).or_default();
-            of_gpu.insert(kind.alternative());
+            of_gpu.insert(kind.form());
         }
     }
     modes

@@ -1,4 +1,4 @@
-//! Counters that the alternatives of one GPU draw on: its memory slices one by one, and the rest by
+//! Counters that the forms of one GPU draw on: its memory slices one by one, and the rest by
 //! number, so that the scheduler gives out exactly what the hardware can hold at once.
 
 use std::collections::BTreeMap;

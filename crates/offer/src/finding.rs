@@ -7,7 +7,7 @@ mod words;
 
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
-use divvy_model::{Alternative, ClaimUid, DeviceName, GpuUuid, MpsFault};
+use divvy_model::{ClaimUid, DeviceName, Form, GpuUuid, MpsFault};
 
 use crate::{OneMode, PolicyProblem, RuleRef, Use};
 
@@ -214,7 +214,7 @@ pub enum Finding {
     OneMode {
         gpu: GpuUuid,
         /// The mode that is offered.
-        mode: Alternative,
+        mode: Form,
         why: OneMode,
     },
     /// Its MIG mode would have to change for what is asked for.

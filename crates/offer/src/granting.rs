@@ -22,7 +22,7 @@ impl Pool {
         let mut cards = BTreeMap::<u32, GpuOffer>::new();
         let mut put = |kind: &DeviceKind, device: Device| {
             let card = cards.entry(kind.ordinal()).or_default();
-            card.add(kind.alternative(), device);
+            card.add(kind.form(), device);
         };
         // GPUs that wait and are published: their devices as they are, with every taint that the
         // new pool has for them. A taint protects; to take one away needs the grant.

@@ -140,7 +140,7 @@ impl Carving<'_> {
         let Some(device) = self.tainted(subject.gpu, device, taints, stays) else {
             return;
         };
-        self.card(kind.ordinal()).add(kind.alternative(), device);
+        self.card(kind.ordinal()).add(kind.form(), device);
     }
 
     /// Partitions, and shares of them, that claims have and of which it is not known where on the
@@ -176,7 +176,7 @@ impl Carving<'_> {
 
 /// Returns what the taints of a device depend on whose GPU does not answer.
 fn of<'a>(kind: &DeviceKind, gpu: &'a GpuUuid) -> Subject<'a> {
-    Subject::offered(gpu, kind.alternative())
+    Subject::offered(gpu, kind.form())
 }
 
 /// A device of a GPU that nothing is known about but its UUID.

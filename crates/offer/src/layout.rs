@@ -1,7 +1,7 @@
 //! The order of what is published, and where slices break.
 //!
 //! The scheduler takes the first device that fits and looks at every one on the way, so the
-//! alternatives that are few come first. Breaks are at fixed ordinals: a GPU that comes, goes or
+//! forms that are few come first. Breaks are at fixed ordinals: a GPU that comes, goes or
 //! gets a taint changes its own slices only, and the order of the others stays.
 
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
     };
     let partitions = nearest.filter(fits).map(std::mem::take).unwrap_or_default();
     *first = riffled(std::mem::take(first), beside, partitions);
-    // Slices in the order in which the scheduler is to look: few alternatives, partitions, admins.
+    // Slices in the order in which the scheduler is to look: few forms, partitions, admins.
     // Counter sets come last: no claim asks for them.
     let few = whole.into_values().rev().chain(shares.into_values());
     let partitions = cut.into_values().flat_map(split);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Alternative, Sharing, TargetKind};
+use divvy_model::{Form, Sharing, TargetKind};
 
 use crate::{Feature, Instances, Modes, OneMode, ServerFeatures};
 
@@ -32,24 +32,24 @@ pub(crate) struct Facts<'a> {
     pub(crate) mps_lack: Option<&'static str>,
     pub(crate) features: &'a ServerFeatures,
     /// The modes in which it is used or allocated.
-    pub(crate) in_use: &'a BTreeSet<Alternative>,
+    pub(crate) in_use: &'a BTreeSet<Form>,
     /// The modes in which it may still be allocated.
-    pub(crate) leaving: &'a BTreeSet<Alternative>,
+    pub(crate) leaving: &'a BTreeSet<Form>,
     /// The modes in which it is used.
-    pub(crate) recorded: &'a BTreeSet<Alternative>,
+    pub(crate) recorded: &'a BTreeSet<Form>,
 }
 
 /// The modes to offer, and what became of the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
-    pub(crate) modes: BTreeSet<Alternative>,
+    pub(crate) modes: BTreeSet<Form>,
     /// Modes that were asked for and cannot be offered.
     pub(crate) refused: Vec<Refused>,
     /// Why only one of several is offered.
     pub(crate) one_mode: Option<OneMode>,
     /// A mode in which it is held and that is not offered, where nothing but a taint keeps the
     /// others off it.
-    pub(crate) guard: Option<Alternative>,
+    pub(crate) guard: Option<Form>,
 }
 
 /// Why a mode cannot be offered.
@@ -70,13 +70,13 @@ pub(crate) enum Refused {
 }
 
 impl Choice {
-    pub(crate) fn offers(&self, mode: Alternative) -> bool {
+    pub(crate) fn offers(&self, mode: Form) -> bool {
         self.modes.contains(&mode)
     }
 }
 
 /// Returns whether the GPU can be had in a mode without a change of its MIG mode.
-pub(crate) fn fits_mig_mode(mode: Alternative, on: bool) -> bool {
+pub(crate) fn fits_mig_mode(mode: Form, on: bool) -> bool {
     (mode.target == TargetKind::Partition) == on
 }
 
@@ -84,9 +84,9 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     // A mode that divvy turned on for an earlier policy is given back: without a policy the GPU is
     // what it was found as.
     let as_is = BTreeSet::from([if facts.found_on {
-        Alternative::PARTITIONS
+        Form::PARTITIONS
     } else {
-        Alternative::WHOLE
+        Form::WHOLE
     }]);
     let asked = match facts.asked {
         Modes::AsIs => &as_is,
@@ -102,14 +102,13 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     }
     let single = facts.features.one_mode();
     // Partitions and shares of them are two ways of use, which only the mode lock keeps apart.
-    let is_twin = |mode: &Alternative| {
-        mode.target == TargetKind::Partition && mode.sharing != Sharing::Exclusive
-    };
+    let is_twin =
+        |mode: &Form| mode.target == TargetKind::Partition && mode.sharing != Sharing::Exclusive;
     if single.is_some() && choice.modes.extract_if(.., is_twin).count() > 0 {
         choice.one_mode.clone_from(&single);
     }
     if choice.modes.len() > 1 && single.is_some() {
-        let among = |used: &BTreeSet<Alternative>| {
+        let among = |used: &BTreeSet<Form>| {
             choice
                 .modes
                 .iter()
@@ -139,7 +138,7 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
     choice
 }
 
-fn obstacle(facts: &Facts<'_>, mode: Alternative) -> Option<Refused> {
+fn obstacle(facts: &Facts<'_>, mode: Form) -> Option<Refused> {
     let fits = fits_mig_mode(mode, facts.on);
     let counts = facts.features.supports(Feature::Partitions);
     let is_static = facts.instances == Instances::Static;
@@ -179,9 +178,9 @@ mod tests {
     use super::*;
     use crate::KubeVersion;
 
-    const WHOLE: Alternative = Alternative::WHOLE;
-    const MIG: Alternative = Alternative::PARTITIONS;
-    const TIME_SLICED: Alternative = Alternative::TIME_SLICED;
+    const WHOLE: Form = Form::WHOLE;
+    const MIG: Form = Form::PARTITIONS;
+    const TIME_SLICED: Form = Form::TIME_SLICED;
 
     const NEW: KubeVersion = KubeVersion::new(1, 37, 1);
 
@@ -192,8 +191,8 @@ mod tests {
         found_on: Option<bool>,
         toggles: bool,
         version: KubeVersion,
-        in_use: BTreeSet<Alternative>,
-        recorded: BTreeSet<Alternative>,
+        in_use: BTreeSet<Form>,
+        recorded: BTreeSet<Form>,
         instances: Instances,
         any_lives: bool,
         mps_lack: Option<&'static str>,
@@ -214,7 +213,7 @@ mod tests {
         }
     }
 
-    fn chosen(case: &Case) -> Vec<Alternative> {
+    fn chosen(case: &Case) -> Vec<Form> {
         let features = ServerFeatures::default().observe(case.version);
         let facts = Facts {
             asked: &case.asked,
@@ -310,8 +309,8 @@ mod tests {
     /// Without counters nothing keeps a share of a partition and the partition apart.
     #[test]
     fn shares_of_partitions_are_not_offered_where_a_gpu_has_one_mode() {
-        let twins = [Alternative::SHARED_PARTITIONS, Alternative::MPS_PARTITIONS];
-        let asked = |more: &[Alternative]| {
+        let twins = [Form::SHARED_PARTITIONS, Form::MPS_PARTITIONS];
+        let asked = |more: &[Form]| {
             let modes = twins.iter().chain(more).copied();
             Modes::Only(modes.collect())
         };
@@ -320,7 +319,7 @@ mod tests {
                 asked: asked(more),
                 on: true,
                 version,
-                recorded: [Alternative::SHARED_PARTITIONS].into(),
+                recorded: [Form::SHARED_PARTITIONS].into(),
                 ..h100()
             };
             assert_eq!(chosen(&case(KubeVersion::new(1, 36, 1))), old);
@@ -331,7 +330,7 @@ mod tests {
 
     #[test]
     fn mps_is_offered_only_where_a_rule_names_it_and_nothing_is_lacking() {
-        let asked = || Modes::Only([WHOLE, Alternative::MPS].into());
+        let asked = || Modes::Only([WHOLE, Form::MPS].into());
         let case = |asked, on, toggles, mps_lack| {
             chosen(&Case {
                 asked,
@@ -341,13 +340,13 @@ mod tests {
                 ..h100()
             })
         };
-        assert_eq!(case(asked(), false, true, None), [WHOLE, Alternative::MPS]);
+        assert_eq!(case(asked(), false, true, None), [WHOLE, Form::MPS]);
         assert_eq!(case(asked(), false, true, Some("no program")), [WHOLE]);
         // With MIG mode on that needs a reset to change, there is neither.
         assert_eq!(case(asked(), true, false, None), []);
         for everything in [Modes::everything(), Modes::AsIs] {
             let chosen = case(everything, false, true, None);
-            assert!(!chosen.contains(&Alternative::MPS), "{chosen:?}");
+            assert!(!chosen.contains(&Form::MPS), "{chosen:?}");
         }
     }
 
@@ -373,7 +372,7 @@ mod tests {
             }),
             [MIG]
         );
-        let all = || Alternative::OFFERED.into();
+        let all = || Form::OFFERED.into();
         let used = Case {
             in_use: all(),
             recorded: [TIME_SLICED].into(),

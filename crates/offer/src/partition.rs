@@ -10,8 +10,8 @@ use divvy_model::mig::{
     ProfileName,
 };
 use divvy_model::{
-    Alternative, DeviceKind, Gpu, GpuTarget, GpuUuid, MigMode, MigUuid, MpsServer, Place,
-    ShareUnit, Sharing, SystemFacts, Target, TargetKind,
+    DeviceKind, Form, Gpu, GpuTarget, GpuUuid, MigMode, MigUuid, MpsServer, Place, ShareUnit,
+    Sharing, SystemFacts, Target, TargetKind,
 };
 
 use crate::carve::Carving;
@@ -57,7 +57,7 @@ impl Carving<'_> {
             leaving: self.leaving.get(&one.ordinal).unwrap_or(&nothing),
             recorded: self.recorded.get(&one.ordinal).unwrap_or(&nothing),
         });
-        let is_whole = in_use.contains(&Alternative::WHOLE);
+        let is_whole = in_use.contains(&Form::WHOLE);
         let gpu = || one.uuid.clone();
         // A finding for each mode that was asked for and is not offered, but one finding only where
         // nothing is offered at all.
@@ -307,7 +307,7 @@ impl Carving<'_> {
         device: Device,
         offered: bool,
     ) {
-        let mode = Alternative::new(TargetKind::Partition, sharing);
+        let mode = Form::new(TargetKind::Partition, sharing);
         let mut subject = Subject {
             place: Some(placement),
             mode,
@@ -315,8 +315,8 @@ impl Carving<'_> {
         };
         if !offered {
             let why = match mode {
-                Alternative::SHARED_PARTITIONS => "as shares of such partitions",
-                Alternative::MPS_PARTITIONS => "as MPS shares of such partitions",
+                Form::SHARED_PARTITIONS => "as shares of such partitions",
+                Form::MPS_PARTITIONS => "as MPS shares of such partitions",
                 _ => "in such partitions",
             };
             let why = format!("this GPU is currently not offered {why}");
@@ -374,7 +374,7 @@ pub(crate) fn describe(to: &mut Builder<'_>, uuid: &GpuUuid, gpu: &Gpu, system: 
 }
 
 pub(crate) fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {
-    to.string(attr::TYPE, Some(Alternative::PARTITIONS.device_type()));
+    to.string(attr::TYPE, Some(Form::PARTITIONS.device_type()));
     to.string(attr::PARENT_UUID, Some(gpu.as_str()));
     to.string(attr::GPU_UUID, Some(gpu.as_str()));
     to.string(attr::SHARING, Some(Sharing::Exclusive.attribute()));

@@ -7,7 +7,7 @@ use std::fmt;
 
 use divvy_api::policy::{self as api, GpuMatch, GpuPolicy, NodeMatch, PolicyRule};
 use divvy_model::{
-    Alternative, Gpu, GpuUuid, Inventory, MemoryCaps, Ordinals, PciAddress, ShareUnit, TimeSlice,
+    Form, Gpu, GpuUuid, Inventory, MemoryCaps, Ordinals, PciAddress, ShareUnit, TimeSlice,
 };
 use serde::Serialize;
 
@@ -259,8 +259,8 @@ fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules 
         let mut modes: BTreeSet<_> = modes.iter().copied().map(Into::into).collect();
         let shares_partitions = rule.mig.as_ref().and_then(|mig| mig.sharing.as_ref());
         modes.extend(shares_partitions.into_iter().flatten().map(|by| match by {
-            api::PartitionSharing::TimeSlicing => Alternative::SHARED_PARTITIONS,
-            api::PartitionSharing::Mps => Alternative::MPS_PARTITIONS,
+            api::PartitionSharing::TimeSlicing => Form::SHARED_PARTITIONS,
+            api::PartitionSharing::Mps => Form::MPS_PARTITIONS,
         }));
         rules.modes = Modes::Only(modes);
     }

@@ -209,7 +209,7 @@ impl TaintEffect {
     }
 }
 
-/// Counters that the alternatives of one GPU draw on.
+/// Counters that the forms of one GPU draw on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CounterSet {
     /// Name, unique in the pool.

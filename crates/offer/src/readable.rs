@@ -1,10 +1,8 @@
-//! Devices of GPUs that answer: every alternative that is offered, and those that claims hold.
+//! Devices of GPUs that answer: every form that is offered, and those that claims hold.
 
 use std::collections::BTreeSet;
 
-use divvy_model::{
-    Alternative, DeviceKind, Gpu, GpuTarget, GpuUuid, MpsProtocol, Sharing, TargetKind,
-};
+use divvy_model::{DeviceKind, Form, Gpu, GpuTarget, GpuUuid, MpsProtocol, Sharing, TargetKind};
 
 use crate::carve::Carving;
 use crate::modes::{Choice, fits_mig_mode};
@@ -41,7 +39,7 @@ impl Carving<'_> {
         }
     }
 
-    /// Publishes the alternatives of a GPU that answers.
+    /// Publishes the forms of a GPU that answers.
     fn make_gpu(&mut self, one: &ReadableGpu<'_>, links: &Links<'_>) {
         let ReadableGpu { ordinal, uuid, gpu } = *one;
         let system = &self.input.inventory.system;
@@ -82,7 +80,7 @@ impl Carving<'_> {
             MpsProtocol::V3 => shares(Sharing::Mps),
         });
         let is_share_of_gpu =
-            |mode: &Alternative| mode.sharing.is_shared() && mode.target == TargetKind::Gpu;
+            |mode: &Form| mode.sharing.is_shared() && mode.target == TargetKind::Gpu;
         let is_all_reserved = share.is_none() || mps.is_none();
         if is_all_reserved && choice.modes.iter().any(is_share_of_gpu) {
             self.findings
@@ -94,7 +92,7 @@ impl Carving<'_> {
         if let Some(budget) = budget.as_ref().filter(|_| is_listed) {
             whole.capacity.extend(partition::engines(budget));
         }
-        // Phase 3: each alternative that is offered or held goes onto the card, with its taints.
+        // Phase 3: each form that is offered or held goes onto the card, with its taints.
         if let (Some(caps), Some(budget)) = (caps, &budget) {
             let offered: BTreeSet<_> = choice
                 .modes
@@ -102,7 +100,7 @@ impl Carving<'_> {
                 .filter(|mode| mode.target == TargetKind::Partition)
                 .map(|mode| mode.sharing)
                 .collect();
-            let subject = subject(Alternative::PARTITIONS);
+            let subject = subject(Form::PARTITIONS);
             self.partitions(&Source {
                 one,
                 caps,
@@ -114,22 +112,21 @@ impl Carving<'_> {
             });
         }
         for kind in lost {
-            let subject = subject(kind.alternative());
+            let subject = subject(kind.form());
             self.publish_kept(&kind, "its profile is unknown", subject);
         }
         for (sharing, shares) in [(Sharing::TimeSliced, &share), (Sharing::Mps, &mps)] {
             let kind = DeviceKind::of_gpu(ordinal, sharing);
             if shares.is_none() && self.stays(&kind.device_name()) {
                 let why = "its rule reserves all of the GPU's memory";
-                self.publish_kept(&kind, why, subject(kind.alternative()));
+                self.publish_kept(&kind, why, subject(kind.form()));
             }
         }
-        if let Some(whole) = self.alternative(one, whole, &choice, subject(Alternative::WHOLE)) {
-            self.card(ordinal).add(Alternative::WHOLE, whole);
+        if let Some(whole) = self.form(one, whole, &choice, subject(Form::WHOLE)) {
+            self.card(ordinal).add(Form::WHOLE, whole);
         }
-        for (mode, shares) in [(Alternative::TIME_SLICED, share), (Alternative::MPS, mps)] {
-            let shares =
-                shares.and_then(|shares| self.alternative(one, shares, &choice, subject(mode)));
+        for (mode, shares) in [(Form::TIME_SLICED, share), (Form::MPS, mps)] {
+            let shares = shares.and_then(|shares| self.form(one, shares, &choice, subject(mode)));
             if let Some(shares) = shares {
                 self.card(ordinal).add(mode, shares);
             }
@@ -140,16 +137,16 @@ impl Carving<'_> {
         };
         card.sets = Some(CounterSets::new(ordinal, budget.as_ref()));
         // A GPU that is there for one claim as a whole can be had with admin access as it is.
-        if card.held_as().any(|(used, _)| used != Alternative::WHOLE) {
+        if card.held_as().any(|(used, _)| used != Form::WHOLE) {
             let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
             if let Some(admin) = self.tainted(uuid, admin, admin::taints(given), false) {
-                self.card(ordinal).add(Alternative::ADMIN, admin);
+                self.card(ordinal).add(Form::ADMIN, admin);
             }
         }
     }
 
     /// The whole GPU or its shares, if they are offered or held.
-    fn alternative(
+    fn form(
         &mut self,
         one: &ReadableGpu<'_>,
         device: Device,

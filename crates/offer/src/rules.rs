@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Alternative, Burst, GpuFacts, GpuUuid, MemoryCaps, ShareUnit, TimeSlice};
+use divvy_model::{Burst, Form, GpuFacts, GpuUuid, MemoryCaps, ShareUnit, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 /// The rules of a node's GPUs; the default for one that is not here.
@@ -95,13 +95,13 @@ pub enum Modes {
     AsIs,
     /// In these, as far as the board and the cluster can; prepare sets the MIG mode. Empty: not at
     /// all.
-    Only(BTreeSet<Alternative>),
+    Only(BTreeSet<Form>),
 }
 
 impl Modes {
     /// Everything that a GPU may become.
     pub fn everything() -> Self {
-        Self::Only(Alternative::OFFERED.into())
+        Self::Only(Form::OFFERED.into())
     }
 }
 

@@ -1,9 +1,9 @@
-//! Counters that the alternatives of each GPU draw on, once it is known what is published of it.
+//! Counters that the forms of each GPU draw on, once it is known what is published of it.
 
 use std::collections::BTreeMap;
 
 use divvy_api::names::counters as names;
-use divvy_model::{Alternative, TargetKind};
+use divvy_model::{Form, TargetKind};
 
 use crate::carve::{Carving, GpuOffer};
 use crate::counters::{Budget, set_name};
@@ -79,7 +79,7 @@ fn counter_set(input: &Input<'_>, ordinal: u32, card: &mut GpuOffer) -> Option<C
         let draws = card.devices().any(|device| !device.consumes.is_empty());
         return sets.find(|set| set.name == name && draws).cloned();
     };
-    let cut = |(used, devices): (&Alternative, &Vec<Device>)| {
+    let cut = |(used, devices): (&Form, &Vec<Device>)| {
         used.target == TargetKind::Partition && devices.iter().any(|d| !d.consumes.is_empty())
     };
     if card.by.iter().any(cut) {
@@ -91,11 +91,11 @@ fn counter_set(input: &Input<'_>, ordinal: u32, card: &mut GpuOffer) -> Option<C
 
 /// Makes the counters of partitions and of the shares of them as few as refuse the same: together,
 /// since they draw on one set.
-fn lean_all(full: &CounterSet, by: &mut BTreeMap<Alternative, Vec<Device>>) -> CounterSet {
+fn lean_all(full: &CounterSet, by: &mut BTreeMap<Form, Vec<Device>>) -> CounterSet {
     let ways = [
-        Alternative::PARTITIONS,
-        Alternative::SHARED_PARTITIONS,
-        Alternative::MPS_PARTITIONS,
+        Form::PARTITIONS,
+        Form::SHARED_PARTITIONS,
+        Form::MPS_PARTITIONS,
     ];
     let each = ways.map(|used| (used, by.remove(&used).unwrap_or_default()));
     let counts = each

@@ -169,16 +169,16 @@ pub(crate) fn bare(ordinal: u32, whole: &Device, sharing: Sharing, caps: MemoryC
 
 /// Returns the shares of a target, with what it says for one claim alone.
 fn shares(kind: &DeviceKind, exclusive: &Device, caps: MemoryCaps) -> Device {
-    let alternative = kind.alternative();
+    let form = kind.form();
     let mut device = Device::new(kind.device_name());
     device.allow_multiple = true;
     device.attributes.clone_from(&exclusive.attributes);
     device.attributes.remove(attr::UUID);
     let own = [
-        (attr::TYPE, alternative.device_type()),
+        (attr::TYPE, form.device_type()),
         (attr::SHARING, kind.sharing.attribute()),
     ];
-    let limits = limits(alternative.target, kind.sharing, caps);
+    let limits = limits(form.target, kind.sharing, caps);
     for (name, value) in own.into_iter().chain(limits) {
         device
             .attributes

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuUuid, Grant, Inventory, MpsProtocol, MpsServer,
-    Ordinals, Sharing, TargetKind,
+    DeviceKind, DeviceName, Form, GpuUuid, Grant, Inventory, MpsProtocol, MpsServer, Ordinals,
+    Sharing, TargetKind,
 };
 
 use crate::taints::{Hazards, foreign};
@@ -96,14 +96,14 @@ impl Look {
             }
             Modes::Only(offered) => offered
                 .iter()
-                .any(|alternative| alternative.target == TargetKind::Partition),
+                .any(|form| form.target == TargetKind::Partition),
         }
     }
 
     /// Returns the MPS server that a GPU is to have while claims have MPS shares of it. `None` if
     /// its rules name no MPS, or it does not answer.
     fn mps_server(&self, gpu: &GpuUuid, rules: &GpuRules) -> Option<MpsServer> {
-        let asked = matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Alternative::MPS));
+        let asked = matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Form::MPS));
         let found = self.inventory.gpus.get(gpu).filter(|_| asked)?;
         mps::server(&found.facts, rules, self.inventory.system.mps)
     }
@@ -160,7 +160,7 @@ impl Look {
 
 /// Returns whether rules offer partitions in MPS shares.
 fn offers_mps_in_partitions(rules: &GpuRules) -> bool {
-    matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Alternative::MPS_PARTITIONS))
+    matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Form::MPS_PARTITIONS))
 }
 
 impl World {

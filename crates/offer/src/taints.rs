@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use divvy_api::names::taints as keys;
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
-use divvy_model::{Alternative, GpuUuid, Inventory, Target, TargetKind};
+use divvy_model::{Form, GpuUuid, Inventory, Target, TargetKind};
 
 use crate::carve::Carving;
 use crate::health::taint;
@@ -157,12 +157,12 @@ pub(crate) fn foreign<'a>(
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub(crate) gpu: &'a GpuUuid,
-    pub(crate) mode: Alternative,
+    pub(crate) mode: Form,
     /// The memory slices of a partition, where they are known.
     pub(crate) place: Option<Placement>,
     /// A mode in which its GPU is or may be held, where nothing but a taint keeps the other modes
     /// off it.
-    pub(crate) guard: Option<Alternative>,
+    pub(crate) guard: Option<Form>,
     /// True if a claim has a partition of its GPU of which it is not known where it is.
     pub(crate) unknown_held: bool,
     pub(crate) standing: Standing,
@@ -185,7 +185,7 @@ pub(crate) enum Standing {
 
 impl<'a> Subject<'a> {
     /// A device of a GPU that answers.
-    pub(crate) fn offered(gpu: &'a GpuUuid, mode: Alternative) -> Self {
+    pub(crate) fn offered(gpu: &'a GpuUuid, mode: Form) -> Self {
         let standing = Standing::Offered;
         Self {
             gpu,
@@ -204,7 +204,7 @@ impl<'a> Subject<'a> {
 
 /// Returns the value of the taint of a GPU that is held in a mode. The words for people have
 /// spaces, which the API server refuses in a taint.
-fn held_as(mode: Alternative) -> String {
+fn held_as(mode: Form) -> String {
     format!("{}-held", mode.device_type())
 }
 
@@ -298,8 +298,8 @@ mod tests {
     #[test]
     fn the_mode_of_a_held_gpu_is_a_value_that_a_taint_can_have() {
         let may_be = |c: char| c.is_ascii_alphanumeric() || c == '-';
-        let values: BTreeSet<String> = Alternative::HELD.into_iter().map(held_as).collect();
-        assert_eq!(values.len(), Alternative::HELD.len(), "{values:?}");
+        let values: BTreeSet<String> = Form::HELD.into_iter().map(held_as).collect();
+        assert_eq!(values.len(), Form::HELD.len(), "{values:?}");
         for value in values {
             assert!(value.chars().all(may_be) && value.len() <= 63, "{value}");
         }

@@ -38,7 +38,7 @@ pub enum Limit {
     },
     /// A name or value that is not of the form the API wants.
     #[error("{text:?} is not {expected}")]
-    Form {
+    Malformed {
         text: String,
         expected: &'static str,
     },
@@ -133,7 +133,7 @@ fn form(ok: bool, text: &str, expected: &'static str) -> Check {
     if ok {
         Ok(())
     } else {
-        Err(Limit::Form {
+        Err(Limit::Malformed {
             text: text.to_owned(),
             expected,
         })

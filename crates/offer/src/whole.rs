@@ -1,10 +1,10 @@
-//! The whole-GPU alternative: a GPU's facts as attributes and capacities, named and typed as
+//! The whole-GPU form: a GPU's facts as attributes and capacities, named and typed as
 //! NVIDIA's driver has them so that existing CEL keeps working.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::{
-    Alternative, CudaVersion, DeviceKind, DeviceName, Enforcement, Gpu, GpuUuid, Limits,
-    MemoryCaps, Sharing, SystemFacts, TargetKind, normalise_version,
+    CudaVersion, DeviceKind, DeviceName, Enforcement, Form, Gpu, GpuUuid, Limits, MemoryCaps,
+    Sharing, SystemFacts, TargetKind, normalise_version,
 };
 
 use crate::validate::{MAX_INTEGER, MAX_STRING};
@@ -82,7 +82,7 @@ pub(crate) fn bare(ordinal: u32, uuid: &GpuUuid) -> Device {
 
 fn bare_builder<'a>(ordinal: u32, uuid: &GpuUuid, findings: &'a mut Vec<Finding>) -> Builder<'a> {
     let mut to = Builder::new(DeviceKind::whole(ordinal).device_name(), findings);
-    to.string(attr::TYPE, Some(Alternative::WHOLE.device_type()));
+    to.string(attr::TYPE, Some(Form::WHOLE.device_type()));
     to.string(attr::UUID, Some(uuid.as_str()));
     to.string(attr::GPU_UUID, Some(uuid.as_str()));
     to.string(attr::SHARING, Some(Sharing::Exclusive.attribute()));

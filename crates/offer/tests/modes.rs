@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    Alternative, DeviceKind, DeviceName, GpuUuid, Inventory, MigMode, Mode, MpsAbility,
-    MpsProtocol, Ordinals,
+    DeviceKind, DeviceName, Form, GpuUuid, Inventory, MigMode, Mode, MpsAbility, MpsProtocol,
+    Ordinals,
 };
 use divvy_offer::{
     Amount, Carved, Device, Feature, GpuRules, Input, Instances, KubeVersion, ModeLock, Modes,
@@ -56,7 +56,7 @@ fn rules() -> impl Strategy<Value = GpuRules> {
     let modes = prop_oneof![
         Just(Modes::AsIs),
         Just(Modes::everything()),
-        prop::sample::subsequence(Alternative::HELD.to_vec(), 0..=Alternative::HELD.len())
+        prop::sample::subsequence(Form::HELD.to_vec(), 0..=Form::HELD.len())
             .prop_map(|modes| Modes::Only(modes.into_iter().collect())),
     ];
     let order = prop_oneof![
@@ -305,9 +305,9 @@ fn below_zero(pool: &Pool, held: &BTreeSet<DeviceName>) -> Option<String> {
         .map(|((set, name), left)| format!("{set} {name}: {left}"))
 }
 
-fn mode(device: &Device) -> Option<(u32, Alternative)> {
+fn mode(device: &Device) -> Option<(u32, Form)> {
     let kind = DeviceKind::parse(&device.name).unwrap();
-    let mode = (kind.ordinal(), kind.alternative());
+    let mode = (kind.ordinal(), kind.form());
     kind.sharing.holds().then_some(mode)
 }
 
@@ -324,8 +324,8 @@ fn check(world: &World, carved: &Carved) -> Result<(), TestCaseError> {
     }
     prop_assert_eq!(below_zero(pool, &world.held), None);
 
-    let mut open: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
-    let mut used: BTreeMap<u32, BTreeSet<Alternative>> = BTreeMap::new();
+    let mut open: BTreeMap<u32, BTreeSet<Form>> = BTreeMap::new();
+    let mut used: BTreeMap<u32, BTreeSet<Form>> = BTreeMap::new();
     for device in pool.devices() {
         let Some((ordinal, mode)) = mode(device) else {
             continue;

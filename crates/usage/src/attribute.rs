@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_claims::{ClaimRef, PodRef};
-use divvy_model::{Alternative, DeviceName, GpuMemory, GpuProcess, MigDevice, Sharing, TargetKind};
+use divvy_model::{DeviceName, Form, GpuMemory, GpuProcess, MigDevice, Sharing, TargetKind};
 
 use crate::groups::{self, Group};
 use crate::reading::{Figure, GpuReading, Granted, Holding, Unknown};
@@ -67,7 +67,7 @@ pub struct GpuUsage {
 pub struct DeviceUsage {
     pub claim: ClaimRef,
     pub device: DeviceName,
-    pub kind: Alternative,
+    pub kind: Form,
     pub part: Option<MigDevice>,
     pub granted: Granted,
     /// Bytes that the claim may use: of the GPU, the partition or the share.

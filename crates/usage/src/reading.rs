@@ -5,7 +5,7 @@ use std::fmt;
 
 use divvy_claims::{ClaimRef, PodRef};
 use divvy_model::{
-    Alternative, DeviceName, GpuError, GpuErrorCode, GpuMemory, GpuProcess, MigDevice, MigUuid,
+    DeviceName, Form, GpuError, GpuErrorCode, GpuMemory, GpuProcess, MigDevice, MigUuid,
 };
 
 /// A figure, or why it is not known.
@@ -119,7 +119,7 @@ pub struct Granted {
 pub struct Holding {
     pub claim: ClaimRef,
     pub device: DeviceName,
-    pub kind: Alternative,
+    pub kind: Form,
     pub pods: Vec<PodRef>,
     /// The partition that was made for it.
     pub part: Option<MigDevice>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use divvy_claims::{ClaimRef, PodRef};
 use divvy_model::mig::GpuInstanceId;
-use divvy_model::{Alternative, GpuMemory, GpuProcess, GpuUuid, MigDevice};
+use divvy_model::{Form, GpuMemory, GpuProcess, GpuUuid, MigDevice};
 
 use crate::{
     Change, Figure, GpuReading, GpuUsage, Granted, Holding, Measured, PartReading, Source, Unknown,
@@ -28,7 +28,7 @@ fn claim(name: &str) -> ClaimRef {
     }
 }
 
-fn hold(claim_name: &str, kind: Alternative, pods: &[&str]) -> Holding {
+fn hold(claim_name: &str, kind: Form, pods: &[&str]) -> Holding {
     let device = if kind.sharing.is_shared() {
         "gpu-0-ts"
     } else {
@@ -56,12 +56,12 @@ fn share(claim_name: &str, gib: u64, pods: &[&str]) -> Holding {
     };
     Holding {
         granted,
-        ..hold(claim_name, Alternative::TIME_SLICED, pods)
+        ..hold(claim_name, Form::TIME_SLICED, pods)
     }
 }
 
 fn partition(claim_name: &str, id: u32, pods: &[&str]) -> Holding {
-    let kind = Alternative::PARTITIONS;
+    let kind = Form::PARTITIONS;
     let uuid = format!("MIG-00000000-0000-0000-0000-{id:012}")
         .parse()
         .unwrap();
@@ -150,7 +150,7 @@ fn of(read: &(GpuReading, BTreeMap<u32, String>), holdings: &[Holding]) -> Vec<S
 fn a_whole_gpu_is_its_pods() {
     let read = reading(&[(1, "a", 10, 30), (2, "a", 5, 20), (3, "", 2, 0)]);
     assert_eq!(
-        of(&read, &[hold("c", Alternative::WHOLE, &["a"])]),
+        of(&read, &[hold("c", Form::WHOLE, &["a"])]),
         ["c a 15 50% device", "rest 3"]
     );
     // Where the driver does not say what processes have, the GPU's value is the claim's: no other
@@ -159,16 +159,16 @@ fn a_whole_gpu_is_its_pods() {
     unknown.processes.as_mut().unwrap()[0].memory_bytes = None;
     unknown.sm = Ok(0.25);
     assert_eq!(
-        of(&(unknown, pods), &[hold("c", Alternative::WHOLE, &["a"])]),
+        of(&(unknown, pods), &[hold("c", Form::WHOLE, &["a"])]),
         ["c a 18 25% gpm", "rest MemoryOfProcess"]
     );
     // The pods of a claim that is shared differ by their processes.
     let read = reading(&[(1, "a", 10, 30), (2, "b", 5, 20)]);
     assert_eq!(
-        of(&read, &[hold("c", Alternative::WHOLE, &["a", "b"])]),
+        of(&read, &[hold("c", Form::WHOLE, &["a", "b"])]),
         ["c a 10 30% process", "c b 5 20% process", "rest 1"]
     );
-    let none = hold("c", Alternative::WHOLE, &[]);
+    let none = hold("c", Form::WHOLE, &[]);
     assert_eq!(
         of(&read, &[none])[0],
         "c  16 50% device",
@@ -277,7 +277,7 @@ fn what_claims_use_together_is_no_claims_own() {
 
 #[test]
 fn admin_access_counts_only_what_the_pod_has_no_claim_for() {
-    let monitor = hold("m", Alternative::ADMIN, &["a", "mon"]);
+    let monitor = hold("m", Form::ADMIN, &["a", "mon"]);
     let read = reading(&[(1, "a", 10, 30), (2, "mon", 1, 5)]);
     assert_eq!(
         of(&read, &[share("c", 20, &["a"]), monitor.clone()]),
@@ -360,7 +360,7 @@ fn a_pods_utilisation_is_of_what_it_was_granted() {
         &pods,
         &[share("c", 10, &["a"]), share("d", 10, &["b"])],
     );
-    let whole = attribute(&read, &pods, &[hold("w", Alternative::WHOLE, &["b"])]);
+    let whole = attribute(&read, &pods, &[hold("w", Form::WHOLE, &["b"])]);
     let found = pod_utilization([&shares, &whole]);
     let of = |pod: &str| found[&("ns".to_owned(), pod.to_owned())].unwrap();
     assert!(
@@ -374,7 +374,7 @@ fn a_pods_utilisation_is_of_what_it_was_granted() {
     let unread = attribute(
         &GpuReading::default(),
         &pods,
-        &[hold("w", Alternative::WHOLE, &["b"])],
+        &[hold("w", Form::WHOLE, &["b"])],
     );
     let found = pod_utilization([&shares, &unread]);
     assert_eq!(
@@ -550,11 +550,7 @@ fn idle(minutes: &[(u64, Option<u32>)]) -> Vec<(u64, bool)> {
         if percent.is_none() {
             read.busy = Err(Unknown::Failed);
         }
-        let usage = gpus(attribute(
-            &read,
-            &pods,
-            &[hold("c", Alternative::WHOLE, &["a"])],
-        ));
+        let usage = gpus(attribute(&read, &pods, &[hold("c", Form::WHOLE, &["a"])]));
         let changes = watch.step(&usage, &BTreeMap::new(), Duration::from_secs(minute * 60));
         said.extend(changes.into_iter().map(|change| match &change {
             Change::Idle { idle, .. } => (*minute, *idle),
@@ -608,7 +604,7 @@ fn a_claim_on_two_gpus_is_idle_only_where_both_are() {
     let mut watch = Watch::new(AFTER);
     let usage = |percent, pods: &[&str]| {
         let (read, of) = reading(&[(1, "a", 1, percent)]);
-        attribute(&read, &of, &[hold("c", Alternative::WHOLE, pods)])
+        attribute(&read, &of, &[hold("c", Form::WHOLE, pods)])
     };
     let mut both = gpus(usage(0, &["a"]));
     both.insert(
@@ -633,7 +629,7 @@ fn a_whole_gpu_that_computes_is_not_quiet_though_no_process_is_listed() {
     let quiet = |percent, busy: Figure<f64>| {
         let (mut read, pods) = reading(&[]);
         (read.busy, read.sm) = (busy, percent);
-        attribute(&read, &pods, &[hold("c", Alternative::WHOLE, &["a"])]).devices[0].quiet
+        attribute(&read, &pods, &[hold("c", Form::WHOLE, &["a"])]).devices[0].quiet
     };
     let none = Err(Unknown::NotSupported);
     assert_eq!(

@@ -118,18 +118,18 @@ fn known<'a>(
     caps: MemoryCaps,
 ) -> Option<Vec<(String, Value<'a>)>> {
     let kind = DeviceKind::parse(&result.device).ok()?;
-    let alternative = kind.alternative();
-    if !alternative.sharing.is_shared() {
+    let form = kind.form();
+    if !form.sharing.is_shared() {
         return None;
     }
-    let limits = Limits::of(alternative.target, alternative.sharing, caps);
+    let limits = Limits::of(form.target, form.sharing, caps);
     let path = |name: &str| {
         let published = Naming::of(driver).attribute(name);
         let (domain, name) = Naming::in_cel(driver, &published);
         format!("device.attributes[\"{domain}\"].{name}")
     };
     // No limit is kept, and so none can be above the request. Slots of MPS do not say it.
-    let limit = match alternative.sharing {
+    let limit = match form.sharing {
         Sharing::Mps => Value::IntIfThere(0),
         _ => Value::Int(0),
     };

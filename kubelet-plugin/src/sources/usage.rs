@@ -177,7 +177,7 @@ fn holding(held: HeldDevice) -> Holding {
     };
     Holding {
         claim: held.claim,
-        kind: held.hold.alternative(),
+        kind: held.hold.form(),
         device: held.hold.device,
         pods: held.pods,
         part,

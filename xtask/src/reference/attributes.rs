@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use divvy_gpu_sim::{Engine, mig_capabilities};
-use divvy_model::{Alternative, MpsAbility, MpsProtocol, Ordinals, ShareUnit};
+use divvy_model::{Form, MpsAbility, MpsProtocol, Ordinals, ShareUnit};
 use divvy_offer::{
     AttributeValue, GpuRules, Input, KubeVersion, Modes, Pool, ServerFeatures, carve,
 };
@@ -162,7 +162,7 @@ fn pool(spec: &str) -> Result<Pool> {
         .filter_map(|gpu| Some((gpu.facts.uuid.clone(), mig_capabilities(&gpu.model)?)))
         .collect();
     let rules = GpuRules {
-        modes: Modes::Only(Alternative::HELD.into()),
+        modes: Modes::Only(Form::HELD.into()),
         ..GpuRules::default()
     };
     let last = ordinals.iter().map(|(_, ordinal)| ordinal).max();

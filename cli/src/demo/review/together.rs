@@ -1,6 +1,6 @@
 //! Devices of a container that its programs cannot use together. Pure.
 
-use divvy_model::{Alternative, Quantity};
+use divvy_model::{Form, Quantity};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceRequest};
 
@@ -30,24 +30,20 @@ impl Held {
     /// Adds devices of a class; `has_server` if a config of the claim asks for an MPS server.
     fn add(&mut self, of: &str, class: &str, count: i64, has_server: bool) {
         let form = driver::form(of, class);
-        let form = form.or(driver::profile_of(class).map(|_| Alternative::PARTITIONS));
+        let form = form.or(driver::profile_of(class).map(|_| Form::PARTITIONS));
         let devices = match form {
-            Some(Alternative::WHOLE | Alternative::TIME_SLICED | Alternative::MPS) => {
-                &mut self.gpus
+            Some(Form::WHOLE | Form::TIME_SLICED | Form::MPS) => &mut self.gpus,
+            Some(Form::PARTITIONS | Form::SHARED_PARTITIONS | Form::MPS_PARTITIONS) => {
+                &mut self.partitions
             }
-            Some(
-                Alternative::PARTITIONS
-                | Alternative::SHARED_PARTITIONS
-                | Alternative::MPS_PARTITIONS,
-            ) => &mut self.partitions,
-            Some(Alternative::ADMIN) => &mut self.admin,
+            Some(Form::ADMIN) => &mut self.admin,
             _ => return,
         };
         *devices = devices.saturating_add(count);
-        if matches!(form, Some(Alternative::WHOLE | Alternative::PARTITIONS)) {
+        if matches!(form, Some(Form::WHOLE | Form::PARTITIONS)) {
             self.alone = self.alone.saturating_add(count);
         }
-        if matches!(form, Some(Alternative::MPS | Alternative::MPS_PARTITIONS)) {
+        if matches!(form, Some(Form::MPS | Form::MPS_PARTITIONS)) {
             self.servers = self.servers.saturating_add(count);
             self.served = self.served.saturating_add(count);
         } else if has_server {
@@ -214,12 +210,12 @@ impl Findings {
     pub(super) fn amount_of_whole(
         &mut self,
         at: &str,
-        (form, class): (Option<Alternative>, &str),
+        (form, class): (Option<Form>, &str),
         (name, amount): (&str, &str),
     ) {
         let instead = match form {
-            Some(Alternative::WHOLE) => "for a part of a GPU, class share.divvy.dev",
-            Some(Alternative::PARTITIONS) => "for another size, select by profile",
+            Some(Form::WHOLE) => "for a part of a GPU, class share.divvy.dev",
+            Some(Form::PARTITIONS) => "for another size, select by profile",
             None if driver::profile_of(class).is_some() => "for another size, another class",
             _ => return,
         };

@@ -173,7 +173,7 @@ impl Finding {
                 .status()
                 .node("unknown-device"),
             Self::HeldAndWithdrawn { .. } => row("held-and-withdrawn", Notice).log(),
-            // Alternatives that are not offered.
+            // Forms that are not offered.
             Self::OutOfUse { .. } => row("not-offered", Trouble).status(),
             Self::NothingOffered { .. } => row("not-offered", Trouble).status().log(),
             Self::NeedsReset { .. } => row("needs-reset", Notice).status().log(),

@@ -55,14 +55,14 @@ impl Node {
 
     /// Every GPU whole and in partitions, where that can be.
     fn both(spec: &str) -> Self {
-        Self::only(spec, &[Alternative::WHOLE, Alternative::PARTITIONS])
+        Self::only(spec, &[Form::WHOLE, Form::PARTITIONS])
     }
 
     fn everything(spec: &str) -> Self {
-        Self::only(spec, &Alternative::OFFERED)
+        Self::only(spec, &Form::OFFERED)
     }
 
-    fn only(spec: &str, modes: &[Alternative]) -> Self {
+    fn only(spec: &str, modes: &[Form]) -> Self {
         let mut node = Self::new(spec);
         node.rule(|rules| rules.modes = Modes::Only(modes.iter().copied().collect()));
         node
@@ -157,15 +157,13 @@ impl Node {
 }
 
 /// All devices but those for admins, which have tests of their own.
-fn alternatives(pool: &Pool) -> impl Iterator<Item = &Device> {
+fn forms(pool: &Pool) -> impl Iterator<Item = &Device> {
     pool.devices()
         .filter(|device| !device.name.as_str().ends_with("-admin"))
 }
 
 fn names(pool: &Pool) -> Vec<&str> {
-    alternatives(pool)
-        .map(|device| device.name.as_str())
-        .collect()
+    forms(pool).map(|device| device.name.as_str()).collect()
 }
 
 fn findings(carved: &Carved) -> Vec<String> {
@@ -186,7 +184,7 @@ fn sets(pool: &Pool) -> Vec<&CounterSet> {
 
 /// Names of devices with a taint.
 fn blocked(pool: &Pool) -> Vec<&str> {
-    let blocked = alternatives(pool).filter(|device| !device.taints.is_empty());
+    let blocked = forms(pool).filter(|device| !device.taints.is_empty());
     blocked.map(|device| device.name.as_str()).collect()
 }
 
@@ -317,7 +315,7 @@ fn what_is_offered_follows_mode_policy_board_and_server() {
     let offered = |node: &Node| {
         let carved = node.carve(None);
         let whole = names(&carved.pool).contains(&"gpu-0");
-        let partitions = alternatives(&carved.pool)
+        let partitions = forms(&carved.pool)
             .filter(|device| device.name.as_str() != "gpu-0")
             .count();
         (
@@ -531,7 +529,7 @@ fn partitions_of_a_gpu_without_persistence_mode_are_a_notice() {
         (Node::both("h100x1"), Some(true)),
         // Unknown is reported as nothing, and a GPU without partitions has none to lose.
         (Node::both("h100x1"), None),
-        (Node::only("h100x1", &[Alternative::WHOLE]), Some(false)),
+        (Node::only("h100x1", &[Form::WHOLE]), Some(false)),
     ] {
         assert_eq!(notices(node, persistence), Vec::<String>::new());
     }

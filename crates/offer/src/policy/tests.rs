@@ -1,7 +1,7 @@
 use divvy_gpu_sim::Engine;
 use serde_json::{Value, json};
 
-use divvy_model::{Alternative, TimeSlice};
+use divvy_model::{Form, TimeSlice};
 
 use super::*;
 use crate::UsageRules;
@@ -225,7 +225,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
         },
     }));
     let expected = GpuRules {
-        modes: Modes::Only([Alternative::PARTITIONS, Alternative::TIME_SLICED].into()),
+        modes: Modes::Only([Form::PARTITIONS, Form::TIME_SLICED].into()),
         profiles: Some(["1g.10gb".to_owned()].into()),
         rare: BTreeSet::new(),
         order: PlacementOrder::Descending,

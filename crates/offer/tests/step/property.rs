@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use divvy_model::{Alternative, DeviceKind};
+use divvy_model::{DeviceKind, Form};
 use divvy_offer::{KubeVersion, validate};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -128,7 +128,7 @@ impl Cluster {
     fn check(&self) -> Result<(), TestCaseError> {
         let pool = &self.slices;
         prop_assert_eq!(validate(pool), Ok(()));
-        let mut modes = BTreeMap::<u32, BTreeSet<Alternative>>::new();
+        let mut modes = BTreeMap::<u32, BTreeSet<Form>>::new();
         for claim in &self.claims {
             let device = pool.device(&claim.device);
             prop_assert!(
@@ -145,10 +145,7 @@ impl Cluster {
                 claim.device
             );
             let kind = DeviceKind::parse(&claim.device).unwrap();
-            modes
-                .entry(kind.ordinal())
-                .or_default()
-                .insert(kind.alternative());
+            modes.entry(kind.ordinal()).or_default().insert(kind.form());
         }
         prop_assert!(
             modes.values().all(|modes| modes.len() == 1),
@@ -179,8 +176,8 @@ impl Cluster {
                 device.name
             );
             let asked = match by_rule(kind.ordinal()) {
-                Some(divvy_offer::Modes::Only(modes)) => modes.contains(&kind.alternative()),
-                _ => kind.alternative() == Alternative::WHOLE,
+                Some(divvy_offer::Modes::Only(modes)) => modes.contains(&kind.form()),
+                _ => kind.form() == Form::WHOLE,
             };
             prop_assert!(
                 blocked(device) || asked,

@@ -101,7 +101,7 @@ fn nothing_is_to_go_while_a_pod_with_admin_access_has_an_unknown_amount() {
         let (mut read, pods) = reading(&[(1, "a", 60, 9), (2, "b", 0, 9), (3, "mon", 1, 9)]);
         read.number = number;
         read.processes.as_mut().unwrap()[2].memory_bytes = None;
-        let monitor = hold("m", Alternative::ADMIN, &["mon"]);
+        let monitor = hold("m", Form::ADMIN, &["mon"]);
         let usage = gpus(attribute(
             &read,
             &pods,
@@ -175,7 +175,7 @@ fn one_reading_looked_at_again_and_again_proves_no_harm() {
 /// Minutes with what is computed on two GPUs of one claim: whether it is to go when.
 fn reclaims(
     policies: [UsagePolicy; 2],
-    kind: Alternative,
+    kind: Form,
     minutes: &[(u64, Option<u32>)],
 ) -> Vec<(u64, bool)> {
     let mut watch = Watch::new(AFTER);
@@ -210,20 +210,16 @@ fn an_idle_claim_is_to_go_after_its_grace_if_all_policies_say_so() {
     let zero = |minutes: &[u64]| minutes.iter().map(|m| (*m, Some(0))).collect::<Vec<_>>();
     let hour = zero(&[0, 59, 60, 69, 70, 71]);
     assert_eq!(
-        reclaims([reclaim(10), reclaim(5)], Alternative::WHOLE, &hour),
+        reclaims([reclaim(10), reclaim(5)], Form::WHOLE, &hour),
         [(70, true)],
         "the longest grace"
     );
     assert_eq!(
-        reclaims(
-            [reclaim(10), UsagePolicy::default()],
-            Alternative::WHOLE,
-            &hour
-        ),
+        reclaims([reclaim(10), UsagePolicy::default()], Form::WHOLE, &hour),
         []
     );
     assert_eq!(
-        reclaims([reclaim(10); 2], Alternative::ADMIN, &hour),
+        reclaims([reclaim(10); 2], Form::ADMIN, &hour),
         [],
         "never with admin access"
     );
@@ -231,15 +227,15 @@ fn an_idle_claim_is_to_go_after_its_grace_if_all_policies_say_so() {
         idle_after: Some(Duration::from_mins(20)),
         ..reclaim(0)
     };
-    assert_eq!(reclaims([soon; 2], Alternative::WHOLE, &hour), [(59, true)]);
+    assert_eq!(reclaims([soon; 2], Form::WHOLE, &hour), [(59, true)]);
     assert_eq!(
-        reclaims([soon, reclaim(0)], Alternative::WHOLE, &hour),
+        reclaims([soon, reclaim(0)], Form::WHOLE, &hour),
         [(60, true)],
         "the longest time"
     );
     let ends = [(0, Some(0)), (75, Some(0)), (76, Some(5))];
     assert_eq!(
-        reclaims([reclaim(10); 2], Alternative::WHOLE, &ends),
+        reclaims([reclaim(10); 2], Form::WHOLE, &ends),
         [(75, true), (76, false)]
     );
     let blind = [
@@ -251,7 +247,7 @@ fn an_idle_claim_is_to_go_after_its_grace_if_all_policies_say_so() {
         (147, Some(0)),
     ];
     assert_eq!(
-        reclaims([reclaim(10); 2], Alternative::WHOLE, &blind),
+        reclaims([reclaim(10); 2], Form::WHOLE, &blind),
         [(75, true), (76, false), (147, true)],
         "what was not seen may have been use"
     );
@@ -276,11 +272,7 @@ fn another_pod_of_an_idle_claim_has_all_of_the_time() {
     ];
     for (minute, pods) in minutes {
         let (read, of) = reading(&[]);
-        let usage = gpus(attribute(
-            &read,
-            &of,
-            &[hold("c", Alternative::WHOLE, pods)],
-        ));
+        let usage = gpus(attribute(&read, &of, &[hold("c", Form::WHOLE, pods)]));
         let policies = usage.keys().map(|gpu| (gpu.clone(), reclaim)).collect();
         for change in watch.step(&usage, &policies, Duration::from_mins(minute)) {
             if let Change::Due { due, .. } = change {
@@ -371,7 +363,7 @@ fn nothing_is_said_of_a_claim_that_is_gone() {
         let is_due = |change: &Change| matches!(change, Change::Due { .. });
         changes.iter().filter(|change| is_due(change)).count()
     };
-    let held = [hold("c", Alternative::WHOLE, &["a"])];
+    let held = [hold("c", Form::WHOLE, &["a"])];
     assert_eq!([step(0, &held), step(60, &held)], [0, 1]);
     assert_eq!(step(61, &[]), 0, "its conditions went with it");
 }
@@ -434,7 +426,7 @@ fn what_is_not_a_finite_number_is_not_known_wherever_it_comes_from() {
             (device.utilization, device.quiet)
         };
         let failed = (Err(Unknown::Failed), Err(Unknown::Failed));
-        let whole = || hold("c", Alternative::WHOLE, &["a"]);
+        let whole = || hold("c", Form::WHOLE, &["a"]);
 
         let mut read = reading(&[(1, "a", 1, 30)]);
         read.0.busy = Ok(bad);

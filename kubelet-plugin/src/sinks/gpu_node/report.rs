@@ -134,7 +134,7 @@ fn gpu(known: &Known<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
         .collect();
     // The mode by records: what the GPU is now. What it is offered as, and its taints, are by the
     // pool.
-    let mode = Mode::of(held.iter().map(|record| record.hold.alternative()));
+    let mode = Mode::of(held.iter().map(|record| record.hold.form()));
     let (mut offered, mut taints) = (BTreeSet::new(), BTreeSet::new());
     for (device, kind) in known.devices() {
         if kind.ordinal() != ordinal || !kind.sharing.holds() {
@@ -145,7 +145,7 @@ fn gpu(known: &Known<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
             .map(|key| key.rsplit('/').next().unwrap_or(key))
             .collect();
         if !device.is_withdrawn() {
-            offered.insert(kind.alternative().nouns().to_owned());
+            offered.insert(kind.form().nouns().to_owned());
         }
         taints.extend(of_device.into_iter().map(str::to_owned));
     }

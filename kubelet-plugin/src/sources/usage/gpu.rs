@@ -5,8 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use divvy_host::HostRoot;
 use divvy_model::{
-    Alternative, GpuDriver, GpuError, GpuUuid, MigDevice, MigUuid, ProcessSample, Sharing,
-    TargetKind,
+    Form, GpuDriver, GpuError, GpuUuid, MigDevice, MigUuid, ProcessSample, Sharing, TargetKind,
 };
 use divvy_telemetry::Durations;
 use divvy_usage::{Figure, GpuReading, Holding, Pace, Unknown, computed};
@@ -218,7 +217,7 @@ impl OnGpu {
                 (TargetKind::Partition, Sharing::Exclusive) => false,
             },
         );
-        if any(|holding| holding.kind == Alternative::WHOLE) {
+        if any(|holding| holding.kind == Form::WHOLE) {
             self.reading.sm = self.sm(driver, gpu, None, calls);
             // The figure of the monitors is better; one call is enough.
             self.reading.busy = match self.reading.sm {

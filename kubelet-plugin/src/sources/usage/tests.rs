@@ -9,7 +9,7 @@ use divvy_gpu_sim::{Fault, SimNode};
 use divvy_host::HostRoot;
 use divvy_model::mig::GpuInstanceId;
 use divvy_model::{
-    Alternative, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, MigDevice, MigMode, ProcessSample,
+    Form, GpuDriver, GpuErrorCode, GpuOp, GpuUuid, MigDevice, MigMode, ProcessSample,
 };
 use divvy_telemetry::{Durations, MetricsRegistry};
 use divvy_usage::{Figure, GpuUsage, Granted, Holding, Measured, Unknown, attribute};
@@ -55,10 +55,10 @@ fn cut(sim: &SimNode, gpu: &GpuUuid) -> MigDevice {
 }
 
 impl World {
-    fn new(board: &str, kind: Alternative) -> Self {
+    fn new(board: &str, kind: Form) -> Self {
         let sim = SimNode::parse(board).unwrap();
         let gpu = sim.uuids().remove(0);
-        let part = (kind == Alternative::PARTITIONS).then(|| cut(&sim, &gpu));
+        let part = (kind == Form::PARTITIONS).then(|| cut(&sim, &gpu));
         let uid = "0b5a4a3e-9b1f-4a8e-b3f1-00000000000c".parse().unwrap();
         let holding = Holding {
             claim: ClaimRef {
@@ -157,7 +157,7 @@ fn said(usage: &GpuUsage) -> String {
     )
 }
 
-const PARTITION: Alternative = Alternative::PARTITIONS;
+const PARTITION: Form = Form::PARTITIONS;
 
 /// The table of docs/usage.md.
 #[test]
@@ -165,61 +165,61 @@ fn each_mode_of_each_generation_has_the_figures_that_its_driver_measures() {
     let table = [
         (
             "t4",
-            Alternative::WHOLE,
+            Form::WHOLE,
             "3 of 15, 50% device, quiet false",
             "0 of 15, 0% device, quiet true",
         ),
         (
             "a100-40",
-            Alternative::WHOLE,
+            Form::WHOLE,
             "3 of 40, 50% device, quiet false",
             "0 of 40, 0% device, quiet true",
         ),
         (
             "l4",
-            Alternative::WHOLE,
+            Form::WHOLE,
             "3 of 22, 50% device, quiet false",
             "0 of 22, 0% device, quiet true",
         ),
         (
             "h100",
-            Alternative::WHOLE,
+            Form::WHOLE,
             "3 of 79, 50% gpm, quiet false",
             "0 of 79, 0% gpm, quiet true",
         ),
         (
             "b200",
-            Alternative::WHOLE,
+            Form::WHOLE,
             "3 of 179, 50% gpm, quiet false",
             "0 of 179, 0% gpm, quiet true",
         ),
         (
             "t4",
-            Alternative::TIME_SLICED,
+            Form::TIME_SLICED,
             "3 of 4, 50% process, quiet false",
             "0 of 4, 0% process, quiet true",
         ),
         (
             "a100-40",
-            Alternative::TIME_SLICED,
+            Form::TIME_SLICED,
             "3 of 4, 50% process, quiet false",
             "0 of 4, 0% process, quiet true",
         ),
         (
             "l4",
-            Alternative::TIME_SLICED,
+            Form::TIME_SLICED,
             "3 of 4, 50% process, quiet false",
             "0 of 4, 0% process, quiet true",
         ),
         (
             "h100",
-            Alternative::TIME_SLICED,
+            Form::TIME_SLICED,
             "3 of 4, 50% process, quiet false",
             "0 of 4, 0% process, quiet true",
         ),
         (
             "b200",
-            Alternative::TIME_SLICED,
+            Form::TIME_SLICED,
             "3 of 4, 50% process, quiet false",
             "0 of 4, 0% process, quiet true",
         ),
@@ -245,7 +245,7 @@ fn each_mode_of_each_generation_has_the_figures_that_its_driver_measures() {
         ),
         (
             "h100",
-            Alternative::ADMIN,
+            Form::ADMIN,
             "3 of NoGrant, 50% process, quiet false",
             "0 of NoGrant, 0% process, quiet true",
         ),
@@ -266,7 +266,7 @@ fn a_call_that_fails_costs_its_own_figure() {
         world.sim.fault(Fault::fail(GpuErrorCode::UNKNOWN).of(op));
         said(&world.read())
     };
-    let (whole, share) = (Alternative::WHOLE, Alternative::TIME_SLICED);
+    let (whole, share) = (Form::WHOLE, Form::TIME_SLICED);
     let cases = [
         (
             failing("l4", whole, GpuOp::Processes),
@@ -312,7 +312,7 @@ fn a_call_that_fails_costs_its_own_figure() {
 
 #[test]
 fn memory_that_the_driver_does_not_report_is_unknown() {
-    let mut world = World::new("l4", Alternative::TIME_SLICED);
+    let mut world = World::new("l4", Form::TIME_SLICED);
     world.start(8, None, 0);
     assert_eq!(
         world.look(),
@@ -379,7 +379,7 @@ fn one_refusal_of_the_monitors_ends_them_for_a_minute_only() {
     ] {
         for (kind, figures) in [
             (PARTITION, "3 of 9, 50% gpm, quiet false"),
-            (Alternative::WHOLE, "3 of 79, 50% gpm, quiet false"),
+            (Form::WHOLE, "3 of 79, 50% gpm, quiet false"),
         ] {
             let mut world = World::new("h100", kind);
             assert_eq!(world.look(), figures);
@@ -429,7 +429,7 @@ fn a_refusal_of_one_partition_is_none_of_another() {
 
 #[test]
 fn samples_are_asked_for_once_and_a_process_that_has_ended_keeps_its_pod() {
-    let mut world = World::new("l4", Alternative::TIME_SLICED);
+    let mut world = World::new("l4", Form::TIME_SLICED);
     let sample = |at, percent| ProcessSample {
         pid: 7,
         at,
@@ -466,7 +466,7 @@ fn samples_are_asked_for_once_and_a_process_that_has_ended_keeps_its_pod() {
 /// Seconds of the driver's samples of the process that computes half of the time, one list for each
 /// reading: what is said of it after each.
 fn sampled(readings: &[&[u64]]) -> Vec<String> {
-    let mut world = World::new("l4", Alternative::TIME_SLICED);
+    let mut world = World::new("l4", Form::TIME_SLICED);
     world.sim.set_usage(&world.gpu, 7, Some(3 * GIB), 0);
     let read = |seconds: &&[u64]| {
         let sample = |at: &u64| ProcessSample {
@@ -523,11 +523,11 @@ fn the_driver_is_asked_no_more_than_is_needed() {
     };
     // Two readings each.
     assert_eq!(
-        calls("l4", Alternative::WHOLE),
+        calls("l4", Form::WHOLE),
         [2, 2, 2, 0, 1],
         "what is not supported is asked for once"
     );
-    assert_eq!(calls("h100", Alternative::WHOLE), [2, 2, 0, 0, 2]);
-    assert_eq!(calls("h100", Alternative::TIME_SLICED), [2, 2, 0, 2, 0]);
+    assert_eq!(calls("h100", Form::WHOLE), [2, 2, 0, 0, 2]);
+    assert_eq!(calls("h100", Form::TIME_SLICED), [2, 2, 0, 2, 0]);
     assert_eq!(calls("h100", PARTITION), [2, 4, 0, 0, 2]);
 }

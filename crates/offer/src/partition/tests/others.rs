@@ -60,7 +60,7 @@ fn a_gpu_that_is_there_as_a_whole_only_needs_no_device_for_admins() {
     let has_one = |node: Node| all_names(&node.carve(None).pool).contains(&"gpu-0-admin");
     assert!(!has_one(Node::new("h100x1")) && !has_one(Node::everything("l4x1").server(36, 0)));
     assert!(has_one(Node::new("h100x1").mig_on()) && has_one(Node::everything("l4x1")));
-    assert!(has_one(Node::only("l4x1", &[Alternative::TIME_SLICED])));
+    assert!(has_one(Node::only("l4x1", &[Form::TIME_SLICED])));
     let mut held = Node::new("h100x1");
     held.hold("gpu-0-admin");
     assert_eq!(
@@ -182,7 +182,7 @@ fn profiles_are_offered_by_name_if_rules_name_them_the_rare_ones_too() {
 fn no_profile_of_a_board_has_a_name_longer_than_a_label() {
     let mut longest = String::new();
     for board in MIG_BOARDS {
-        let mut node = Node::only(&format!("{board}x1"), &[Alternative::PARTITIONS]).mig_on();
+        let mut node = Node::only(&format!("{board}x1"), &[Form::PARTITIONS]).mig_on();
         let rare = [
             ProfileVariant::Media,
             ProfileVariant::AllMedia,
@@ -191,7 +191,7 @@ fn no_profile_of_a_board_has_a_name_longer_than_a_label() {
         ];
         node.rule(|rules| rules.rare = BTreeSet::from(rare));
         let pool = node.carve(None).pool;
-        for device in alternatives(&pool) {
+        for device in forms(&pool) {
             let AttributeValue::String(profile) = &device.attributes["profile"] else {
                 panic!("{board}: profile is no text")
             };

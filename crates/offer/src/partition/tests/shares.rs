@@ -8,7 +8,7 @@ use divvy_model::{
 use super::*;
 use crate::{Allowed, OneMode, RequestPolicy, ShareRules};
 
-const EVERYTHING: [Alternative; 3] = Alternative::OFFERED;
+const EVERYTHING: [Form; 3] = Form::OFFERED;
 
 fn parts(total: Amount, default: Amount, min: Amount, step: Amount) -> Capacity {
     let allowed = Allowed::Range {
@@ -33,7 +33,7 @@ fn open(pool: &Pool) -> Vec<&str> {
 
 /// The whole GPU and MPS shares of it, on a node that can.
 fn by_mps(spec: &str) -> Node {
-    let mut node = Node::only(spec, &[Alternative::WHOLE, Alternative::MPS]);
+    let mut node = Node::only(spec, &[Form::WHOLE, Form::MPS]);
     node.inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
     node.rule(|rules| {
         rules.shares.slots = 4;
@@ -90,7 +90,7 @@ fn with_namespaces_mps_shares_are_given_out_as_time_sliced_ones() {
         (ShareUnit::Amounts, &["cores", "memory", "slots"][..]),
         (ShareUnit::Percent, &["percent"]),
     ] {
-        let asked = [Alternative::TIME_SLICED, Alternative::MPS];
+        let asked = [Form::TIME_SLICED, Form::MPS];
         let mut node = Node::only("h100x1", &asked);
         node.inventory.system.mps = MpsAbility::Available(MpsProtocol::V3);
         node.inventory.system.memory_caps = MemoryCaps::Available;
@@ -479,9 +479,7 @@ fn each_kind_is_found_after_a_few_devices_of_the_others() {
     let shapes = [(34, 0), (18, 0), (36, 0), (36, 0), (36, 0), (8, 0), (0, 8)];
     assert_eq!(shape(&pool), shapes);
     // Partitions alone have nothing to take turns with.
-    let pool = Node::only("h100x2", &[Alternative::PARTITIONS])
-        .carve(None)
-        .pool;
+    let pool = Node::only("h100x2", &[Form::PARTITIONS]).carve(None).pool;
     assert_eq!(shape(&pool), [(36, 0), (2, 0), (0, 2)]);
 }
 
@@ -501,10 +499,10 @@ fn a_gpu_without_mig_counts_itself_once_in_several_modes() {
         set: "gpu-0".to_owned(),
         counters: itself,
     }];
-    assert!(alternatives(&pool).all(|device| device.consumes == uses));
+    assert!(forms(&pool).all(|device| device.consumes == uses));
 
     let shared = |minor| {
-        Node::only("l4x1", &[Alternative::TIME_SLICED])
+        Node::only("l4x1", &[Form::TIME_SLICED])
             .server(minor, 0)
             .carve(None)
             .pool
@@ -574,17 +572,17 @@ fn an_old_scheduler_gets_one_mode_for_each_gpu_by_what_is_held() {
         needed: KubeVersion::new(1, 36, 2),
     };
     let one = |mode| (vec![mode], 0, vec![(mode, why.clone())]);
-    assert_eq!(offered(old()), one(Alternative::WHOLE));
-    assert_eq!(offered(old().mig_on()), one(Alternative::PARTITIONS));
+    assert_eq!(offered(old()), one(Form::WHOLE));
+    assert_eq!(offered(old().mig_on()), one(Form::PARTITIONS));
     let held = |name: &str| {
         let mut node = old();
         node.hold(name);
         node
     };
-    assert_eq!(offered(held("gpu-0-ts")), one(Alternative::TIME_SLICED));
+    assert_eq!(offered(held("gpu-0-ts")), one(Form::TIME_SLICED));
     assert_eq!(
         offered(held("gpu-0-mig-1g10gb-19-3")),
-        one(Alternative::PARTITIONS)
+        one(Form::PARTITIONS)
     );
     // Given out in two modes already: one goes on, the other is kept, and neither is given out
     // again.
@@ -593,15 +591,15 @@ fn an_old_scheduler_gets_one_mode_for_each_gpu_by_what_is_held() {
     let (modes, blocked, one) = offered(twice);
     assert_eq!(
         (modes, blocked, one.len()),
-        (vec![Alternative::WHOLE, Alternative::TIME_SLICED], 2, 1)
+        (vec![Form::WHOLE, Form::TIME_SLICED], 2, 1)
     );
 }
 
-fn mode_of(name: &str) -> Alternative {
+fn mode_of(name: &str) -> Form {
     match name {
-        name if name.ends_with("-ts") => Alternative::TIME_SLICED,
-        name if name.contains("-mig-") => Alternative::PARTITIONS,
-        _ => Alternative::WHOLE,
+        name if name.ends_with("-ts") => Form::TIME_SLICED,
+        name if name.contains("-mig-") => Form::PARTITIONS,
+        _ => Form::WHOLE,
     }
 }
 

@@ -5,7 +5,7 @@ use divvy_model::{GpuTarget, MpsAbility, MpsProtocol, MpsServer, ShareUnit, Targ
 
 use super::*;
 
-const TWINS: [Alternative; 2] = [Alternative::PARTITIONS, Alternative::SHARED_PARTITIONS];
+const TWINS: [Form; 2] = [Form::PARTITIONS, Form::SHARED_PARTITIONS];
 const PLAIN: &str = "gpu-0-mig-3g40gb-9-4";
 const TWIN: &str = "gpu-0-mig-3g40gb-9-4-ts";
 
@@ -71,8 +71,8 @@ fn by_percent_the_memory_is_that_of_the_partition() {
 
 #[test]
 fn eight_gpus_with_shares_of_all_partitions_fit_the_api() {
-    let mut modes = Alternative::OFFERED.to_vec();
-    modes.push(Alternative::SHARED_PARTITIONS);
+    let mut modes = Form::OFFERED.to_vec();
+    modes.push(Form::SHARED_PARTITIONS);
     let pool = Node::only("h100x8", &modes).carve(None).pool;
     assert_eq!(crate::validate(&pool), Ok(()));
     let all = names(&pool);
@@ -91,7 +91,7 @@ fn shares_of_a_partition_stay_for_their_holder_when_the_rule_goes() {
     node.hold(TWIN);
     let before = node.carve(None).pool;
     assert_eq!(blocked(&before), [""; 0]);
-    node.rule(|rules| rules.modes = Modes::Only([Alternative::PARTITIONS].into()));
+    node.rule(|rules| rules.modes = Modes::Only([Form::PARTITIONS].into()));
     let carved = node.carve(Some(&before));
     assert_eq!(blocked(&carved.pool), [TWIN]);
     assert_eq!(
@@ -117,9 +117,9 @@ fn where_the_scheduler_is_old_partitions_have_no_shares() {
 /// Partitions in MPS shares too, on a node whose driver has this protocol.
 fn by_mps(spec: &str, protocol: MpsProtocol) -> Node {
     let modes = [
-        Alternative::PARTITIONS,
-        Alternative::SHARED_PARTITIONS,
-        Alternative::MPS_PARTITIONS,
+        Form::PARTITIONS,
+        Form::SHARED_PARTITIONS,
+        Form::MPS_PARTITIONS,
     ];
     let mut node = Node::only(spec, &modes).mig_on();
     node.inventory.system.mps = MpsAbility::Available(protocol);
@@ -201,8 +201,8 @@ fn partitions_have_no_mps_shares_where_the_node_lacks_mps() {
 
 #[test]
 fn eight_gpus_with_partitions_shared_in_both_ways_fit_the_api() {
-    let mut modes = Alternative::OFFERED.to_vec();
-    modes.extend([Alternative::SHARED_PARTITIONS, Alternative::MPS_PARTITIONS]);
+    let mut modes = Form::OFFERED.to_vec();
+    modes.extend([Form::SHARED_PARTITIONS, Form::MPS_PARTITIONS]);
     let mut node = Node::only("h100x8", &modes);
     node.inventory.system.mps = MpsAbility::Available(MpsProtocol::V2);
     let pool = node.carve(None).pool;
