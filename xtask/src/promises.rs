@@ -1,4 +1,4 @@
-//! The table of promises (`docs/promises.md`) against the tree: each place and each test that it
+//! The table of promises (`docs/contributing/promises.md`) against the tree: each place and each test that it
 //! names exists.
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::sources;
 
-const DOCUMENT: &str = "docs/promises.md";
+const DOCUMENT: &str = "docs/contributing/promises.md";
 /// Folders of the files that the table names.
 const PLACES: &[&str] = &["crates/claims/src", "crates/executor/src"];
 
@@ -90,19 +90,19 @@ mod tests {
             (
                 "`b.rs`",
                 "`it_works`",
-                "docs/promises.md:3: there is no b.rs",
+                "docs/contributing/promises.md:3: there is no b.rs",
             ),
             (
                 "`a.rs` `see`",
                 "`it_works`",
-                "docs/promises.md:3: `see` is not in the file before it",
+                "docs/contributing/promises.md:3: `see` is not in the file before it",
             ),
             (
                 "`a.rs`",
                 "`it_worked`",
-                "docs/promises.md:3: there is no test `it_worked`",
+                "docs/contributing/promises.md:3: there is no test `it_worked`",
             ),
-            ("`a.rs`", "", "docs/promises.md:3: a promise without a test"),
+            ("`a.rs`", "", "docs/contributing/promises.md:3: a promise without a test"),
         ] {
             assert_eq!(row(places, tests), [found]);
         }

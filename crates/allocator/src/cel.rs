@@ -4,7 +4,7 @@
 //! An unknown domain is an empty map, an unknown id is the error `no such key`. On top of the
 //! standard library: optional types, `cel.bind`, two-variable comprehensions, strings, lists, sets
 //! and regex functions, `quantity` and `semver`. Functions that are missing are refused by name
-//! ([`CelError::Offline`]); what differs is listed in `docs/allocator.md`.
+//! ([`CelError::Offline`]); what differs is listed in `docs/contributing/allocator.md`.
 
 mod collections;
 mod device;

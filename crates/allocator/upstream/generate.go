@@ -237,7 +237,7 @@ func (g generator) exact() resourceapi.ExactDeviceRequest {
 	return exact
 }
 
-// expressions are what people write, and some of their mistakes. Those of `docs/allocator.md` are not among them.
+// expressions are what people write, and some of their mistakes. Those of `docs/contributing/allocator.md` are not among them.
 var expressions = []string{
 	`true`,
 	`device.attributes["gpu.divvy.dev"].model.matches("^NVIDIA H")`,

@@ -402,7 +402,7 @@ fn an_expression_over_the_length_limit_is_refused() {
 }
 
 /// The real scheduler's answers, on a device like that of [`as_upstream`]; written by `upstream/`.
-/// A line that begins with `differs` is in the list of `docs/allocator.md`.
+/// A line that begins with `differs` is in the list of `docs/contributing/allocator.md`.
 const EXPRESSIONS: &str = include_str!("expressions.txt");
 
 fn as_upstream() -> Device {
