@@ -1,5 +1,5 @@
-//! The table of promises (`docs/contributing/promises.md`) against the tree: each place and each test that it
-//! names exists.
+//! The table of promises (`docs/contributing/promises.md`) against the tree: each place and each
+//! test that it names exists.
 
 use std::path::Path;
 
@@ -102,7 +102,11 @@ mod tests {
                 "`it_worked`",
                 "docs/contributing/promises.md:3: there is no test `it_worked`",
             ),
-            ("`a.rs`", "", "docs/contributing/promises.md:3: a promise without a test"),
+            (
+                "`a.rs`",
+                "",
+                "docs/contributing/promises.md:3: a promise without a test",
+            ),
         ] {
             assert_eq!(row(places, tests), [found]);
         }

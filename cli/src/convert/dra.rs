@@ -548,10 +548,10 @@ impl Converter<'_> {
     /// Converts MPS; `None` where divvy has none for such requests.
     fn config_of_mps(&mut self, kind: &str, parameters: &Node, at: &str, of: Of) -> Option<Node> {
         let what = if of.several {
-            "a claim of divvy has MPS of one GPU or partition (docs/sharing.md#mps-in-a-claim): config removed; request each by a claim of its own, \
+            "a claim of divvy has MPS of one GPU or partition (docs/mps.md#mps-in-a-claim): config removed; request each by a claim of its own, \
              in a container of its own, or name one of the requests in the config"
         } else if of.shares {
-            "divvy's MPS is for a claim that has its GPU or partition alone, and for shares by a policy (docs/sharing.md#mps): config removed, so \
+            "divvy's MPS is for a claim that has its GPU or partition alone, and for shares by a policy (docs/mps.md): config removed, so \
              programs run in turns, without limits of memory and threads"
         } else {
             let kind = if kind == "GpuConfig" {
@@ -578,7 +578,7 @@ impl Converter<'_> {
             }
         }
         if of("defaultPerDevicePinnedMemoryLimit").is_some() {
-            let what = "a claim of divvy has MPS of one GPU (docs/sharing.md#mps-in-a-claim): removed; write limits.memory for that GPU";
+            let what = "a claim of divvy has MPS of one GPU (docs/mps.md#mps-in-a-claim): removed; write limits.memory for that GPU";
             let at = under(at, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit");
             self.notes.note(&at, what);
         }

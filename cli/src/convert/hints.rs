@@ -211,7 +211,7 @@ impl Hints {
                 "nvidia.com/vgpu-mode" if value == "mps" => {
                     notes.note(
                         at,
-                        "divvy's MPS has equal slots by a policy (docs/sharing.md#mps), so programs run in turns: removed",
+                        "divvy's MPS has equal slots by a policy (docs/mps.md), so programs run in turns: removed",
                     );
                 }
                 "nvidia.com/numa-bind" | "nvidia.com/vgpu-mode" => {

@@ -123,16 +123,16 @@ pub(crate) fn policies(requests: &[Request]) -> Vec<Note> {
         ),
         (
             any(&|request| request.class == names::CLASS_MIG_SHARE),
-            "shares of partitions need a GpuPolicy with mig: {sharing: [TimeSlicing]}, as in examples/mig-share (docs/sharing.md#shares-inside-partitions)",
+            "shares of partitions need a GpuPolicy with mig: {sharing: [TimeSlicing]}, as in examples/mig-share (docs/shares-in-partitions.md)",
         ),
         (
             any(&|request| request.class == names::CLASS_MPS),
-            "MPS needs mps.enabled in the chart, and a GpuPolicy with modes: [Mps], as in examples/mps-share (docs/sharing.md#mps)",
+            "MPS needs mps.enabled in the chart, and a GpuPolicy with modes: [Mps], as in examples/mps-share (docs/mps.md)",
         ),
         (
             any(&|request| request.class == names::CLASS_MIG_MPS),
             "MPS in partitions needs mps.enabled in the chart, and a GpuPolicy with mig: {sharing: [Mps]}, as in examples/mig-mps \
-             (docs/sharing.md#shares-inside-partitions)",
+             (docs/shares-in-partitions.md)",
         ),
         (
             any(&|request| request.class == names::CLASS_MIG),

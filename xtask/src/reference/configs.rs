@@ -21,7 +21,7 @@ const FIELDS: &[(&str, &str)] = &[
     (
         "mps",
         "An MPS server for the claim: the programs of all its containers and pods run at once on the GPU or partition, which stays the claim's alone. `{}` \
-         is a server without limits. Not with `timeSlicing`, and for one GPU or partition of a claim ([MPS in a claim](../sharing.md#mps-in-a-claim)).",
+         is a server without limits. Not with `timeSlicing`, and for one GPU or partition of a claim ([MPS in a claim](../mps.md#mps-in-a-claim)).",
     ),
     (
         "mps.limits.cores",
@@ -34,13 +34,13 @@ const FIELDS: &[(&str, &str)] = &[
     (
         "limits.memory",
         "For shares: how much memory the pod may use of the share, at least what it requests. Without it, that is the limit. It needs a \
-         node that caps memory, and a GpuPolicy that allows it ([request and limit](../sharing.md#request-and-limit)). For MPS \
+         node that caps memory, and a GpuPolicy that allows it ([request and limit](../memory-caps.md#request-and-limit)). For MPS \
          shares with drivers before R615 it must be what a slot of the GPU has (`slotMemoryMiB`), as `limits.cores`.",
     ),
     (
         "limits.cores",
         "Percent of the GPU's threads that the claim's programs can use at most: what it requests or more. With drivers before R615 it must be \
-          what a slot of the GPU has (`slotCores`): slots are equal. Another value is refused when the pod starts ([MPS](../sharing.md#mps)).",
+          what a slot of the GPU has (`slotCores`): slots are equal. Another value is refused when the pod starts ([MPS](../mps.md)).",
     ),
     (
         "priority",

@@ -181,7 +181,7 @@ impl Findings {
             self.doubt(&place, &what);
         } else if held.servers > 0 && held.gpus.saturating_add(held.partitions) > held.served {
             let what = "a device with an MPS server and others in one container: programs of the server are not served on the \
-                        others: give them to containers of their own (docs/sharing.md#mps-in-a-claim)";
+                        others: give them to containers of their own (docs/mps.md#mps-in-a-claim)";
             self.doubt(&place, what);
         }
         self.visible(at, container, held.all());
