@@ -280,6 +280,18 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         No("needs a registry"),
     ),
     (
+        "skopeo copy oci:target/image oci-archive:divvy-0.1.0.tar",
+        No("needs the image, which the end-to-end suite alone builds"),
+    ),
+    (
+        "skopeo copy oci-archive:divvy-0.1.0.tar docker://REGISTRY/divvy:0.1.0",
+        No("needs a registry"),
+    ),
+    (
+        "skopeo inspect --format '{{.Digest}}' docker://REGISTRY/divvy:0.1.0",
+        No("needs a registry"),
+    ),
+    (
         "helm upgrade divvy deploy/chart/divvy --namespace divvy --values values.yaml",
         By("an_update_hands_over_and_a_driver_root_can_be_set"),
     ),
