@@ -9,7 +9,7 @@ use crate::convert::{self, Foreign};
 
 /// Says that a pod asks for a part of a GPU by the means of another project, and which claim that
 /// is. A resource for which there is a class is the administrator's own.
-pub(crate) fn foreign(pod: &Pod, without_class: &BTreeSet<String>) -> Option<String> {
+pub fn foreign(pod: &Pod, without_class: &BTreeSet<String>) -> Option<String> {
     let Foreign { mut keys, meant } = convert::foreign(pod)?;
     keys.retain(|key| !key.contains('/') || without_class.contains(key));
     if keys.is_empty() {
@@ -38,7 +38,7 @@ pub(crate) fn foreign(pod: &Pod, without_class: &BTreeSet<String>) -> Option<Str
 }
 
 /// Says what to do about a resource that no class stands for.
-pub(crate) fn without_class(resource: &str) -> String {
+pub fn without_class(resource: &str) -> String {
     format!(
         "asks for {resource}, which no DeviceClass stands for: it stays Pending unless a device plugin offers it (add a \
          DeviceClass with extendedResourceName: {resource}, or let divvy convert -f FILE write the claim)"

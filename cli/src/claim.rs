@@ -11,7 +11,7 @@ use divvy_model::Quantity;
 use self::template::{Claim, NAME, Request};
 use crate::{driver, format, yaml};
 
-pub(crate) mod template;
+pub mod template;
 
 /// Image of the pod, the same as that of the examples.
 const IMAGE: &str = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04";
@@ -21,7 +21,7 @@ const LIMIT_NEEDS: &str = "note: a limit above the request needs nodes that cap 
 
 /// Arguments of `divvy claim`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(subcommand)]
     what: Wanted,
     /// Name of the template; the pod is called so, too
@@ -149,7 +149,7 @@ fn plain(text: &str) -> Result<String, String> {
 }
 
 /// Returns the amounts that a whole number without a unit may stand for; none of anything else.
-pub(crate) fn with_unit(text: &str) -> Vec<String> {
+pub fn with_unit(text: &str) -> Vec<String> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse::<u32>().ok();
     let units: &[&str] = match number.filter(|_| is_number) {
@@ -187,7 +187,7 @@ fn limit(text: &str) -> Result<String, String> {
 }
 
 /// Prints the manifests.
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     if let Wanted::Gpu { several, .. } | Wanted::Mig { several, .. } = &args.what
         && several.count < 2
         && several.same.is_some()
@@ -304,7 +304,7 @@ spec:
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use clap::Parser;
 
     use super::*;
@@ -316,7 +316,7 @@ pub(crate) mod tests {
     }
 
     /// Returns what `divvy claim` prints for these words.
-    pub(crate) fn manifests(words: &str) -> String {
+    fn manifests(words: &str) -> String {
         let words = ["claim"].into_iter().chain(words.split_whitespace());
         Line::try_parse_from(words)
             .unwrap()

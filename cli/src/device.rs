@@ -10,37 +10,37 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 use crate::driver::own;
 
 /// The kind of a device, by its name.
-pub(crate) fn kind(device: &str) -> Option<DeviceKind> {
+pub fn kind(device: &str) -> Option<DeviceKind> {
     DeviceKind::parse(&device.parse().ok()?).ok()
 }
 
 /// An attribute that is text.
-pub(crate) fn text<'d>(device: &'d Device, attribute: &str) -> Option<&'d str> {
+pub fn text<'d>(device: &'d Device, attribute: &str) -> Option<&'d str> {
     own(device.attributes.as_ref()?, attribute)?
         .string
         .as_deref()
 }
 
 /// An attribute that is a number.
-pub(crate) fn number(device: &Device, attribute: &str) -> Option<u64> {
+pub fn number(device: &Device, attribute: &str) -> Option<u64> {
     let found = own(device.attributes.as_ref()?, attribute)?;
     u64::try_from(found.int?).ok()
 }
 
 /// The memory of a device, in bytes: its capacity, or what its shares by percent divide.
-pub(crate) fn memory(device: &Device) -> Option<u64> {
+pub fn memory(device: &Device) -> Option<u64> {
     let counted = || amount(&own(device.capacity.as_ref()?, capacity::MEMORY)?.value.0);
     let divided = || number(device, attributes::MEMORY_MIB)?.checked_mul(1 << 20);
     counted().or_else(divided)
 }
 
 /// The percent of its GPU that a share was granted, if it is given out so.
-pub(crate) fn percent(consumed: &BTreeMap<String, Amount>) -> Option<u64> {
+pub fn percent(consumed: &BTreeMap<String, Amount>) -> Option<u64> {
     amount(&own(consumed, capacity::PERCENT)?.0)
 }
 
 /// Returns the memory in bytes and the threads in percent that a slot of MPS shares has.
-pub(crate) fn slot(device: &Device) -> (Option<u64>, Option<u64>) {
+pub fn slot(device: &Device) -> (Option<u64>, Option<u64>) {
     let memory = number(device, attributes::SLOT_MEMORY_MIB);
     (
         memory.and_then(|mib| mib.checked_mul(1 << 20)),
@@ -50,10 +50,7 @@ pub(crate) fn slot(device: &Device) -> (Option<u64>, Option<u64>) {
 
 /// The memory that a share was granted of a device, in bytes: as counted, the part that its
 /// percent are, or that of its MPS slots.
-pub(crate) fn share_memory(
-    device: Option<&Device>,
-    consumed: &BTreeMap<String, Amount>,
-) -> Option<u64> {
+pub fn share_memory(device: Option<&Device>, consumed: &BTreeMap<String, Amount>) -> Option<u64> {
     let Some(percent) = percent(consumed) else {
         let counted = own(consumed, capacity::MEMORY);
         let of_slots = || {
@@ -66,6 +63,6 @@ pub(crate) fn share_memory(
 }
 
 /// A quantity in whole units.
-pub(crate) fn amount(text: &str) -> Option<u64> {
+pub fn amount(text: &str) -> Option<u64> {
     u64::try_from(text.parse::<Quantity>().ok()?.rounded_up()).ok()
 }

@@ -9,20 +9,20 @@ use divvy_model::Form;
 use crate::lookup;
 
 /// Name of NVIDIA's driver, and of its class of whole GPUs.
-pub(crate) const NVIDIA: &str = names::NVIDIA_DRIVER;
+pub const NVIDIA: &str = names::NVIDIA_DRIVER;
 /// Its class of partitions.
-pub(crate) const NVIDIA_MIG: &str = "mig.nvidia.com";
+pub const NVIDIA_MIG: &str = "mig.nvidia.com";
 /// Its class for passthrough to virtual machines, which divvy does not have.
-pub(crate) const NVIDIA_VFIO: &str = "vfio.gpu.nvidia.com";
+pub const NVIDIA_VFIO: &str = "vfio.gpu.nvidia.com";
 /// Answer to a claim of that class.
-pub(crate) const NO_PASSTHROUGH: &str = "class vfio.gpu.nvidia.com is passthrough to virtual machines, which divvy does not have: leave a node to \
+pub const NO_PASSTHROUGH: &str = "class vfio.gpu.nvidia.com is passthrough to virtual machines, which divvy does not have: leave a node to \
      NVIDIA's driver for it";
 
 /// The drivers for which the chart has classes.
-pub(crate) const KNOWN: [&str; 2] = [names::DRIVER, NVIDIA];
+pub const KNOWN: [&str; 2] = [names::DRIVER, NVIDIA];
 
 /// Returns which of the known names this is; any other is for divvy's own.
-pub(crate) fn known(name: &str) -> &'static str {
+pub fn known(name: &str) -> &'static str {
     let found = KNOWN.into_iter().find(|known| *known == name);
     found.unwrap_or(names::DRIVER)
 }
@@ -30,7 +30,7 @@ pub(crate) fn known(name: &str) -> &'static str {
 /// Returns the name of the driver that is shown: the one that is asked for, else the one that most
 /// nodes report, ours first, and what of other names is not shown then. `GpuNodes` are divvy's
 /// alone, so that NVIDIA's driver is never taken for it. A node may report no name yet.
-pub(crate) fn shown<'a>(
+pub fn shown<'a>(
     asked: Option<&str>,
     reported: impl Iterator<Item = &'a str>,
 ) -> (String, Vec<String>) {
@@ -58,7 +58,7 @@ pub(crate) fn shown<'a>(
 }
 
 /// Returns the class of devices of a form; none of forms that have no class of their own.
-pub(crate) fn class(driver: &str, form: Form) -> Option<&'static str> {
+pub fn class(driver: &str, form: Form) -> Option<&'static str> {
     let stands_in = driver == NVIDIA;
     Some(match form {
         Form::WHOLE if stands_in => NVIDIA,
@@ -75,36 +75,36 @@ pub(crate) fn class(driver: &str, form: Form) -> Option<&'static str> {
 }
 
 /// Returns the form of the devices of a class of the chart.
-pub(crate) fn form(driver: &str, name: &str) -> Option<Form> {
+pub fn form(driver: &str, name: &str) -> Option<Form> {
     let all = [Form::ADMIN].into_iter().chain(Form::HELD);
     let mut all = all.filter(|form| class(driver, *form).is_some());
     all.find(|form| class(driver, *form) == Some(name))
 }
 
 /// Returns the profile of a class that the chart has for one MIG profile.
-pub(crate) fn profile_of(class: &str) -> Option<&str> {
+pub fn profile_of(class: &str) -> Option<&str> {
     class.strip_suffix(names::CLASS_MIG)?.strip_suffix('.')
 }
 
 /// Returns an attribute of ours with its domain, as a driver of this name publishes it.
-pub(crate) fn attribute(driver: &str, name: &str) -> String {
+pub fn attribute(driver: &str, name: &str) -> String {
     lookup::full(driver, &Naming::of(driver).attribute(name))
 }
 
 /// Returns a capacity of ours with its domain, as a driver of this name publishes it.
-pub(crate) fn capacity(driver: &str, name: &str) -> String {
+pub fn capacity(driver: &str, name: &str) -> String {
     lookup::full(driver, &Naming::of(driver).capacity(name))
 }
 
 /// Returns what a map of a device has under a name of ours: plain in the driver's domain, or with
 /// divvy's domain, as a stand-in publishes names that NVIDIA's driver does not have.
-pub(crate) fn own<'m, V>(map: &'m BTreeMap<String, V>, name: &str) -> Option<&'m V> {
+pub fn own<'m, V>(map: &'m BTreeMap<String, V>, name: &str) -> Option<&'m V> {
     let in_domain = |domain: &&str| map.get(&format!("{domain}/{name}"));
     map.get(name).or_else(|| KNOWN.iter().find_map(in_domain))
 }
 
 /// Returns a name of ours without a domain of ours.
-pub(crate) fn plain(name: &str) -> &str {
+pub fn plain(name: &str) -> &str {
     // Of other drivers no name has one of these domains.
     Naming::ours(NVIDIA, Naming::ours(names::DRIVER, name))
 }

@@ -12,15 +12,15 @@ const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
 
 /// Extended resources of a pod that the scheduler makes a claim of.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Extended {
+pub struct Extended {
     /// The requests of the claim.
-    pub(crate) requests: Vec<DeviceRequest>,
+    pub requests: Vec<DeviceRequest>,
     /// Resources that no class stands for.
-    pub(crate) without_class: BTreeSet<String>,
+    pub without_class: BTreeSet<String>,
 }
 
 /// Says whether the name is one that node resources and Kubernetes itself do not have.
-pub(crate) fn is_extended(resource: &str) -> bool {
+pub fn is_extended(resource: &str) -> bool {
     let domain = resource.split_once('/').map(|(domain, _)| domain);
     let of_kubernetes =
         |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
@@ -28,12 +28,12 @@ pub(crate) fn is_extended(resource: &str) -> bool {
 }
 
 /// Returns the class that a resource names by itself.
-pub(crate) fn class_in(resource: &str) -> Option<&str> {
+pub fn class_in(resource: &str) -> Option<&str> {
     resource.strip_prefix(BY_CLASS)
 }
 
 /// Reads an amount of devices: a whole number.
-pub(crate) fn amount(text: &str) -> Option<i64> {
+pub fn amount(text: &str) -> Option<i64> {
     let quantity: Quantity = text.parse().ok()?;
     quantity
         .to_i64()
@@ -43,7 +43,7 @@ pub(crate) fn amount(text: &str) -> Option<i64> {
 /// Returns the requests of a pod, as the scheduler makes them: one for each container that runs on,
 /// and for the init containers that run before them one for what the biggest of them needs beyond
 /// that.
-pub(crate) fn requests(spec: &PodSpec, classes: &[DeviceClass]) -> Extended {
+pub fn requests(spec: &PodSpec, classes: &[DeviceClass]) -> Extended {
     let init = spec.init_containers.as_deref().unwrap_or_default();
     let containers: Vec<&Container> = init.iter().chain(&spec.containers).collect();
     let goes_on = |index: usize, container: &Container| {
@@ -111,7 +111,7 @@ pub(crate) fn requests(spec: &PodSpec, classes: &[DeviceClass]) -> Extended {
 }
 
 /// Returns the resources of a container; limits are requests where there are none.
-pub(crate) fn asked(container: &Container) -> BTreeMap<&str, i64> {
+pub fn asked(container: &Container) -> BTreeMap<&str, i64> {
     let Some(resources) = &container.resources else {
         return BTreeMap::new();
     };
@@ -126,7 +126,7 @@ pub(crate) fn asked(container: &Container) -> BTreeMap<&str, i64> {
 
 /// Returns the class that stands for a resource: of several the one that was created last.
 /// Classes that no cluster has created are in the order of their creation.
-pub(crate) fn class_of(resource: &str, classes: &[DeviceClass]) -> Option<String> {
+pub fn class_of(resource: &str, classes: &[DeviceClass]) -> Option<String> {
     let is_it = |class: &&DeviceClass| {
         let named = class
             .spec

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// Format of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Format {
+pub enum Format {
     /// For people
     Table,
     /// For programs
@@ -18,7 +18,7 @@ pub(crate) enum Format {
 
 /// Format of an answer of which there is more than fits a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Output {
+pub enum Output {
     /// For people
     Table,
     /// For people, with everything
@@ -30,7 +30,7 @@ pub(crate) enum Output {
 }
 
 impl Output {
-    pub(crate) fn format(self) -> Format {
+    pub fn format(self) -> Format {
         match self {
             Self::Table | Self::Wide => Format::Table,
             Self::Json => Format::Json,
@@ -40,7 +40,7 @@ impl Output {
 }
 
 /// Shows a value: as it is in JSON and YAML, or drawn by `table`.
-pub(crate) fn show<T: Serialize>(
+pub fn show<T: Serialize>(
     value: &T,
     format: Format,
     table: impl FnOnce(&T) -> String,
@@ -53,7 +53,7 @@ pub(crate) fn show<T: Serialize>(
 }
 
 /// Data, on standard output. A closed pipe (`| head`) ends the output quietly.
-pub(crate) fn print(text: &str) -> Result<()> {
+pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -63,7 +63,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 
 /// A message on standard error. Failure to write it is ignored: there is no other place to report
 /// it.
-pub(crate) fn talk(text: &str) {
+pub fn talk(text: &str) {
     let text = linked(&harmless(text), base().as_deref());
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -103,7 +103,7 @@ fn linked(text: &str, base: Option<&str>) -> String {
 
 /// The text with every character that a terminal would obey, and not show, written as `\u{1b}`:
 /// names, expressions and messages in it are what tenants wrote.
-pub(crate) fn harmless(text: &str) -> String {
+pub fn harmless(text: &str) -> String {
     let obeyed = |c: char| {
         let turns_or_hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
         c != '\n' && c.is_control() || turns_or_hides
@@ -119,12 +119,12 @@ pub(crate) fn harmless(text: &str) -> String {
 }
 
 /// The same for a text that is to stay in its line.
-pub(crate) fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     harmless(text).replace('\n', "\\n")
 }
 
 /// The argument of `--log-level`: a level, or directives such as `warn,divvy_executor=debug`.
-pub(crate) fn log_level(text: &str) -> Result<String, String> {
+pub fn log_level(text: &str) -> Result<String, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let known = |part: &str| {
         let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
@@ -140,7 +140,7 @@ pub(crate) fn log_level(text: &str) -> Result<String, String> {
 }
 
 /// Bytes as people say them: `80 GiB`, `512 MiB`.
-pub(crate) fn bytes(amount: u64) -> String {
+pub fn bytes(amount: u64) -> String {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
     match amount {
@@ -159,12 +159,12 @@ pub(crate) fn bytes(amount: u64) -> String {
 }
 
 /// Adds amounts up. Users and nodes write them, so that the sum may be beyond any number.
-pub(crate) fn total(amounts: impl IntoIterator<Item = u64>) -> u64 {
+pub fn total(amounts: impl IntoIterator<Item = u64>) -> u64 {
     amounts.into_iter().fold(0, u64::saturating_add)
 }
 
 /// The text in at most so many characters.
-pub(crate) fn shortened(text: &str, width: usize) -> String {
+pub fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }

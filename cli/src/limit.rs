@@ -13,7 +13,7 @@ use crate::device::{kind, memory, share_memory, text};
 
 /// Returns the bytes that the driver caps a share's memory to; `None` where it caps none, as the
 /// device is published now, or where that is not known.
-pub(crate) fn of_share(
+pub fn of_share(
     allocation: &AllocationResult,
     result: &DeviceRequestAllocationResult,
     device: Option<&Device>,
@@ -29,7 +29,7 @@ pub(crate) fn of_share(
 }
 
 /// Returns the limits of the MPS server that a claim has on a whole GPU; `None` where it has none.
-pub(crate) fn of_mps_server(
+pub fn of_mps_server(
     allocation: &AllocationResult,
     result: &DeviceRequestAllocationResult,
 ) -> Option<MpsLimits> {
@@ -39,7 +39,7 @@ pub(crate) fn of_mps_server(
 }
 
 /// Returns it in words.
-pub(crate) fn mps_in_words(limits: MpsLimits) -> String {
+pub fn mps_in_words(limits: MpsLimits) -> String {
     let cores = limits.cores.map(|cores| format!("cores {cores}"));
     let memory = limits.memory;
     let memory = memory.map(|memory| format!("memory {}", crate::format::bytes(memory)));

@@ -9,7 +9,7 @@ use crate::driver::NVIDIA;
 use crate::strict::nearest;
 
 /// Returns a name with its domain: names without one are those of the device's driver.
-pub(crate) fn full(driver: &str, name: &str) -> String {
+pub fn full(driver: &str, name: &str) -> String {
     if name.contains('/') {
         name.to_owned()
     } else {
@@ -19,7 +19,7 @@ pub(crate) fn full(driver: &str, name: &str) -> String {
 
 /// Says which names an expression takes from a device that none has, with what was probably meant.
 /// Where nothing is known of attributes or of capacities, there is nothing to compare with.
-pub(crate) fn unknown(
+pub fn unknown(
     expression: &str,
     attributes: &BTreeSet<String>,
     capacities: &BTreeSet<String>,
@@ -77,7 +77,7 @@ fn in_map(expression: &str, map: &str, there: &BTreeSet<String>) -> Vec<String> 
 }
 
 /// Returns the attribute that was probably meant by one that no device has, with its domain.
-pub(crate) fn meant_attribute(attribute: &str, known: &BTreeSet<String>) -> Option<String> {
+pub fn meant_attribute(attribute: &str, known: &BTreeSet<String>) -> Option<String> {
     if known.contains(attribute) {
         return None;
     }
@@ -87,7 +87,7 @@ pub(crate) fn meant_attribute(attribute: &str, known: &BTreeSet<String>) -> Opti
 
 /// Finds the qualified name that was probably meant, as domain and name: the same name in another
 /// domain, then one spelt alike in the same domain, then in any.
-pub(crate) fn meant<'k>(
+pub fn meant<'k>(
     domain: &str,
     name: &str,
     known: &'k BTreeSet<String>,

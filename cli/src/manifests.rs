@@ -23,35 +23,35 @@ use crate::strict::{decode, without_rust};
 
 mod workload;
 
-pub(crate) use workload::WorkloadResource;
+pub use workload::WorkloadResource;
 
 /// Objects of a set of manifests, in the order in which they are first applied.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Manifests {
-    pub(crate) namespaces: Vec<Namespace>,
-    pub(crate) classes: Vec<DeviceClass>,
-    pub(crate) templates: Vec<ResourceClaimTemplate>,
-    pub(crate) claims: Vec<ResourceClaim>,
+pub struct Manifests {
+    pub namespaces: Vec<Namespace>,
+    pub classes: Vec<DeviceClass>,
+    pub templates: Vec<ResourceClaimTemplate>,
+    pub claims: Vec<ResourceClaim>,
     /// Pods of the files themselves; [`Manifests::all_pods`] has those of the workloads, too.
-    pub(crate) pods: Vec<Pod>,
-    pub(crate) workloads: Vec<WorkloadResource>,
-    pub(crate) taint_rules: Vec<DeviceTaintRule>,
-    pub(crate) policies: Vec<GpuPolicy>,
+    pub pods: Vec<Pod>,
+    pub workloads: Vec<WorkloadResource>,
+    pub taint_rules: Vec<DeviceTaintRule>,
+    pub policies: Vec<GpuPolicy>,
     /// Handlers of RuntimeClasses, by name.
-    pub(crate) handlers: BTreeMap<String, String>,
+    pub handlers: BTreeMap<String, String>,
     /// Objects of other kinds, as `kind name`.
-    pub(crate) passed_over: Vec<String>,
+    pub passed_over: Vec<String>,
     /// Objects that the API server takes and the demo treats otherwise than a reader may think,
     /// each with the reason.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
     /// Changes of an object of the same manifests that the API server refuses.
-    pub(crate) refused: Vec<String>,
+    pub refused: Vec<String>,
     /// Number of names made from `generateName`.
     generated: usize,
 }
 
 /// Returns the name of a file for messages.
-pub(crate) fn source(path: &Path) -> String {
+pub fn source(path: &Path) -> String {
     if path.as_os_str() == "-" {
         "standard input".to_owned()
     } else {
@@ -76,7 +76,7 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Reads a file, those of a folder, or standard input (`-`): the name of each, and its text.
-pub(crate) fn texts(path: &Path) -> Result<Vec<(String, String)>> {
+pub fn texts(path: &Path) -> Result<Vec<(String, String)>> {
     if path.as_os_str() == "-" {
         let mut text = String::new();
         std::io::stdin()
@@ -103,7 +103,7 @@ const QUEUE: &str = "/metadata/labels/kueue.x-k8s.io~1queue-name";
 
 impl Manifests {
     /// Says whether they use names of NVIDIA's driver, and none of divvy's.
-    pub(crate) fn is_for_nvidia(&self) -> bool {
+    pub fn is_for_nvidia(&self) -> bool {
         let used = self.names_of_drivers();
         let is = |domain: &str| used.iter().any(|name| name.ends_with(domain));
         (is(driver::NVIDIA) || is(driver::NVIDIA_MIG)) && !is(names::GROUP)
@@ -141,7 +141,7 @@ impl Manifests {
     }
 
     /// Reads all of these files as one set.
-    pub(crate) fn of_files(files: &[PathBuf]) -> Result<Self> {
+    pub fn of_files(files: &[PathBuf]) -> Result<Self> {
         let mut manifests = Self::default();
         for file in files {
             manifests.read(file)?;
@@ -150,7 +150,7 @@ impl Manifests {
     }
 
     /// Adds what is in a file, in those of a folder, or in standard input (`-`).
-    pub(crate) fn read(&mut self, path: &Path) -> Result<()> {
+    pub fn read(&mut self, path: &Path) -> Result<()> {
         for (name, text) in texts(path)? {
             self.add_all(&name, &text)?;
         }
@@ -158,14 +158,14 @@ impl Manifests {
     }
 
     /// Reads all documents of a YAML (or JSON) text; `name` says where it came from.
-    pub(crate) fn parse(name: &str, text: &str) -> Result<Self> {
+    pub fn parse(name: &str, text: &str) -> Result<Self> {
         let mut manifests = Self::default();
         manifests.add_all(name, text)?;
         Ok(manifests)
     }
 
     /// Adds all documents of a text; `name` says where it came from.
-    pub(crate) fn add_all(&mut self, name: &str, text: &str) -> Result<()> {
+    pub fn add_all(&mut self, name: &str, text: &str) -> Result<()> {
         let documents: Vec<Value> =
             serde_saphyr::from_multiple(text).with_context(|| format!("{name} is not YAML"))?;
         for (number, document) in documents.iter().enumerate() {
@@ -338,7 +338,7 @@ impl Manifests {
     /// Returns the pods of the files and those that controllers make of the workloads, in the
     /// order of the files. Their names differ: on a cluster only those of a StatefulSet are like
     /// these, and all others have a random end.
-    pub(crate) fn all_pods(&self) -> Vec<Pod> {
+    pub fn all_pods(&self) -> Vec<Pod> {
         let mut pods = Vec::new();
         let name_of = |pod: &Pod| {
             (
@@ -377,7 +377,7 @@ impl Manifests {
 }
 
 /// Returns the namespace of an object.
-pub(crate) fn namespace(meta: &ObjectMeta) -> String {
+pub fn namespace(meta: &ObjectMeta) -> String {
     meta.namespace
         .clone()
         .unwrap_or_else(|| "default".to_owned())

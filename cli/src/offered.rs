@@ -7,16 +7,16 @@ use divvy_offer::{
 };
 
 /// Devices that are published, and the rules that decided.
-pub(crate) struct Offered {
-    pub(crate) ordinals: Ordinals,
-    pub(crate) resolved: Resolved,
-    pub(crate) pool: Pool,
+pub struct Offered {
+    pub ordinals: Ordinals,
+    pub resolved: Resolved,
+    pub pool: Pool,
     /// Devices that are left out, with the reason.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 /// Works it out for an idle node on a cluster that has everything that divvy uses.
-pub(crate) fn offered(
+pub fn offered(
     inventory: &Inventory,
     node: &NodeFacts<'_>,
     policies: &[GpuPolicy],

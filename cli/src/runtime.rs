@@ -15,7 +15,7 @@ const SANDBOXES: [(&str, &str); 6] = [
 const ORDINARY: [&str; 3] = ["nvidia", "runc", "crun"];
 
 /// Returns the note about a RuntimeClass of a pod with GPUs; `handler` is its own, if it is known.
-pub(crate) fn note(class: &str, handler: Option<&str>) -> String {
+pub fn note(class: &str, handler: Option<&str>) -> String {
     if let Some(note) = sandbox_note(class, handler) {
         return note;
     }
@@ -32,7 +32,7 @@ pub(crate) fn note(class: &str, handler: Option<&str>) -> String {
 }
 
 /// Returns the note about a RuntimeClass whose pods run in a kernel of their own; `None` of others.
-pub(crate) fn sandbox_note(class: &str, handler: Option<&str>) -> Option<String> {
+pub fn sandbox_note(class: &str, handler: Option<&str>) -> Option<String> {
     // A name can be anything; the handler is what the node runs.
     let name = handler.unwrap_or(class);
     let is_it = |start: &&str| words(name).any(|word| word.starts_with(start));

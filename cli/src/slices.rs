@@ -7,32 +7,32 @@ use crate::format::shortened;
 
 /// The partitions that live on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Picture {
+pub struct Picture {
     /// The GPU, as its device is named.
-    pub(crate) gpu: String,
+    pub gpu: String,
     /// Number of its memory slices.
-    pub(crate) slices: u32,
+    pub slices: u32,
     /// The existing partitions, by start.
-    pub(crate) partitions: Vec<Part>,
+    pub partitions: Vec<Part>,
 }
 
 /// An existing partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Part {
+pub struct Part {
     /// First memory slice.
-    pub(crate) start: u32,
+    pub start: u32,
     /// Number of memory slices.
-    pub(crate) size: u32,
+    pub size: u32,
     /// Profile, such as `1g.10gb`.
-    pub(crate) profile: String,
+    pub profile: String,
     /// Holder, if it is known: the first, where the partition is shared.
-    pub(crate) holder: Option<String>,
+    pub holder: Option<String>,
     /// The further holders of a partition that is given out in shares.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) more: Vec<String>,
+    pub more: Vec<String>,
     /// Mark of a partition that is given out in time-sliced shares.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) shared: bool,
+    pub shared: bool,
 }
 
 /// Characters of the whole row.
@@ -40,7 +40,7 @@ const WIDTH: u32 = 72;
 
 impl Picture {
     /// The instances that live on a GPU; `holders` knows whose they are, and if they have shares.
-    pub(crate) fn of(
+    pub fn of(
         gpu: String,
         capabilities: &MigCapabilities,
         instances: &[GpuInstance],
@@ -80,7 +80,7 @@ impl Picture {
 
     /// The picture: a row of boxes, the numbers of the slices below, and whose each box is. Lines
     /// without an indent.
-    pub(crate) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         let width = (WIDTH / self.slices.max(1)).max(3) as usize;
         let (mut cells, mut legend) = (Vec::new(), Vec::new());
         let mut slice = 0;
@@ -128,7 +128,7 @@ impl Picture {
 }
 
 /// Returns the letter of a holder in a picture.
-pub(crate) fn letter(number: usize) -> char {
+pub fn letter(number: usize) -> char {
     const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     LETTERS
         .get(number % LETTERS.len())
@@ -137,7 +137,7 @@ pub(crate) fn letter(number: usize) -> char {
 }
 
 /// A row of boxes, each with its text and width, behind the name of a GPU.
-pub(crate) fn boxes(gpu: &str, cells: &[(String, usize)]) -> Vec<String> {
+pub fn boxes(gpu: &str, cells: &[(String, usize)]) -> Vec<String> {
     let lines: Vec<String> = cells.iter().map(|(_, width)| "─".repeat(*width)).collect();
     let texts: Vec<String> = cells
         .iter()

@@ -11,7 +11,7 @@ use serde::forward_to_deserialize_any;
 use serde_json::Value;
 
 /// Decodes the object as a type. All unknown fields are named at once.
-pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
+pub fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     let unknown = RefCell::default();
     let decoded = serde_path_to_error::deserialize(At {
         value: object,
@@ -38,7 +38,7 @@ pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
 }
 
 /// Returns ` (did you mean "x"?)` with the name among `known` that was probably meant, or nothing.
-pub(crate) fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
+pub fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     nearest(name, known)
         .map(|near| format!(" (did you mean {near:?}?)"))
         .unwrap_or_default()
@@ -46,7 +46,7 @@ pub(crate) fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k s
 
 /// Returns the name among `known` that was probably meant: at most a third of its letters are
 /// others, and it is not the very same.
-pub(crate) fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+pub fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let distance =
         |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
     known
@@ -78,7 +78,7 @@ fn is_container(path: &str) -> bool {
 
 /// Returns serde's words for an unknown value of an enum in ours, with the value that was probably
 /// meant: ``unknown variant `MIG`, expected one of `Whole`, `Mig` ``.
-pub(crate) fn without_rust(error: &str) -> String {
+pub fn without_rust(error: &str) -> String {
     let Some((before, rest)) = error.split_once("unknown variant `") else {
         return error.to_owned();
     };

@@ -3,20 +3,20 @@
 
 /// A table that is filled row by row.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table with these column names.
-    pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
+    pub fn new<const N: usize>(header: [&str; N]) -> Self {
         Self {
             rows: vec![header.map(str::to_owned).to_vec()],
         }
     }
 
     /// Adds columns, before any row.
-    pub(crate) fn widen(&mut self, header: &[&str]) {
+    pub fn widen(&mut self, header: &[&str]) {
         let names = header.iter().map(|name| (*name).to_owned());
         self.rows
             .iter_mut()
@@ -24,17 +24,17 @@ impl Table {
     }
 
     /// Adds a row.
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.cells(cells.into());
     }
 
     /// Adds a row that may be shorter than the others.
-    pub(crate) fn cells(&mut self, cells: Vec<String>) {
+    pub fn cells(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
     /// The table as text, each line indented.
-    pub(crate) fn render(&self, indent: usize) -> String {
+    pub fn render(&self, indent: usize) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             self.rows
@@ -71,7 +71,7 @@ impl Table {
 }
 
 /// A cell; `-` where there is nothing.
-pub(crate) fn or_dash(text: &str) -> String {
+pub fn or_dash(text: &str) -> String {
     if text.is_empty() {
         "-".to_owned()
     } else {

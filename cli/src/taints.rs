@@ -6,7 +6,7 @@ use divvy_allocator::{Explanation, Reason};
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 
 /// Adds the taints of these rules to the devices that they select, as the scheduler does.
-pub(crate) fn taint(slices: &mut [ResourceSlice], rules: &[DeviceTaintRule]) {
+pub fn taint(slices: &mut [ResourceSlice], rules: &[DeviceTaintRule]) {
     let fits = |wanted: Option<&String>, found: &str| wanted.is_none_or(|wanted| wanted == found);
     for rule in rules {
         // A rule without a selector is for no device; an empty selector is for all.
@@ -31,7 +31,7 @@ pub(crate) fn taint(slices: &mut [ResourceSlice], rules: &[DeviceTaintRule]) {
 }
 
 /// Returns the rules whose taints keep a request off devices, each with its key.
-pub(crate) fn behind(explanation: &Explanation, rules: &[DeviceTaintRule]) -> BTreeSet<String> {
+pub fn behind(explanation: &Explanation, rules: &[DeviceTaintRule]) -> BTreeSet<String> {
     let refused = explanation
         .requests
         .iter()

@@ -21,7 +21,7 @@ const UNKNOWN: &str = "?";
 
 /// Arguments of `divvy top`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Group the lines by
     #[arg(value_enum, default_value_t = By::Claims)]
     by: By,
@@ -50,7 +50,7 @@ enum By {
     Namespaces,
 }
 
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 const PURE: &[&str] = &[
     "divvy-allocator",
     "divvy-api",
+    "divvy-boards",
     "divvy-cdi",
     "divvy-claims",
     "divvy-model",
@@ -58,7 +59,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-claims", &["divvy-api", "divvy-model"]),
     ("divvy-usage", &["divvy-claims", "divvy-model"]),
     ("divvy-nvml", &["divvy-model"]),
-    ("divvy-gpu-sim", &["divvy-model"]),
+    ("divvy-boards", &["divvy-model"]),
+    ("divvy-gpu-sim", &["divvy-boards", "divvy-model"]),
     ("divvy-host", &["divvy-cdi", "divvy-model"]),
     ("divvy-nvml-mock", &["divvy-gpu-sim", "divvy-model"]),
     ("divvy-mps-stand-in", &[]),
@@ -101,10 +103,23 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "divvy-usage",
         ],
     ),
+    (
+        "divvy-cli",
+        &[
+            "divvy-allocator",
+            "divvy-api",
+            "divvy-boards",
+            "divvy-claims",
+            "divvy-host",
+            "divvy-model",
+            "divvy-nvml",
+            "divvy-offer",
+            "divvy-telemetry",
+        ],
+    ),
 ];
 
-/// Crates for development only: never in a shipped build, except of the command line and the mock
-/// library.
+/// Crates for development only: never in a shipped build, except of the demo and the mock library.
 const DEVELOPMENT_ONLY: &[&str] = &[
     "divvy-conformance",
     "divvy-gpu-sim",
@@ -246,6 +261,7 @@ fn check_dependencies(packages: &[Package], findings: &mut Vec<String>) {
             }
         } else if ![
             "divvy",
+            "divvy-demo",
             "xtask",
             "divvy-e2e",
             "divvy-bench",

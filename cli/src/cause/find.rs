@@ -13,7 +13,7 @@ use crate::driver::{plain, profile_of};
 use crate::lookup;
 
 /// Says why the claims of the explanation get no devices on its node.
-pub(crate) fn of(explanation: &Explanation, scene: &Scene<'_>) -> Cause {
+pub fn of(explanation: &Explanation, scene: &Scene<'_>) -> Cause {
     if explanation.devices == 0 || !explanation.unusable_pools.is_empty() {
         let text = match explanation.unusable_pools.first() {
             Some((pool, problem)) => format!("pool {pool} {problem}"),
@@ -436,14 +436,13 @@ fn asked<'r>(request: &'r RequestReason, capacity: &str) -> Option<&'r str> {
         .map(|(_, amount)| amount.as_str())
 }
 
-/// Returns the profiles of boards whose partitions are not published, as the simulation has them.
+/// Returns the profiles of boards whose partitions are not published.
 fn profiles_of<'p>(products: impl Iterator<Item = &'p str>) -> BTreeSet<String> {
     let board = |product: &str| {
-        let mut boards = divvy_gpu_sim::profiles().iter();
+        let mut boards = divvy_boards::profiles().iter();
         boards.find(|board| board.product_name == product)
     };
-    let tables =
-        products.filter_map(|product| divvy_gpu_sim::mig_capabilities(board(product)?.key));
+    let tables = products.filter_map(|product| divvy_boards::mig_capabilities(board(product)?.key));
     tables
         .flat_map(|table| {
             let name = |profile| Some(table.name(profile)?.to_string());

@@ -12,8 +12,8 @@ use divvy_api::names::{self, capacity};
 use divvy_model::{Form, Quantity};
 use k8s_openapi::api::resource::v1::DeviceClass;
 
-pub(crate) use self::find::of;
-pub(crate) use self::scene::{Mig, Scene, mig};
+pub use self::find::of;
+pub use self::scene::{Mig, Scene, mig};
 use crate::driver::{NO_PASSTHROUGH, NVIDIA_VFIO, plain};
 use crate::format::bytes;
 use crate::lookup;
@@ -24,7 +24,7 @@ const NAMED: usize = 4;
 
 /// Reason why claims get no devices on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub enum Cause {
     /// GPUs that would do are held by others.
     Held(Held),
     /// The node offers no GPU in the form that is asked for.
@@ -84,7 +84,7 @@ pub(crate) enum Cause {
 
 /// Says in a sentence why an allocation failed, without the expression that did, which is what the
 /// reader wrote.
-pub(crate) fn of_error(
+pub fn of_error(
     error: &AllocError,
     scene: &Scene<'_>,
     classes: &[DeviceClass],
@@ -140,7 +140,7 @@ fn chain(error: &AllocError) -> String {
 
 /// GPUs that would do and are held.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub struct Held {
     /// Each of them: its name, and what it is now.
     gpus: Vec<(String, String)>,
     /// Change that lets the claims start.
@@ -149,7 +149,7 @@ pub(crate) struct Held {
 
 /// Change for which claims wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// So many GPUs become free.
     Gpus(usize),
     /// Some users of a GPU end; others may stay.
@@ -190,7 +190,7 @@ impl Need {
 
 /// Reason why a form is not offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Obstacle {
+pub enum Obstacle {
     /// No policy asks for it.
     Policy,
     /// No policy asks for shares, and the claim wants them by percent.
@@ -211,7 +211,7 @@ pub(crate) enum Obstacle {
 
 /// Reader of the advice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub enum Reader {
     /// A user who runs the demo and can add files and options.
     Demo,
     /// A user or administrator of a cluster.
@@ -220,12 +220,13 @@ pub(crate) enum Reader {
 
 impl Cause {
     /// Says whether the claims may get devices when others end.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub fn may_pass(&self) -> bool {
         matches!(self, Self::Held(_))
     }
 
     /// Adds the DeviceTaintRules behind a taint.
-    pub(crate) fn set_by(mut self, behind: impl IntoIterator<Item = String>) -> Self {
+    #[must_use]
+    pub fn set_by(mut self, behind: impl IntoIterator<Item = String>) -> Self {
         if let Self::Tainted { rules, .. } = &mut self {
             rules.extend(behind);
         }
@@ -234,7 +235,7 @@ impl Cause {
 
     /// Returns the reason as the rest of a sentence that begins with the pod: without a capital and
     /// without a stop at the end. `place` is the node, as `this node`; `several` pods wait alike.
-    pub(crate) fn text(&self, place: &str, several: bool) -> String {
+    pub fn text(&self, place: &str, several: bool) -> String {
         match self {
             Self::Held(held) => held.text(several, false),
             Self::NotOffered(form, obstacle) => not_offered(*form, obstacle, place),
@@ -311,7 +312,7 @@ impl Cause {
     }
 
     /// Returns the way out, as a sentence without a stop, where there is one beside waiting.
-    pub(crate) fn hint(&self, reader: Reader) -> Option<String> {
+    pub fn hint(&self, reader: Reader) -> Option<String> {
         match self {
             Self::Held(_) | Self::NoProfile { obstacle: None, .. } => None,
             // A form other than that of the class has it.
@@ -352,7 +353,7 @@ impl Cause {
     }
 
     /// Returns reason and way out.
-    pub(crate) fn full(&self, place: &str, several: bool, reader: Reader) -> String {
+    pub fn full(&self, place: &str, several: bool, reader: Reader) -> String {
         let text = self.text(place, several);
         match self.hint(reader) {
             Some(hint) => format!("{text}. {hint}"),
@@ -362,7 +363,7 @@ impl Cause {
 }
 
 /// Says in one sentence why claims wait on several nodes: what may pass comes first and alone.
-pub(crate) fn over_nodes(causes: &[(String, Cause)], several: bool) -> String {
+pub fn over_nodes(causes: &[(String, Cause)], several: bool) -> String {
     let (mut all, mut nodes) = (Held::default(), 0_usize);
     for (node, cause) in causes {
         if let Cause::Held(held) = cause {
@@ -493,15 +494,15 @@ fn way_out(form: Form, obstacle: &Obstacle, reader: Reader) -> String {
 }
 
 /// The policy of every form, which the program has in it.
-pub(crate) const ALL_MODES: &str = "examples/all-modes.yaml";
+pub const ALL_MODES: &str = "examples/all-modes.yaml";
 /// A policy of MPS shares.
-pub(crate) const WITH_MPS: &str = "examples/mps-share/manifests.yaml";
+pub const WITH_MPS: &str = "examples/mps-share/manifests.yaml";
 /// A policy of shares inside partitions.
-pub(crate) const IN_PARTITIONS: &str = "examples/mig-share/manifests.yaml";
+pub const IN_PARTITIONS: &str = "examples/mig-share/manifests.yaml";
 /// The file with a policy that offers MPS shares of partitions.
 const MPS_IN_PARTITIONS: &str = "examples/mig-mps/manifests.yaml";
 /// The policy of every form with shares by percent.
-pub(crate) const BY_PERCENT: &str = "examples/by-percent.yaml";
+pub const BY_PERCENT: &str = "examples/by-percent.yaml";
 
 /// Names the lines of a policy, and for the demo a file with them.
 fn policy(rule: &str, file: &str, reader: Reader) -> String {
@@ -553,7 +554,7 @@ fn in_words(of: &str, amount: &str) -> String {
 }
 
 /// A list that stays short.
-pub(crate) fn named<T: AsRef<str>>(names: &[T]) -> String {
+pub fn named<T: AsRef<str>>(names: &[T]) -> String {
     let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
     match names.len().saturating_sub(NAMED) {
         0 => first.join(", "),

@@ -16,7 +16,7 @@ type Gpu = (String, u32);
 
 /// Published devices, and who has them.
 #[derive(Debug, Default)]
-pub(crate) struct Scene<'a> {
+pub struct Scene<'a> {
     driver: &'a str,
     devices: BTreeMap<(&'a str, &'a str), &'a Device>,
     /// The mode of each GPU that is held, and its users: pods, or claims without any.
@@ -29,9 +29,9 @@ pub(crate) struct Scene<'a> {
 
 /// Names that selectors can read, as `domain/name`.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
-    pub(crate) attributes: BTreeSet<String>,
-    pub(crate) capacities: BTreeSet<String>,
+pub(super) struct Names {
+    pub(super) attributes: BTreeSet<String>,
+    pub(super) capacities: BTreeSet<String>,
 }
 
 impl Names {
@@ -49,7 +49,7 @@ impl Names {
 
 /// Ability of a GPU to be partitioned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Mig {
+pub enum Mig {
     /// MIG mode changes at once.
     AtOnce,
     /// MIG mode changes with a reset.
@@ -60,11 +60,7 @@ pub(crate) enum Mig {
 
 impl<'a> Scene<'a> {
     /// Collects what belongs to the driver.
-    pub(crate) fn new(
-        driver: &'a str,
-        slices: &'a [ResourceSlice],
-        claims: &'a [ResourceClaim],
-    ) -> Self {
+    pub fn new(driver: &'a str, slices: &'a [ResourceSlice], claims: &'a [ResourceClaim]) -> Self {
         let mut scene = Self {
             driver,
             ..Self::default()
@@ -200,7 +196,7 @@ impl<'a> Scene<'a> {
 /// Reads a GPU's ability to be partitioned from what is published of it. MIG is there with compute
 /// capability 8.0 (A100, A30), 9.0 (Hopper), 10.x (Blackwell), and with 12.0 on RTX PRO boards
 /// (NVIDIA Multi-Instance GPU User Guide, "Supported GPUs").
-pub(crate) fn mig(device: &Device, product: &str) -> Mig {
+pub fn mig(device: &Device, product: &str) -> Mig {
     let all = device.attributes.as_ref();
     let capability = all
         .and_then(|all| {

@@ -29,7 +29,7 @@ use self::object::{Document, Objects};
 
 /// Arguments of `divvy convert`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Manifests to rewrite: a file, a folder, or - for standard input
     #[arg(short, long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -59,7 +59,7 @@ pub(crate) struct Converted {
 
 /// Prints the manifests as they are for divvy, and notes on standard error. Exit status 1 when a
 /// part could not be converted.
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     let usage = |error: anyhow::Error| Usage(format!("{error:#}"));
     let mut documents = Vec::new();
     for file in &args.files {

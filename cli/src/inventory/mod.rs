@@ -12,15 +12,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use divvy_api::names::DRIVER;
-use divvy_gpu_sim::SimNode;
 use divvy_host::{DriverRootError, HostRoot, RootReason};
-use divvy_kubelet_plugin::Offer;
 use divvy_model::Inventory;
-use divvy_offer::{GpuRules, NodeFacts};
+use divvy_offer::{GpuRules, NodeFacts, Offer};
 
 use self::shown::Shown;
-use crate::Usage;
-use crate::demo::start::{Which, switch_mig_on};
 use crate::driver;
 use crate::format::{self, Output};
 use crate::manifests::Manifests;
@@ -28,14 +24,7 @@ use crate::offered::offered;
 
 /// Arguments of `divvy inventory`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Simulated GPUs instead of this machine's: boards and numbers, such as h100x8 or
-    /// a100-40x4,l4x2
-    #[arg(long, value_name = "GPUS", value_parser = crate::boards::simulated)]
-    sim: Option<String>,
-    /// Simulated GPUs that are in MIG mode: all, or their numbers, such as 0,2
-    #[arg(long, value_name = "NUMBERS", requires = "sim")]
-    mig_on: Option<Which>,
+pub struct Args {
     /// Modes in which GPUs without a policy are offered, like the node plugin's flag
     #[arg(long, value_enum, default_value_t)]
     offer: Offer,
@@ -63,22 +52,18 @@ pub(crate) struct Args {
     nvml_library: Option<PathBuf>,
 }
 
-/// Runs `divvy inventory`. Exit status 1 when a GPU could not be read.
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let (inventory, left_out) = match &args.sim {
-        Some(spec) => {
-            let node = SimNode::parse(spec).context("invalid --sim")?;
-            switch_mig_on(&node, args.mig_on.as_ref())
-                .map_err(|error| Usage(format!("{error:#}")))?;
-            (node.inventory(), Vec::new())
-        }
-        None => of_this_machine(args)?,
-    };
-    let mut shown = shown(&inventory, args)?;
+/// Runs `divvy inventory` on this machine; `otherwise` is added to the error if it has no driver.
+pub fn run(args: &Args, otherwise: &str) -> Result<ExitCode> {
+    let (inventory, left_out) = of_this_machine(args, otherwise)?;
+    show(&inventory, left_out, args)
+}
+
+/// Shows what divvy would publish of these GPUs. Exit status 1 when a GPU could not be read.
+pub fn show(inventory: &Inventory, left_out: Vec<String>, args: &Args) -> Result<ExitCode> {
+    let mut shown = shown(inventory, args)?;
     shown.problems.extend(left_out);
-    let wide = args.output == Output::Wide;
     format::show(&shown, args.output.format(), |shown| {
-        text::table(shown, wide)
+        text::table(shown, args.output == Output::Wide)
     })?;
     Ok(if shown.problems.is_empty() {
         ExitCode::SUCCESS
@@ -88,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Reads the GPUs of this machine; a GPU that does not even say its UUID is a line of its own.
-fn of_this_machine(args: &Args) -> Result<(Inventory, Vec<String>)> {
+fn of_this_machine(args: &Args, otherwise: &str) -> Result<(Inventory, Vec<String>)> {
     let host = HostRoot::default();
     let library = if let Some(path) = &args.nvml_library {
         path.clone()
@@ -98,11 +83,11 @@ fn of_this_machine(args: &Args) -> Result<(Inventory, Vec<String>)> {
         let root = root.transpose().context("--driver-root")?;
         match divvy_host::find_driver(&host, root.as_deref()) {
             Ok(driver) => driver.nvml_library,
-            Err(error) => bail!("{}", no_driver(root.as_deref(), &error)),
+            Err(error) => bail!("{}", no_driver(root.as_deref(), &error, otherwise)),
         }
     };
     let driver = divvy_nvml::NvmlDriver::open(Some(&library))
-        .context("failed to open NVML (divvy inventory --sim h100x2 needs no GPU)")?;
+        .with_context(|| format!("failed to open NVML{otherwise}"))?;
     let topology = |address| divvy_host::topology(&host, address).unwrap_or_default();
     let inventory = divvy_nvml::read_inventory(&driver, &topology)?;
     let left_out = driver.left_out().into_iter();
@@ -114,7 +99,7 @@ fn of_this_machine(args: &Args) -> Result<(Inventory, Vec<String>)> {
 
 /// Says that there is no driver, without the places that were looked in, which fill a page, but
 /// with the platform if one of them is of a platform that is not supported.
-fn no_driver(root: Option<&Path>, error: &DriverRootError) -> String {
+fn no_driver(root: Option<&Path>, error: &DriverRootError, otherwise: &str) -> String {
     let tried = match error {
         DriverRootError::NoneFits { tried, .. } => tried.as_slice(),
         DriverRootError::Module(_) => &[],
@@ -130,9 +115,9 @@ fn no_driver(root: Option<&Path>, error: &DriverRootError) -> String {
             "--driver-root {}: no NVIDIA driver in it (a library folder with libnvidia-ml.so.1)",
             root.display()
         ),
-        None => "this machine has no NVIDIA driver in the known places: --driver-root says where one is, and --sim h100x2 \
-                 needs none"
-            .to_owned(),
+        None => format!(
+            "this machine has no NVIDIA driver in the known places: --driver-root says where one is{otherwise}"
+        ),
     }
 }
 

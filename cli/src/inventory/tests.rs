@@ -1,19 +1,33 @@
 use clap::Parser;
+use divvy_gpu_sim::SimNode;
 
 use super::*;
 
 #[derive(Debug, Parser)]
 struct Line {
+    #[arg(long)]
+    sim: String,
+    /// Numbers of the GPUs in MIG mode.
+    #[arg(long)]
+    mig_on: Vec<usize>,
     #[command(flatten)]
     args: Args,
 }
 
 fn of(line: &str) -> Shown {
     let words = std::iter::once("inventory").chain(line.split_whitespace());
-    let args = Line::try_parse_from(words).unwrap().args;
-    let node = SimNode::parse(args.sim.as_deref().unwrap()).unwrap();
-    switch_mig_on(&node, args.mig_on.as_ref()).unwrap();
-    shown(&node.inventory(), &args).unwrap()
+    let line = Line::try_parse_from(words).unwrap();
+    let node = SimNode::parse(&line.sim).unwrap();
+    for number in line.mig_on {
+        let uuid = &node.uuids()[number];
+        node.edit(|engine| {
+            engine.set_mig_mode(uuid, true).unwrap();
+            if !engine.facts(uuid).unwrap().mig_mode.is_on() {
+                engine.reset_gpu(uuid).unwrap();
+            }
+        });
+    }
+    shown(&node.inventory(), &line.args).unwrap()
 }
 
 #[test]
@@ -128,7 +142,7 @@ fn the_table_says_that_nothing_enforces_shares_where_there_are_any() {
     let warns = |line: &str| text::table(&of(line), false).contains("nothing enforces them");
     assert!(warns("--sim l4x1 --offer everything"));
     assert!(
-        !warns("--sim h100x1 --mig-on all"),
+        !warns("--sim h100x1 --mig-on 0"),
         "whole GPUs and partitions"
     );
     let mut capped = of("--sim l4x1 --offer everything");
@@ -219,7 +233,7 @@ fn without_a_driver_the_error_is_short() {
             tried: vec![(PathBuf::from("/nowhere"), RootReason::Absent)],
             set_by_user: root.is_some(),
         };
-        let said = no_driver(root, &error);
+        let said = no_driver(root, &error, "");
         assert!(said.len() < 160 && !said.contains('\n'), "{said}");
     }
 }

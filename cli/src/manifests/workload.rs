@@ -15,23 +15,23 @@ const JOB: &[&str] = &["parallelism", "completions"];
 
 /// A workload resource: its template of pods, and the fields that its validation is about.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct WorkloadResource {
-    pub(crate) kind: &'static str,
-    pub(crate) metadata: ObjectMeta,
+pub struct WorkloadResource {
+    pub kind: &'static str,
+    pub metadata: ObjectMeta,
     /// Path of the spec that has the template: `spec`, or `spec.jobTemplate.spec`.
-    pub(crate) path: &'static str,
-    pub(crate) selector: Option<LabelSelector>,
+    pub path: &'static str,
+    pub selector: Option<LabelSelector>,
     /// Value of `manualSelector`, which only Jobs have.
-    pub(crate) manual_selector: bool,
-    pub(crate) template: PodTemplateSpec,
+    pub manual_selector: bool,
+    pub template: PodTemplateSpec,
     /// Numbers of pods, by field; the smallest counts. The first field is 1 by default.
-    pub(crate) counts: Vec<(&'static str, i64)>,
+    pub counts: Vec<(&'static str, i64)>,
     /// Schedule of a CronJob.
-    pub(crate) schedule: Option<String>,
+    pub schedule: Option<String>,
     /// Field that keeps the controller from making pods, as `spec.suspend: true`.
-    pub(crate) stopped: Option<&'static str>,
+    pub stopped: Option<&'static str>,
     /// True of a Deployment that ends no pod before a new one is ready.
-    pub(crate) keeps_old: bool,
+    pub keeps_old: bool,
     /// Membership in a queue that resumes it, so that its pods run all the same.
     queued: bool,
     /// Number of pods that stand before it in the manifests.
@@ -144,7 +144,7 @@ impl WorkloadResource {
     }
 
     /// Returns `Kind namespace/name`.
-    pub(crate) fn place(&self) -> String {
+    pub fn place(&self) -> String {
         let name = self.metadata.name.as_deref().unwrap_or("(no name)");
         format!("{} {}/{name}", self.kind, namespace(&self.metadata))
     }

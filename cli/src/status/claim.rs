@@ -16,7 +16,7 @@ use super::waiting::{Asker, Why, claims_of, open_claims};
 /// A claim in one line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ClaimLine {
+pub struct ClaimLine {
     /// `namespace/name`.
     pub(crate) claim: String,
     /// Pods that it is reserved for.

@@ -7,12 +7,12 @@ mod fold;
 mod hook;
 pub(crate) mod pod;
 pub(crate) mod policy;
-pub(crate) mod read;
+pub mod read;
 pub(crate) mod render;
 pub(crate) mod report;
 mod shares;
 mod siblings;
-pub(crate) mod snapshot;
+pub mod snapshot;
 mod taints;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,7 +33,7 @@ const NEEDS_PERSON: u8 = 3;
 /// Arguments of `divvy status`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = false)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(subcommand)]
     about: Option<Target>,
     #[command(flatten)]
@@ -107,7 +107,7 @@ enum Target {
 }
 
 /// Reads and prints. Exit status 0 if no action is required, 3 if it is.
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -22,13 +22,13 @@ use crate::taints::taint;
 /// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Reason of the kubelet's Event about a claim that could not be prepared.
-pub(crate) const FAILED_PREPARE: &str = "FailedPrepareDynamicResources";
+pub const FAILED_PREPARE: &str = "FailedPrepareDynamicResources";
 /// Objects in one answer of the server.
 const PAGE: u32 = 500;
 
 /// Way to the cluster; its flags are named as kubectl's.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Access {
+pub struct Access {
     /// The kubeconfig file; without it $KUBECONFIG, ~/.kube/config, or the pod's service account
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -39,24 +39,24 @@ pub(crate) struct Access {
 
 /// Kinds and objects to ask for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub struct Wanted<'a> {
     /// Our driver's name. `None`: the one that most nodes report.
-    pub(crate) driver: Option<&'a str>,
+    pub driver: Option<&'a str>,
     /// Claims, too.
-    pub(crate) claims: ClaimsWanted,
+    pub claims: ClaimsWanted,
     /// Events of the namespace, too: what its kubelets report of claims.
-    pub(crate) events: bool,
+    pub events: bool,
     /// `GpuPolicies`, too.
-    pub(crate) policies: bool,
+    pub policies: bool,
     /// Where claims and pods are looked for if not all namespaces may be read.
-    pub(crate) namespace: &'a str,
+    pub namespace: &'a str,
     /// A pod of the namespace, in any state.
-    pub(crate) pod: PodWanted<'a>,
+    pub pod: PodWanted<'a>,
 }
 
 /// Claims to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ClaimsWanted {
+pub enum ClaimsWanted {
     /// None.
     No,
     /// Claims alone, for what they were granted.
@@ -67,7 +67,7 @@ pub(crate) enum ClaimsWanted {
 
 /// A pod to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PodWanted<'a> {
+pub enum PodWanted<'a> {
     /// None: those that have not started are enough.
     No,
     /// The pod of this name, else those whose names begin so.
@@ -77,9 +77,9 @@ pub(crate) enum PodWanted<'a> {
 }
 
 /// A kind of objects that answers are made of.
-pub(crate) struct Kind {
+pub struct Kind {
     /// Entries of `unread` begin with it.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Name of its resource in rights.
     resource: &'static str,
     /// Part of the answer that is not known without it.
@@ -93,25 +93,25 @@ const OUR_ROLE: &str = "a ClusterRoleBinding to divvy-view, a ClusterRole of div
 /// Right that a user of one namespace usually lacks.
 const VIEW: &str = "a ClusterRoleBinding to view, or choose a namespace that you may read (-n)";
 
-pub(crate) const GPU_NODES: Kind = Kind {
+pub const GPU_NODES: Kind = Kind {
     name: "GpuNodes",
     resource: "gpunodes.divvy.dev",
     missing: "the state of the nodes' GPUs",
     remedy: OUR_ROLE,
 };
-pub(crate) const POLICIES: Kind = Kind {
+pub const POLICIES: Kind = Kind {
     name: "GpuPolicies",
     resource: "gpupolicies.divvy.dev",
     missing: "what the policies say",
     remedy: OUR_ROLE,
 };
-pub(crate) const NODES: Kind = Kind {
+pub const NODES: Kind = Kind {
     name: "Nodes",
     resource: "nodes",
     missing: "readiness and labels of nodes",
     remedy: "a ClusterRole that grants it (neither view nor divvy-view does)",
 };
-pub(crate) const SLICES: Kind = Kind {
+pub const SLICES: Kind = Kind {
     name: "ResourceSlices",
     resource: "resourceslices.resource.k8s.io",
     missing: "the published devices",
@@ -123,13 +123,13 @@ const TAINT_RULES: Kind = Kind {
     missing: "which devices administrators keep claims off",
     remedy: OUR_ROLE,
 };
-pub(crate) const CLASSES: Kind = Kind {
+pub const CLASSES: Kind = Kind {
     name: "DeviceClasses",
     resource: "deviceclasses.resource.k8s.io",
     missing: "which devices the classes select",
     remedy: OUR_ROLE,
 };
-pub(crate) const CLAIMS: Kind = Kind {
+pub const CLAIMS: Kind = Kind {
     name: "ResourceClaims",
     resource: "resourceclaims.resource.k8s.io",
     missing: "which claims hold devices and which wait",
@@ -143,12 +143,12 @@ const PODS: Kind = Kind {
 };
 
 /// Entry of `unread` for a cluster without the definition of [`GPU_NODES`], whose name begins it.
-pub(crate) const NOT_SERVED: &str = "GpuNodes are not served: the CRD gpunodes.divvy.dev is missing, and divvy's chart installs it \
+pub const NOT_SERVED: &str = "GpuNodes are not served: the CRD gpunodes.divvy.dev is missing, and divvy's chart installs it \
      (helm upgrade --install, again where it was deleted)";
 
 impl Access {
     /// A client, the namespace of its context, and its server as errors are to name it.
-    pub(crate) async fn client(&self) -> Result<(Client, String, String)> {
+    pub async fn client(&self) -> Result<(Client, String, String)> {
         let options = KubeConfigOptions {
             context: self.context.clone(),
             ..KubeConfigOptions::default()
@@ -184,7 +184,7 @@ impl Access {
 
 impl Access {
     /// Returns the name of the context that is used, if a kubeconfig is.
-    pub(crate) fn context_name(&self) -> Option<String> {
+    pub fn context_name(&self) -> Option<String> {
         let current = || {
             let file = match &self.kubeconfig {
                 Some(path) => Kubeconfig::read_from(path),
@@ -197,7 +197,7 @@ impl Access {
 }
 
 /// Reads all kinds that the answer needs.
-pub(crate) async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
+pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
     let version = client
         .apiserver_version()
         .await

@@ -60,7 +60,7 @@ pub(crate) struct NodeLine {
 /// A problem, its node, and the claims it affects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct NodeTrouble {
+pub struct NodeTrouble {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) node: String,
     /// Kind, reason, start and remedy.
@@ -74,7 +74,7 @@ pub(crate) struct NodeTrouble {
 /// A pod that waits for its claims.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Waiting {
+pub struct Waiting {
     /// `namespace/name`.
     pub(crate) pod: String,
     /// Other pods that ask for the very same.

@@ -13,49 +13,49 @@ use k8s_openapi::jiff::Timestamp;
 use super::read::Kind;
 
 /// Policies by name, or what is wrong with them.
-pub(crate) type Policies = BTreeMap<String, Result<GpuPolicy, PolicyError>>;
+pub type Policies = BTreeMap<String, Result<GpuPolicy, PolicyError>>;
 
 /// The cluster at one moment.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     /// The time of reading.
-    pub(crate) now: Timestamp,
+    pub now: Timestamp,
     /// The name of our driver.
-    pub(crate) driver: String,
+    pub driver: String,
     /// Minor version of the API server.
-    pub(crate) minor: u32,
-    pub(crate) nodes: Vec<Node>,
+    pub minor: u32,
+    pub nodes: Vec<Node>,
     /// Reports of the nodes' plugins, by node.
-    pub(crate) reports: BTreeMap<String, GpuNodeStatus>,
+    pub reports: BTreeMap<String, GpuNodeStatus>,
     /// The policies, or why they cannot be read, by name; empty unless they are asked about.
-    pub(crate) policies: Policies,
+    pub policies: Policies,
     /// Published devices of all drivers, with the taints of the rules.
-    pub(crate) slices: Vec<ResourceSlice>,
+    pub slices: Vec<ResourceSlice>,
     /// Rules by which administrators taint devices.
-    pub(crate) taint_rules: Vec<DeviceTaintRule>,
-    pub(crate) claims: Vec<ResourceClaim>,
-    pub(crate) classes: Vec<DeviceClass>,
+    pub taint_rules: Vec<DeviceTaintRule>,
+    pub claims: Vec<ResourceClaim>,
+    pub classes: Vec<DeviceClass>,
     /// Pods that have not started.
-    pub(crate) pods: Vec<Pod>,
+    pub pods: Vec<Pod>,
     /// Pods of any state whose name is or begins as the one that is asked about.
-    pub(crate) named: Vec<Pod>,
+    pub named: Vec<Pod>,
     /// Failures to prepare claims that kubelets report, where one claim or pod is asked about, and
     /// all warnings about the pod.
-    pub(crate) events: Vec<Event>,
+    pub events: Vec<Event>,
     /// Kinds that could not be read, and what remains unknown.
-    pub(crate) unread: Vec<String>,
+    pub unread: Vec<String>,
 }
 
 impl Snapshot {
     /// Says whether objects of this kind could not be read, all or some of them.
-    pub(crate) fn lacks(&self, kind: &Kind) -> bool {
+    pub fn lacks(&self, kind: &Kind) -> bool {
         self.unread
             .iter()
             .any(|unread| unread.starts_with(kind.name))
     }
 
     /// The node of one of our pools.
-    pub(crate) fn node_of(&self, pool: &str) -> Option<&str> {
+    pub fn node_of(&self, pool: &str) -> Option<&str> {
         self.reports
             .keys()
             .map(String::as_str)
@@ -64,20 +64,20 @@ impl Snapshot {
     }
 
     /// Returns the time since then.
-    pub(crate) fn age(&self, since: &str) -> Option<String> {
+    pub fn age(&self, since: &str) -> Option<String> {
         let since: Timestamp = since.parse().ok()?;
         Some(span(self.now.as_second().saturating_sub(since.as_second())))
     }
 
     /// `12m (since 2026-11-21T20:31:00Z)`.
-    pub(crate) fn since(&self, since: &str) -> String {
+    pub fn since(&self, since: &str) -> String {
         self.age(since)
             .map_or_else(|| since.to_owned(), |age| format!("{age} (since {since})"))
     }
 }
 
 /// Seconds as kubectl writes them: two units at most.
-pub(crate) fn span(seconds: i64) -> String {
+pub fn span(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match seconds {
         ..0 => "0s".to_owned(),
@@ -89,24 +89,24 @@ pub(crate) fn span(seconds: i64) -> String {
 }
 
 /// A time of the API as text, in whole seconds.
-pub(crate) fn time(time: &Time) -> String {
+pub fn time(time: &Time) -> String {
     Timestamp::from_second(time.0.as_second())
         .unwrap_or(time.0)
         .to_string()
 }
 
 /// An object's name.
-pub(crate) fn name(meta: &ObjectMeta) -> &str {
+pub fn name(meta: &ObjectMeta) -> &str {
     meta.name.as_deref().unwrap_or_default()
 }
 
 /// An object's namespace.
-pub(crate) fn namespace(meta: &ObjectMeta) -> &str {
+pub fn namespace(meta: &ObjectMeta) -> &str {
     meta.namespace.as_deref().unwrap_or_default()
 }
 
 /// `namespace/name`.
-pub(crate) fn full_name(meta: &ObjectMeta) -> String {
+pub fn full_name(meta: &ObjectMeta) -> String {
     format!("{}/{}", namespace(meta), name(meta))
 }
 

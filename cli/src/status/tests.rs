@@ -261,7 +261,7 @@ fn the_document_shows_what_the_program_prints() {
         } else {
             assert_eq!(
                 shown, printed,
-                "DIVVY_BLESS=1 cargo test -p divvy the_document_shows"
+                "DIVVY_BLESS=1 cargo test -p divvy-cli the_document_shows"
             );
         }
     }

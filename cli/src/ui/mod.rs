@@ -16,7 +16,7 @@ use futures::FutureExt as _;
 use tokio::net::TcpListener;
 
 use self::guard::{Guard, secret};
-pub(crate) use self::server::{Page, Reading, Source};
+pub use self::server::{Page, Reading, Source};
 use crate::Usage;
 use crate::format;
 use crate::status::read::Access;
@@ -26,7 +26,7 @@ const EVERY: Duration = Duration::from_secs(5);
 
 /// Arguments of `divvy ui`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     access: Access,
     /// The namespace whose claims and pods are read if those of all namespaces may not be
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     no_open: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     if !args.listen.ip().is_loopback() && args.allow_host.is_empty() {
         let message = format!(
             "--listen {}: other machines can reach this address; name the host that browsers use with --allow-host HOST, \
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 /// Serves a page until the process is interrupted: a future that is to be awaited. Its address is
 /// printed first.
-pub(crate) async fn open(
+pub async fn open(
     page: Page,
     listen: SocketAddr,
     allowed: &[String],

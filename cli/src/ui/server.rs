@@ -61,17 +61,17 @@ const ENTER: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>div
 
 /// The cluster at one moment.
 #[derive(Debug)]
-pub(crate) struct Reading {
-    pub(crate) snapshot: Snapshot,
-    pub(crate) usage: Usage,
+pub struct Reading {
+    pub snapshot: Snapshot,
+    pub usage: Usage,
     /// Caption of what is being played; for the demo.
-    pub(crate) caption: Option<String>,
+    pub caption: Option<String>,
     /// Name of the cluster for people: its context, or its address.
-    pub(crate) cluster: Option<String>,
+    pub cluster: Option<String>,
 }
 
 /// Where readings come from.
-pub(crate) type Source = Box<dyn Fn() -> BoxFuture<'static, Result<Reading>> + Send + Sync>;
+pub type Source = Box<dyn Fn() -> BoxFuture<'static, Result<Reading>> + Send + Sync>;
 
 /// Content of the page: the last reading, and why there is no newer one.
 #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ struct Shown {
 
 /// Source of views, the same for all tabs.
 #[derive(Clone)]
-pub(crate) struct Page {
+pub struct Page {
     source: Arc<Source>,
     every: Duration,
     shown: Arc<watch::Sender<Shown>>,
@@ -93,7 +93,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn new(source: Source, every: Duration) -> Self {
+    pub fn new(source: Source, every: Duration) -> Self {
         Self {
             source: Arc::new(source),
             every,
@@ -103,7 +103,7 @@ impl Page {
     }
 
     /// Waits until a tab shows the page.
-    pub(crate) async fn watched(&self) {
+    pub async fn watched(&self) {
         while self.shown.receiver_count() == 0 {
             self.wanted.notified().await;
         }
@@ -112,7 +112,7 @@ impl Page {
     }
 
     /// Has all tabs show a reading, or why there is none.
-    pub(crate) fn show(&self, reading: Result<Reading>) {
+    pub fn show(&self, reading: Result<Reading>) {
         self.shown.send_modify(|shown| {
             let problem = match reading {
                 Ok(Reading {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub(crate) use self::read::read;
+pub use self::read::read;
 use self::text::Sample;
 
 /// A claim's device: UUID of the GPU, namespace, claim, device.
@@ -16,44 +16,44 @@ type Key = (String, String, String, String);
 
 /// The readings of the fleet.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Usage {
+pub struct Usage {
     claims: BTreeMap<Key, OfPods>,
     gpus: BTreeMap<String, GpuUsage>,
     /// Sources that could not be read, and what remains unknown.
-    pub(crate) unread: Vec<String>,
+    pub unread: Vec<String>,
     /// Seconds after which a device is shown as idle, if not those of every fleet.
-    pub(crate) idle_after: Option<u64>,
+    pub idle_after: Option<u64>,
 }
 
 /// Use of one device by a claim. Memory is in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ClaimUsage {
+pub struct ClaimUsage {
     /// Memory of all pods of the claim together.
-    pub(crate) memory_used: Option<u64>,
-    pub(crate) memory_granted: Option<u64>,
+    pub memory_used: Option<u64>,
+    pub memory_granted: Option<u64>,
     /// Limit of a share's memory, where the driver keeps one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) memory_limit: Option<u64>,
+    pub memory_limit: Option<u64>,
     /// Utilization of the GPU or partition, from 0 to 1.
-    pub(crate) utilization: Option<f64>,
+    pub utilization: Option<f64>,
     /// Source of the utilization.
-    pub(crate) source: Option<String>,
-    pub(crate) idle_seconds: Option<u64>,
-    pub(crate) over_grant: Option<bool>,
+    pub source: Option<String>,
+    pub idle_seconds: Option<u64>,
+    pub over_grant: Option<bool>,
 }
 
 /// The memory of a GPU, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct GpuUsage {
-    pub(crate) memory_used: Option<u64>,
+pub struct GpuUsage {
+    pub memory_used: Option<u64>,
     /// By the driver itself.
-    pub(crate) memory_reserved: Option<u64>,
+    pub memory_reserved: Option<u64>,
     /// By processes that no claim explains.
-    pub(crate) memory_unattributed: Option<u64>,
+    pub memory_unattributed: Option<u64>,
     /// Age of the oldest reading.
-    pub(crate) age_seconds: Option<u64>,
+    pub age_seconds: Option<u64>,
 }
 
 /// Readings of a claim's device, with the number of its pods: a sum is known if all of them are.
@@ -82,7 +82,7 @@ const OF_PROCESSES: &str = "process";
 
 impl Usage {
     /// Takes in what one plugin serves. Each pod of a claim has series of its own.
-    pub(crate) fn add(&mut self, metrics: &str) {
+    pub fn add(&mut self, metrics: &str) {
         for sample in text::samples(metrics) {
             let Some(name) = sample.name.strip_prefix("divvy_") else {
                 continue;
@@ -147,13 +147,7 @@ impl Usage {
     }
 
     /// Returns the use of a device by a claim.
-    pub(crate) fn of_claim(
-        &self,
-        uuid: &str,
-        namespace: &str,
-        claim: &str,
-        device: &str,
-    ) -> ClaimUsage {
+    pub fn of_claim(&self, uuid: &str, namespace: &str, claim: &str, device: &str) -> ClaimUsage {
         let key = (
             uuid.to_owned(),
             namespace.to_owned(),
@@ -164,7 +158,7 @@ impl Usage {
     }
 
     /// The memory of a GPU.
-    pub(crate) fn of_gpu(&self, uuid: &str) -> GpuUsage {
+    pub fn of_gpu(&self, uuid: &str) -> GpuUsage {
         self.gpus.get(uuid).cloned().unwrap_or_default()
     }
 }

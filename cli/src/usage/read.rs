@@ -22,7 +22,7 @@ const AT_ONCE: usize = 16;
 
 /// Reads all. Every source that is not permitted or does not answer is named in the result, which
 /// has the rest.
-pub(crate) async fn read(client: &Client) -> Usage {
+pub async fn read(client: &Client) -> Usage {
     let mut usage = Usage::default();
     let pods = Api::<Pod>::all(client.clone())
         .list(&ListParams::default().labels(PLUGINS))

@@ -12,7 +12,7 @@ use divvy_model::{DeviceKind, Form, Sharing};
 use divvy_offer::pool_name;
 use serde::Serialize;
 
-pub(crate) use self::published::Free;
+pub use self::published::Free;
 use self::published::Published;
 use crate::device::kind;
 use crate::status::claim::{ClaimLine, reserved};
@@ -22,7 +22,7 @@ use crate::status::snapshot::{Snapshot, name, namespace, time};
 use crate::usage::{ClaimUsage, GpuUsage, Usage};
 
 /// Time for which a device has been idle when it is shown as idle: programs start, load and pause.
-pub(crate) const IDLE: u64 = 600;
+pub const IDLE: u64 = 600;
 
 /// The end of a holder's device, of admin access.
 const ADMIN: &str = " (admin)";
@@ -30,91 +30,91 @@ const ADMIN: &str = " (admin)";
 /// The fleet.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct View {
+pub struct View {
     /// The time of reading.
-    pub(crate) now: String,
+    pub now: String,
     /// Caption of the example that is being played; for the demo.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) caption: Option<String>,
+    pub caption: Option<String>,
     /// Name of the cluster for people.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cluster: Option<String>,
+    pub cluster: Option<String>,
     /// Unknown where devices or claims cannot be read.
-    pub(crate) free: Option<Free>,
-    pub(crate) nodes: Vec<NodeView>,
-    pub(crate) troubles: Vec<NodeTrouble>,
-    pub(crate) refused: Vec<ClaimLine>,
-    pub(crate) waiting: Vec<Waiting>,
+    pub free: Option<Free>,
+    pub nodes: Vec<NodeView>,
+    pub troubles: Vec<NodeTrouble>,
+    pub refused: Vec<ClaimLine>,
+    pub waiting: Vec<Waiting>,
     /// Kinds that could not be read.
-    pub(crate) unread: Vec<String>,
+    pub unread: Vec<String>,
 }
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct NodeView {
-    pub(crate) name: String,
-    pub(crate) free: u32,
+pub struct NodeView {
+    pub name: String,
+    pub free: u32,
     /// Problems that its plugin reports, in short.
-    pub(crate) trouble: String,
-    pub(crate) driver: String,
-    pub(crate) gpus: Vec<GpuView>,
+    pub trouble: String,
+    pub driver: String,
+    pub gpus: Vec<GpuView>,
 }
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct GpuView {
-    pub(crate) name: String,
-    pub(crate) uuid: String,
-    pub(crate) product: String,
+pub struct GpuView {
+    pub name: String,
+    pub uuid: String,
+    pub product: String,
     /// `idle`, `whole`, `partitioned`, `time-sliced` or `mps`.
-    pub(crate) mode: String,
+    pub mode: String,
     /// Kinds of problems that need a person.
-    pub(crate) troubles: Vec<String>,
-    pub(crate) memory: Option<u64>,
+    pub troubles: Vec<String>,
+    pub memory: Option<u64>,
     #[serde(flatten)]
-    pub(crate) usage: GpuUsage,
+    pub usage: GpuUsage,
     /// By place.
-    pub(crate) holds: Vec<Hold>,
+    pub holds: Vec<Hold>,
 }
 
 /// A claim's part of a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Hold {
-    pub(crate) namespace: String,
-    pub(crate) claim: String,
-    pub(crate) pods: Vec<String>,
-    pub(crate) device: String,
+pub struct Hold {
+    pub namespace: String,
+    pub claim: String,
+    pub pods: Vec<String>,
+    pub device: String,
     /// `whole`, `share`, `MPS share`, `admin`, the profile of a partition, or `share of` that.
-    pub(crate) part: String,
+    pub part: String,
     /// Where on the GPU, from 0 to 1. Admin access has no place.
-    pub(crate) place: Option<(f64, f64)>,
+    pub place: Option<(f64, f64)>,
     /// Where the partition is of which it is a share; others are there too.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) within: Option<(f64, f64)>,
+    pub within: Option<(f64, f64)>,
     /// `allocated`, `preparing`, `prepared` or `leaving`.
-    pub(crate) phase: String,
+    pub phase: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) since: Option<String>,
+    pub since: Option<String>,
     #[serde(flatten)]
-    pub(crate) usage: ClaimUsage,
+    pub usage: ClaimUsage,
     /// Granted and not used, in bytes.
-    pub(crate) wasted: Option<u64>,
+    pub wasted: Option<u64>,
     /// Mark that it has been idle for long.
-    pub(crate) idle: bool,
+    pub idle: bool,
 }
 
 impl Hold {
     /// Returns whether it is admin access, which takes nothing of the GPU.
-    pub(crate) fn is_admin(&self) -> bool {
+    pub fn is_admin(&self) -> bool {
         self.part == Form::ADMIN.noun()
     }
 
     /// By what is wasted: what is idle, the longest first; then by memory that is not used; the
     /// unknown last.
-    pub(crate) fn rank(&self) -> impl Ord + use<'_> {
+    pub fn rank(&self) -> impl Ord + use<'_> {
         let idle = self.usage.idle_seconds.filter(|_| self.idle);
         (
             Reverse(idle),
@@ -128,7 +128,7 @@ impl Hold {
 
 impl View {
     /// All parts of GPUs that claims hold, each with its node and GPU.
-    pub(crate) fn holds(&self) -> impl Iterator<Item = (&NodeView, &GpuView, &Hold)> {
+    pub fn holds(&self) -> impl Iterator<Item = (&NodeView, &GpuView, &Hold)> {
         let gpus = self
             .nodes
             .iter()
@@ -138,7 +138,7 @@ impl View {
 }
 
 /// The view of what was read.
-pub(crate) fn of(snapshot: &Snapshot, usage: &Usage) -> View {
+pub fn of(snapshot: &Snapshot, usage: &Usage) -> View {
     let fleet = report::fleet(snapshot, None);
     let published = Published::new(snapshot);
     let nodes = fleet.nodes.into_iter().map(|line| {

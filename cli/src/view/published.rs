@@ -45,14 +45,14 @@ pub(super) struct Given<'a> {
 /// Devices that a pod could still get. Each figure stands alone: a free GPU counts in all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Free {
-    pub(crate) whole_gpus: u32,
+pub struct Free {
+    pub whole_gpus: u32,
     /// The profile of the largest partition, such as `3g.40gb`.
-    pub(crate) largest_partition: Option<String>,
+    pub largest_partition: Option<String>,
     /// Memory for shares, in bytes, on all GPUs together.
-    pub(crate) share_memory: u64,
+    pub share_memory: u64,
     /// The largest share.
-    pub(crate) largest_share: u64,
+    pub largest_share: u64,
 }
 
 impl<'a> Published<'a> {

@@ -16,9 +16,10 @@ use crate::fault::{Begin, Fault, FaultId, Faults};
 use crate::health::{SimEvent, well};
 use crate::limits::SimLimits;
 use crate::mig::{MigLatency, SimInstance};
-use crate::profile::{NvLinkPort, NvLinkShape, Profile, cores_per_multiprocessor};
+use crate::nvlink::NvLinkShape;
 use crate::spec::{MAX_GPUS, SimSpec};
 use crate::usage::SimUsage;
+use divvy_boards::{NvLinkPort, Profile, cores_per_multiprocessor};
 
 pub(crate) use self::boards::lowest_free;
 

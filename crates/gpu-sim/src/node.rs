@@ -22,8 +22,8 @@ use crate::engine::{Engine, SimGpu};
 use crate::fault::{After, Begin, Fault, FaultId};
 use crate::health::SimEvent;
 use crate::limits::SimGroup;
-use crate::profile::Profile;
 use crate::spec::{SimSpec, SpecError};
+use divvy_boards::Profile;
 
 /// A simulated node. A clone is the same node, as a separate session: it gets the events from then
 /// on.

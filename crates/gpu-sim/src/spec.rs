@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::catalogue::{profile, profiles};
-use crate::profile::Profile;
+use divvy_boards::{Profile, profile, profiles};
 
 /// The most GPUs on a simulated node: more than any real server has.
 pub const MAX_GPUS: usize = 16;

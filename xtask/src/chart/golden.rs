@@ -166,7 +166,7 @@ pub(super) fn check(root: &Path, helm: &Helm) -> Result<()> {
 }
 
 /// Checks that the classes of `divvy demo --driver-name gpu.nvidia.com` are the chart's: these
-/// names are all that it makes different (`classes` in `cli/src/demo/world.rs`).
+/// names are all that it makes different (`classes` in `demo/src/world.rs`).
 fn standing_in(root: &Path, rendered: &BTreeMap<String, String>) -> Result<()> {
     let demo = fs_err::read_to_string(root.join(DEMO))?;
     let demo = [
@@ -189,7 +189,7 @@ fn standing_in(root: &Path, rendered: &BTreeMap<String, String>) -> Result<()> {
 }
 
 /// DeviceClasses of `divvy demo`.
-const DEMO: &str = "cli/src/demo/classes.yaml";
+const DEMO: &str = "demo/src/classes.yaml";
 
 /// Compares the classes of `divvy demo` with those of the chart's defaults, or writes them.
 fn demo_classes(root: &Path, rendered: &BTreeMap<String, String>, bless: bool) -> Result<()> {

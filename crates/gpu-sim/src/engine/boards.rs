@@ -6,7 +6,8 @@ use divvy_model::{ComputeMode, GpuFacts, GpuUuid, HostTopology, NvLinkPeer, PciA
 
 use super::{Engine, SimGpu};
 use crate::health::well;
-use crate::profile::{NvLinkPort, NvLinkShape, Profile};
+use crate::nvlink::NvLinkShape;
+use divvy_boards::{NvLinkPort, Profile};
 
 impl Engine {
     pub(super) fn nvlinks(&self, gpu: &SimGpu) -> Vec<NvLinkPeer> {

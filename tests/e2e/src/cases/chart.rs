@@ -248,7 +248,7 @@ fn serves_anew(env: &Env, slices: &str, folder: &Path) -> Result<()> {
 const RESOURCES: &[&str] = &["deviceClass.extendedResourceNames.share=nvidia.com/gpu.shared"];
 
 /// The pods of public articles, as the demo has them.
-const ARTICLES: &str = include_str!("../../../../cli/fixtures/own/extended.yaml");
+const ARTICLES: &str = include_str!("../../../../demo/fixtures/own/extended.yaml");
 
 /// Pods that were written for the device plugin get devices of each mode.
 pub(super) fn extended_resources(env: &Env) -> Result<()> {

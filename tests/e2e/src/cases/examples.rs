@@ -17,7 +17,7 @@ use crate::process::say;
 use crate::programs::workspace;
 use crate::wait::{poll, wait_for};
 
-#[path = "../../../../cli/tests/documents/table.rs"]
+#[path = "../../../../divvy/tests/documents/table.rs"]
 mod documents;
 
 use documents::How;

@@ -26,7 +26,7 @@ use crate::wait::poll;
 const PATIENCE: Duration = Duration::from_secs(150);
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 
-/// Manifests in NVIDIA's names, each of another form; `cli/src/demo/tests/stand_in.rs` runs all.
+/// Manifests in NVIDIA's names, each of another form; `demo/src/tests/stand_in.rs` runs all.
 const FORMS: [&str; 10] = [
     "one-gpu",
     "two-containers",
@@ -87,7 +87,7 @@ pub(super) fn manifests(env: &Env) -> Result<()> {
 
 /// Applies a manifest, and waits until each of its pods runs with what NVIDIA's users expect.
 fn form(env: &Env, name: &str) -> Result<()> {
-    let file = workspace().join(format!("cli/fixtures/stand-in/{name}.yaml"));
+    let file = workspace().join(format!("demo/fixtures/stand-in/{name}.yaml"));
     let file = file.display().to_string();
     let namespace = format!("stand-in-{name}");
     env.cluster.kubectl(&["apply", "-f", &file])?;

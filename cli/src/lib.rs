@@ -1,0 +1,43 @@
+//! Commands of `divvy`, each a module with its arguments and its `run`, and what they have in common
+//! with the demo: manifests, causes, views. Data on standard output, talk on standard error.
+
+use std::fmt;
+
+pub mod advice;
+pub mod cause;
+pub mod claim;
+pub mod convert;
+pub mod device;
+pub mod driver;
+pub mod extended;
+pub mod format;
+#[cfg(test)]
+mod golden;
+pub mod inventory;
+pub mod limit;
+pub mod lookup;
+pub mod manifests;
+pub mod offered;
+pub mod runtime;
+pub mod slices;
+pub mod status;
+pub mod strict;
+pub mod table;
+pub mod taints;
+pub mod top;
+pub mod ui;
+pub mod usage;
+pub mod view;
+mod yaml;
+
+/// Arguments that clap takes and the program cannot use: exit status 2, as with clap.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}

@@ -1,0 +1,220 @@
+//! `divvy`: what the project does, on the command line. Data on standard output, talk on standard
+//! error. Under the name `kubectl-divvy` the same program is a plugin of kubectl.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+#[cfg(not(feature = "demo"))]
+use divvy_cli::inventory::Args as Inventory;
+use divvy_cli::{Usage, claim, convert, format, status, top, ui};
+#[cfg(feature = "demo")]
+use divvy_demo::inventory::SimArgs as Inventory;
+
+/// Whole GPUs, MIG partitions and shares on Kubernetes, from the same cards.
+///
+/// Exit status: 0 all well; 1 something failed or stays pending (it says what and why); 2 wrong
+/// arguments; 3 (status only) the cluster was read, and something needs action.
+#[derive(Debug, Parser)]
+#[command(
+    name = "divvy",
+    version,
+    after_help = "Examples:
+  divvy demo
+  divvy claim gpu | divvy demo -f -
+  divvy status pod NAMESPACE/POD
+  divvy convert -f pod.yaml
+
+Environment:
+  DIVVY_DOCS_URL  URL of the documentation: pages such as docs/policy.md are shown as links"
+)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the whole driver at work without a cluster and without a GPU
+    #[command(after_help = "Examples:
+  divvy demo
+  divvy demo -f pod.yaml --sim a100-80x8
+  divvy demo -f FOLDER -f examples/all-modes.yaml --sim h100x4,l4x2
+  divvy claim share --memory 10Gi | divvy demo -f - -f examples/all-modes.yaml")]
+    #[cfg(feature = "demo")]
+    Demo(divvy_demo::Args),
+    /// Show the GPUs of this machine, or of a simulated one, and what divvy would publish
+    #[command(after_help = "Examples:
+  divvy inventory
+  divvy inventory --sim a100-80x2 --mig-on 0
+  divvy inventory --sim h100x8,l4x2 --offer everything -o wide
+  divvy inventory --sim h100x2 --policy policy.yaml --node-label pool=train")]
+    Inventory(Inventory),
+    /// Show the GPUs of a cluster, who holds them, what is stuck since when and why, and what to do
+    #[command(after_help = "Examples:
+  divvy status
+  divvy status pod NAMESPACE/POD
+  divvy status gpu NODE/gpu-0
+  divvy status policy
+  divvy status -n NAMESPACE -o json")]
+    Status(status::Args),
+    /// Show which claims hold GPUs and what they really use, the most wasteful first
+    #[command(after_help = "Examples:
+  divvy top
+  divvy top gpus -o wide
+  divvy top claims -n NAMESPACE")]
+    Top(top::Args),
+    /// Show the fleet, live, on a page in the browser; nothing is deployed
+    #[command(after_help = "Examples:
+  divvy ui
+  divvy ui --context prod-eu
+  divvy demo --ui")]
+    Ui(ui::Args),
+    /// Print a claim template, and a pod that uses it, for what is asked for in words
+    #[command(after_help = "Examples:
+  divvy claim gpu --count 2 --same nvlink
+  divvy claim mig --profile 1g.10gb
+  divvy claim share --memory 10Gi --cores 10 | kubectl apply -f -
+  divvy claim share --percent 50 | divvy demo -f - -f examples/by-percent.yaml")]
+    Claim(claim::Args),
+    /// Rewrite manifests for the device plugin, HAMi, KAI, gpu-manager or NVIDIA's DRA driver
+    ///
+    /// The result is on standard output; what has no counterpart is noted on standard error, and in
+    /// comments before each object. Exit status 1: a part could not be converted, and is as it was;
+    /// 2: the input cannot be read.
+    #[command(after_help = "Examples:
+  divvy convert -f pod.yaml | kubectl apply -f -
+  divvy convert -f FOLDER > converted.yaml
+  kubectl get deployments -o yaml | divvy convert -f -
+  divvy convert -f pod.yaml | divvy demo -f - -f examples/all-modes.yaml")]
+    Convert(convert::Args),
+    /// Print a completion script: source <(divvy completion bash)
+    Completion {
+        /// The shell that completes
+        shell: clap_complete::Shell,
+    },
+    /// Print the version, and which Kubernetes it is for
+    Version,
+}
+
+/// Returns the name of the program in its usage: as the user calls it.
+fn called(program: Option<&OsStr>) -> &'static str {
+    let name = program.map(Path::new).and_then(Path::file_stem);
+    if name == Some(OsStr::new("kubectl-divvy")) {
+        "kubectl divvy"
+    } else {
+        "divvy"
+    }
+}
+
+/// The arguments; clap ends the process for `--help` and for what it does not understand.
+fn arguments() -> Args {
+    let name = called(std::env::args_os().next().as_deref());
+    let matches = Args::command().bin_name(name).get_matches();
+    Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+fn main() -> ExitCode {
+    // Two providers in one build make kube panic: ours is chosen before anything else. A second
+    // choice is no error.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let result = match arguments().command {
+        #[cfg(feature = "demo")]
+        Command::Demo(args) => divvy_demo::run(&args),
+        #[cfg(feature = "demo")]
+        Command::Inventory(args) => divvy_demo::inventory::run(&args),
+        #[cfg(not(feature = "demo"))]
+        Command::Inventory(args) => divvy_cli::inventory::run(&args, ""),
+        Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Ui(args) => ui::run(&args),
+        Command::Claim(args) => claim::run(&args),
+        Command::Convert(args) => convert::run(&args),
+        Command::Completion { shell } => completion(shell),
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            format::print(&format!("divvy {version}, for Kubernetes 1.34 and later"))
+                .map(|()| ExitCode::SUCCESS)
+        }
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            format::talk(&format!(
+                "divvy: {}",
+                divvy_telemetry::Chain(error.as_ref())
+            ));
+            if error.is::<Usage>() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn completion(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "divvy", &mut script);
+    format::print(String::from_utf8_lossy(&script).trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn usage_calls_the_program_as_its_user_does() {
+        let called = |name: &str| super::called(Some(OsStr::new(name)));
+        assert_eq!(called("/usr/local/bin/kubectl-divvy"), "kubectl divvy");
+        assert_eq!(called("kubectl-divvy.exe"), "kubectl divvy");
+        assert_eq!(called("target/release/divvy"), "divvy");
+        assert_eq!(super::called(None), "divvy");
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
+    /// `cargo xtask reference` runs this with `DIVVY_BLESS=1`.
+    #[test]
+    fn reference_has_the_help_of_every_command() {
+        let mut page = "<!-- Written by `cargo xtask reference`. -->\n\n# The command `divvy`\n\n\
+            Under the name `kubectl-divvy` it is a plugin of kubectl: `kubectl divvy status`.\n"
+            .to_owned();
+        let mut root = super::Args::command().term_width(80);
+        root.build();
+        add_help(&root, "", &mut page);
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/cli.md");
+        if std::env::var_os("DIVVY_BLESS").is_some() {
+            fs_err::write(file, &page).unwrap();
+        }
+        assert_eq!(
+            fs_err::read_to_string(file).unwrap(),
+            page,
+            "run `cargo xtask reference`"
+        );
+    }
+
+    /// The help of a command and of those below it, but for clap's own.
+    fn add_help(command: &clap::Command, above: &str, page: &mut String) {
+        let name = format!("{above}{}", command.get_name());
+        let help = command
+            .clone()
+            .term_width(80)
+            .render_long_help()
+            .to_string();
+        let lines: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
+        *page += &format!("\n## {name}\n\n```text\n{}\n```\n", lines.join("\n"));
+        for inner in command
+            .get_subcommands()
+            .filter(|inner| inner.get_name() != "help")
+        {
+            add_help(inner, &format!("{name} "), page);
+        }
+    }
+}
