@@ -1,11 +1,11 @@
 //! gRPC contracts between the kubelet and the node plugin, and between that and the MPS supervisor:
-//! messages, clients and servers, generated at build time from the files in `protos/`. Called by
+//! messages, clients and servers, generated from the files in `protos/`. Called by
 //! the node plugin's gRPC adapters, and by the fake kubelet; no other crate should see these types.
 //!
 //! The service paths on the wire come from the protocol packages, not from the module names here.
 
 macro_rules! generated {
-    ($(#[$doc:meta])* $module:ident, $folder:literal, $package:literal) => {
+    ($(#[$doc:meta])* $module:ident, $file:literal) => {
         $(#[$doc])*
         #[allow(
             missing_docs,
@@ -16,7 +16,7 @@ macro_rules! generated {
             reason = "generated code"
         )]
         pub mod $module {
-            include!(concat!(env!("OUT_DIR"), "/", $folder, "/", $package, ".rs"));
+            include!(concat!("../generated/", $file));
         }
     };
 }
@@ -24,8 +24,7 @@ macro_rules! generated {
 generated!(
     /// Plugin registration, v1 (`pluginregistration.Registration`).
     registration,
-    "registration",
-    "pluginregistration"
+    "registration.rs"
 );
 
 /// The DRA plugin service.
@@ -33,8 +32,7 @@ pub mod dra {
     generated!(
         /// Kubernetes 1.34 and later (`k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin`).
         v1,
-        "dra_v1",
-        "k8s.io.kubelet.pkg.apis.dra.v1"
+        "dra_v1.rs"
     );
 
     /// The plugin type in [`PluginInfo`](crate::registration::PluginInfo).
@@ -48,16 +46,14 @@ pub mod health {
     generated!(
         /// Kubernetes 1.37 and later (`v1.DRAResourceHealth`).
         v1,
-        "dra_health_v1",
-        "v1"
+        "dra_health_v1.rs"
     );
 
     generated!(
         /// Kubernetes 1.34 and later (`v1alpha1.DRAResourceHealth`), with the messages of v1; goes
         /// with 1.40.
         v1alpha1,
-        "dra_health_v1alpha1",
-        "v1alpha1"
+        "dra_health_v1alpha1.rs"
     );
 
     /// Short names of the services for `supported_versions`, listed after those of
@@ -70,8 +66,7 @@ pub mod podresources {
     generated!(
         /// Version 1 (`v1.PodResourcesLister`).
         v1,
-        "podresources_v1",
-        "v1"
+        "podresources_v1.rs"
     );
 }
 
@@ -80,8 +75,7 @@ pub mod mps {
     generated!(
         /// Version 1 (`divvy.mps.v1.Supervisor`).
         v1,
-        "mps_supervisor_v1",
-        "divvy.mps.v1"
+        "mps_supervisor_v1.rs"
     );
 }
 
@@ -91,8 +85,7 @@ pub mod deviceplugin {
     generated!(
         /// Version 1beta1, the only one (`v1beta1.Registration`, `v1beta1.DevicePlugin`).
         v1beta1,
-        "deviceplugin_v1beta1",
-        "v1beta1"
+        "deviceplugin_v1beta1.rs"
     );
 }
 

@@ -18,7 +18,10 @@ pub(crate) fn git(root: &Path, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8(out.stdout)?)
 }
 
-/// Returns the paths of files that git knows or would add, and that exist.
+/// Code that a program writes: nobody's style.
+const GENERATED: &str = "proto/generated/";
+
+/// Returns the paths of files that git knows or would add, that exist, and that people write.
 pub(crate) fn files(root: &Path, pattern: &str) -> Result<Vec<String>> {
     let listed = git(
         root,
@@ -30,7 +33,10 @@ pub(crate) fn files(root: &Path, pattern: &str) -> Result<Vec<String>> {
             pattern,
         ],
     )?;
-    let existing = listed.lines().filter(|file| root.join(file).is_file());
+    let existing = listed
+        .lines()
+        .filter(|file| root.join(file).is_file())
+        .filter(|file| !file.starts_with(GENERATED));
     Ok(existing.map(str::to_owned).collect())
 }
 

@@ -177,6 +177,6 @@ mod tests {
     #[test]
     fn exceptions_name_a_file_or_a_folder() {
         assert!(is_in("proto/protos/a.proto", "proto/protos/") && is_in("LICENSE", "LICENSE"));
-        assert!(!is_in("LICENSE.md", "LICENSE") && !is_in("proto/build.rs", "proto/protos/"));
+        assert!(!is_in("LICENSE.md", "LICENSE") && !is_in("proto/src/lib.rs", "proto/protos/"));
     }
 }
