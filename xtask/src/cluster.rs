@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         } => {
             let programs = || {
                 bin.as_deref()
-                    .map_or_else(Programs::build, Programs::in_folder)
+                    .map_or_else(Programs::quick, Programs::in_folder)
             };
             let with = if *driver {
                 // Before the minutes that Kubernetes takes: a build that fails is known early.

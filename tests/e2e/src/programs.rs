@@ -11,6 +11,8 @@ use crate::target::Target;
 
 /// The profile of what nodes run; cargo's folder for it has the same name.
 const NODE: &str = "node";
+/// The profile of tests and its folder: most of what it makes is there already.
+const DEV: (&str, &str) = ("dev", "debug");
 
 /// Packages of the stand-ins for NVIDIA's library and programs.
 const OF_TESTS: [&str; 4] = [
@@ -43,10 +45,31 @@ pub struct Programs {
 impl Programs {
     /// Builds them as they are shipped (`--profile node`).
     pub fn build() -> Result<Self> {
-        Target::HOST.build(&[&OfNode::DYNAMIC[..], &OF_TESTS].concat())?;
+        Target::HOST.build(&[&["--profile", NODE][..], &OfNode::PACKAGES, &OF_TESTS].concat())?;
         let hook = built(Target::HOST, &Target::HOST.musl(), "divvy-cdi-hook")?;
-        let cli = command_line(Target::HOST)?;
+        // The demo has no place on a node.
+        let plain = ["--no-default-features"];
+        let cli = built_with(Target::HOST, &Target::HOST.musl(), "divvy", &plain)?;
         Self::at(&target_dir().join(NODE), hook, cli)
+    }
+
+    /// Builds them for a cluster to look at: with the profile of tests, which links nothing at once
+    /// and optimises nothing, and `divvy` as this machine runs it, without the demo.
+    pub fn quick() -> Result<Self> {
+        let (profile, folder) = DEV;
+        let of_host = [
+            &["--profile", profile, "--package", "divvy"][..],
+            &["--no-default-features"],
+            &OfNode::PACKAGES,
+            &OF_TESTS,
+        ];
+        Target::HOST.build(&of_host.concat())?;
+        let triple = Target::HOST.musl();
+        let hook = "divvy-cdi-hook";
+        Target::HOST.build(&["--profile", profile, "--package", hook, "--target", &triple])?;
+        let hook = target_dir().join(triple).join(folder).join(hook);
+        let folder = target_dir().join(folder);
+        Self::at(&folder, hook, folder.join("divvy"))
     }
 
     /// The driver's image with these programs.
@@ -113,9 +136,7 @@ pub struct OfNode {
 impl OfNode {
     /// The plugin loads NVIDIA's library, so it links libc as that does; the controller and the
     /// supervisor are built with it.
-    const DYNAMIC: [&str; 8] = [
-        "--profile",
-        NODE,
+    const PACKAGES: [&str; 6] = [
         "--package",
         "divvy-kubelet-plugin",
         "--package",
@@ -125,11 +146,12 @@ impl OfNode {
     ];
 
     pub fn build(target: Target) -> Result<Self> {
+        let dynamic = [&["--profile", NODE][..], &Self::PACKAGES].concat();
         let folder = if target == Target::HOST {
-            target.build(&Self::DYNAMIC)?;
+            target.build(&dynamic)?;
             target_dir().join(NODE)
         } else {
-            target.build(&[&Self::DYNAMIC[..], &["--target", &target.gnu()]].concat())?;
+            target.build(&[&dynamic[..], &["--target", &target.gnu()]].concat())?;
             target_dir().join(target.gnu()).join(NODE)
         };
         let [plugin, controller, supervisor] = [
@@ -159,13 +181,18 @@ impl OfNode {
     }
 }
 
-/// Builds `divvy` for an architecture, as a static program.
+/// Builds `divvy` for an architecture, as a static program, with its demo: people get it, too.
 fn command_line(target: Target) -> Result<PathBuf> {
     built(target, &target.musl(), "divvy")
 }
 
 fn built(target: Target, triple: &str, package: &str) -> Result<PathBuf> {
-    target.build(&["--profile", NODE, "--package", package, "--target", triple])?;
+    built_with(target, triple, package, &[])
+}
+
+fn built_with(target: Target, triple: &str, package: &str, more: &[&str]) -> Result<PathBuf> {
+    let args = ["--profile", NODE, "--package", package, "--target", triple];
+    target.build(&[&args[..], more].concat())?;
     Ok(target_dir().join(triple).join(NODE).join(package))
 }
 
