@@ -1,5 +1,5 @@
-//! Commands of `divvy`, each a module with its arguments and its `run`, and what they have in common
-//! with the demo: manifests, causes, views. Data on standard output, talk on standard error.
+//! Commands of `divvy`, each a module with its arguments and its `run`, and what they have in
+//! common with the demo: manifests, causes, views. Data on standard output, talk on standard error.
 
 use std::fmt;
 

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use divvy_model::mig::ProfileVariant;
-use divvy_offer::{ModeLock, Offer};
+use divvy_offer::ModeLock;
 use divvy_telemetry::LogFormat;
 
-use crate::config::{Delivery, NodeSelector, values};
+use crate::config::{Delivery, NodeSelector, Offer, values};
 
 /// The node plugin of divvy: publishes this node's GPUs as ResourceSlices and prepares the claims
 /// that the scheduler places on it.

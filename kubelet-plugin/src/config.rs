@@ -7,7 +7,7 @@ use std::time::Duration;
 use divvy_api::names::Naming;
 use divvy_host::DriverAt;
 use divvy_model::health::HealthRules;
-use divvy_offer::GpuRules;
+use divvy_offer::{GpuRules, Modes};
 
 use crate::Args;
 use crate::sockets::{SocketNames, TooLong, fits};
@@ -25,6 +25,26 @@ const PLUGINS: &str = "/var/lib/kubelet/plugins";
 const LIMITS_SOCKET: &str = "limits.sock";
 /// Where CDI hooks of divvy are installed.
 const HOOKS: &str = "/opt/divvy";
+
+/// The forms in which GPUs that can do MIG are offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Offer {
+    /// The form of their present MIG mode: whole if it is off, partitions if it is on.
+    #[default]
+    Auto,
+    /// In every mode, where that is possible.
+    Everything,
+}
+
+impl Offer {
+    /// The modes that it stands for.
+    pub fn modes(self) -> Modes {
+        match self {
+            Self::Auto => Modes::AsIs,
+            Self::Everything => Modes::everything(),
+        }
+    }
+}
 
 /// The way in which containers find the driver's libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]

@@ -1,6 +1,6 @@
-//! The code in `generated/`, compared with the protocol files in `protos/`. They are compiled here and
-//! not by a build script: the compiler and what it needs are 60 crates, which nobody has to build who
-//! only uses the contracts.
+//! The code in `generated/`, compared with the protocol files in `protos/`. They are compiled here
+//! and not by a build script: programs that only use the contracts need none of the 60 crates of
+//! the compiler.
 
 use std::error::Error;
 use std::path::Path;

@@ -18,7 +18,7 @@ pub(crate) fn git(root: &Path, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8(out.stdout)?)
 }
 
-/// Code that a program writes: nobody's style.
+/// Folder of generated code, which has no style of ours.
 const GENERATED: &str = "proto/generated/";
 
 /// Returns the paths of files that git knows or would add, that exist, and that people write.

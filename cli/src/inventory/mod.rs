@@ -14,13 +14,23 @@ use clap::builder::PossibleValuesParser;
 use divvy_api::names::DRIVER;
 use divvy_host::{DriverRootError, HostRoot, RootReason};
 use divvy_model::Inventory;
-use divvy_offer::{GpuRules, NodeFacts, Offer};
+use divvy_offer::{GpuRules, Modes, NodeFacts};
 
 use self::shown::Shown;
 use crate::driver;
 use crate::format::{self, Output};
 use crate::manifests::Manifests;
 use crate::offered::offered;
+
+/// Values of `--offer`, as the node plugin's flag has them.
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
+enum Offer {
+    /// The form of their present MIG mode: whole if it is off, partitions if it is on.
+    #[default]
+    Auto,
+    /// In every mode, where that is possible.
+    Everything,
+}
 
 /// Arguments of `divvy inventory`.
 #[derive(Debug, clap::Args)]
@@ -131,7 +141,10 @@ fn label(text: &str) -> Result<(String, String), String> {
 /// Works out what is there and what of it would be published.
 fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
     let defaults = GpuRules {
-        modes: args.offer.modes(),
+        modes: match args.offer {
+            Offer::Auto => Modes::AsIs,
+            Offer::Everything => Modes::everything(),
+        },
         ..GpuRules::default()
     };
     let labels = args.node_label.iter().cloned().collect();

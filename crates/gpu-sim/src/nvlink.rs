@@ -1,4 +1,4 @@
-//! How simulated GPUs are connected.
+//! Connections between simulated GPUs.
 
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,6 @@ use std::collections::BTreeSet;
 
 use clap::Parser;
 use divvy_model::mig::ProfileVariant;
-use divvy_offer::Modes;
 
 use super::*;
 
