@@ -140,6 +140,10 @@ impl Holds {
             }
         }
         holds.served = holds.servers.keys().copied().collect();
+        // A record that cannot be read may be of a user of any of them.
+        if holds.unknown {
+            holds.served.extend(state.mps.keys());
+        }
         // Phase 2: the part of the claim that the call is about.
         holds.about = match own {
             Own::Makes(_, devices) | Own::Leaves(_, devices) => {

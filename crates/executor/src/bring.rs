@@ -17,9 +17,9 @@ use divvy_claims::{
 };
 use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, Target, TimeSlice};
 
-use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
 use crate::hardware::{Hardware, TimeSliceError};
+use crate::records::with_lost;
 use crate::servers::{report_wedged, servers_to_look_at, wedged};
 use crate::{Event, Report, StoreError, chain};
 
@@ -110,7 +110,7 @@ impl Gpus<'_> {
         }
         self.settle(gpu, &mut open);
         // Work out the goal from all records as they are now.
-        let records = self.context.state.records()?;
+        let records = with_lost(self.context)?;
         let boot = &self.context.config.boot;
         let holds = Holds::of(gpu, own, &records, (&open.state, boot));
         let may_set = self.may_set_mig(gpu, &open.state, &holds, again);
@@ -306,13 +306,13 @@ impl Gpus<'_> {
 
     /// Returns whether the notes about a GPU differ from its goal, or are of another boot.
     fn is_due(self, gpu: &GpuUuid, noted: &GpuState, again: bool) -> Result<bool, StoreError> {
-        let Context { config, state, .. } = self.context;
+        let config = &self.context.config;
         // Notes of another boot are dropped by writing the file anew.
         let now = noted.clone().in_boot(&config.boot);
         if now.instances.len() != noted.instances.len() || now.slice != noted.slice {
             return Ok(true);
         }
-        let records = state.records()?;
+        let records = with_lost(self.context)?;
         let holds = Holds::of(gpu, Own::None, &records, (&now, &config.boot));
         // Permission to set MIG mode is not asked for: it counts only for a claim that gets
         // something, and this round makes nothing.

@@ -15,9 +15,9 @@ use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
 use crate::owned::take_what_is_held;
-use crate::records::any_torn;
+use crate::records::{any_torn, unprepared_in_this_boot};
 use crate::snapshot::{gpus_of, look};
-use crate::{Event, StoreError, UnprepareCause, chain};
+use crate::{Event, UnprepareCause, chain};
 
 /// Replaces a record that cannot be read, or was lost, by what the API and the GPUs' files say;
 /// without `claim` the API knows no such claim. `None` means that nothing was to be done, or that
@@ -150,15 +150,6 @@ fn serve_again(
 /// unprepare left a trace.
 fn was_lost(context: &Context, uid: &ClaimUid) -> Result<bool, UnprepareCause> {
     Ok(!unprepared_in_this_boot(context, uid)? && Files::of(context).has_cdi(uid)?)
-}
-
-pub(crate) fn unprepared_in_this_boot(
-    context: &Context,
-    uid: &ClaimUid,
-) -> Result<bool, StoreError> {
-    let tombstone = context.state.tombstone(uid)?;
-    let boot = &context.config.boot;
-    Ok(tombstone.is_some_and(|one| one.boot == *boot && !one.prepared_again))
 }
 
 /// Makes a record in the place of one that cannot be read or was lost, while instances that were

@@ -1,11 +1,47 @@
 //! Questions about all records together.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use divvy_claims::{Phase, Record, Stored};
+use divvy_claims::{Phase, Record, Stored, claim_of_cdi_file};
 use divvy_model::{ClaimUid, GpuUuid, Hold};
 
+use crate::StoreError;
+use crate::context::Context;
 use crate::state::Records;
+
+/// Returns the records that count where something may be given back: a lost record counts as one
+/// that cannot be read, since its claim may hold anything until it is made again.
+pub(crate) fn with_lost(context: &Context) -> Result<Records, StoreError> {
+    // List the files before the records: a record is written before its file, and removed after it,
+    // so that a call at work leaves no file without a record.
+    let files = context.parts.cdi.list().map_err(|source| StoreError {
+        what: format!("the CDI folder {}", context.parts.cdi.place()),
+        action: "listed",
+        source,
+    })?;
+    let mut records = context.state.records()?;
+    for uid in files
+        .iter()
+        .filter_map(|file| claim_of_cdi_file(&context.config.driver, file))
+    {
+        if !records.contains_key(&uid) && !unprepared_in_this_boot(context, &uid)? {
+            let reason = "it is lost, and the claim's CDI file is there".to_owned();
+            records.insert(uid, Arc::new(Stored::Corrupt { reason }));
+        }
+    }
+    Ok(records)
+}
+
+/// Returns whether an unprepare of a claim has been answered in this boot, and no later prepare.
+pub(crate) fn unprepared_in_this_boot(
+    context: &Context,
+    uid: &ClaimUid,
+) -> Result<bool, StoreError> {
+    let tombstone = context.state.tombstone(uid)?;
+    let boot = &context.config.boot;
+    Ok(tombstone.is_some_and(|one| one.boot == *boot && !one.prepared_again))
+}
 
 /// Returns all records that can be read and are not this claim's.
 pub(crate) fn others<'a>(

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
 use crate::owned::leave_gpus;
-use crate::records::{any_torn, holds_of_others, pods_on};
+use crate::records::{any_torn, holds_of_others, pods_on, with_lost};
 use crate::{CdiError, Event, StoreError, UnprepareCause, chain};
 
 /// Time limit for giving settings back.
@@ -196,8 +196,11 @@ fn waits_for_records(
         .iter()
         .filter(|device| device.sharing.is_shared() && device.own_place().is_some())
         .collect();
-    let records = context.state.records()?;
-    if shared.is_empty() || !any_torn(&records) {
+    if shared.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let records = with_lost(context)?;
+    if !any_torn(&records) {
         return Ok(BTreeMap::new());
     }
     let is_kept = |device: &&&RecordedDevice| {

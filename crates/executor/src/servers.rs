@@ -8,6 +8,7 @@ use divvy_model::{GpuTarget, GpuUuid, MpsFault, Target};
 use crate::bring::ASK_WITHIN;
 use crate::gpus::Gpus;
 use crate::hardware::seen_on;
+use crate::records::with_lost;
 use crate::state::Gpus as GpuFiles;
 use crate::{Event, Report, StoreError};
 
@@ -63,7 +64,7 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
     for (of, _) in running.iter().filter(|(_, r)| r.server.has_namespaces()) {
         let gpu = &of.gpu;
         let state = states.get(gpu).and_then(|stored| stored.fine());
-        let Some((state, records)) = state.zip(gpus.context.state.records().ok()) else {
+        let Some((state, records)) = state.zip(with_lost(gpus.context).ok()) else {
             continue;
         };
         let holds = Holds::of(gpu, Own::None, &records, (state, boot));

@@ -18,6 +18,8 @@ mod files;
 #[cfg(test)]
 mod in_use;
 #[cfg(test)]
+mod lost_records;
+#[cfg(test)]
 mod metadata;
 #[cfg(test)]
 mod mig_crash;
