@@ -18,7 +18,7 @@ use crate::bring::{NotBrought, Plan};
 use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
-use crate::release::{LeftBehind, keep_what_is_stuck, remove, stuck_places};
+use crate::release::{LeftBehind, Unnoted, keep_what_is_stuck, remove, stuck_places};
 use crate::{PrepareCause, chain};
 
 /// A claim that is to get devices.
@@ -231,7 +231,7 @@ fn undo(
         // A record of this call is let go as any other.
         None if progress.recorded => {
             if let Stored::Fine(recorded) = state.record(&record.uid)? {
-                return remove(context, &recorded, &record.gpus());
+                return remove(context, &recorded, &record.gpus(), Unnoted::Stays);
             }
         }
         None => {}

@@ -107,8 +107,19 @@ pub(crate) fn let_go(
 ) -> Result<(), LeftBehind> {
     match in_the_way(context, record)? {
         Some(why) => Err(LeftBehind::InUse(why)),
-        None => remove(context, record, wanted),
+        None => remove(context, record, wanted, Unnoted::GoesOn),
     }
+}
+
+/// The start of a removal on a full disk, where no record can say *undoing*.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unnoted {
+    /// An unprepare: everything can be let go from a full disk, but for what its record would not
+    /// show to be gone.
+    GoesOn,
+    /// The end of a prepare that failed: the claim keeps all of it, and its next prepare is answered
+    /// from its record.
+    Stays,
 }
 
 /// Removes all that a record says, in an order that a crash may cut short: the CDI file, so that no
@@ -118,6 +129,7 @@ pub(crate) fn remove(
     context: &Context,
     record: &Record,
     wanted: &BTreeSet<GpuUuid>,
+    unnoted: Unnoted,
 ) -> Result<(), LeftBehind> {
     let gpus = Gpus::of(context);
     let until = context.now() + GIVE_BACK_WITHIN;
@@ -140,7 +152,21 @@ pub(crate) fn remove(
     // From here on the record says that it is going, so that a restart does not take it up again,
     // also where no more than a setting is given back.
     if !begun && plans.iter().any(Plan::changes_hardware) {
-        write_undoing(context, record)?;
+        match write_undoing(context, record) {
+            Err(error) if error.is_full() && unnoted == Unnoted::GoesOn => {
+                tracing::warn!(
+                    claim.uid = %record.uid,
+                    error = chain(&error),
+                    "removing partitions without a record of the start"
+                );
+                // After a crash the record says "prepared": a partition or server that is gone is
+                // found to be, but a compute mode is not looked at. A round gives it back.
+                for plan in &mut plans {
+                    plan.leave_compute_mode();
+                }
+            }
+            written => written?,
+        }
     }
 
     // Go on past what fails: the rest is free all the same.
@@ -160,29 +186,16 @@ pub(crate) fn remove(
     Ok(())
 }
 
-/// Records that removing has begun. Everything can be removed from a full disk: should a crash
-/// leave a record that says "prepared", its partitions are found to be gone, and removing them
-/// again does nothing.
+/// Records that removing has begun.
 fn write_undoing(context: &Context, record: &Record) -> Result<(), StoreError> {
     let phase = Phase::Leaving(Leaving {
         reason: "its partitions are being removed".to_owned(),
         undoing: true,
     });
-    let undoing = Record {
+    context.state.write_record(&Record {
         phase,
         ..record.clone()
-    };
-    match context.state.write_record(&undoing) {
-        Err(error) if error.is_full() => {
-            tracing::warn!(
-                claim.uid = %record.uid,
-                error = chain(&error),
-                "removing partitions without a record of the start"
-            );
-            Ok(())
-        }
-        written => written,
-    }
+    })
 }
 
 /// Returns GPUs with a shared partition of the claim that stays because a record that cannot be

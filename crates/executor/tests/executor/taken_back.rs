@@ -1,12 +1,14 @@
 //! Prepares that fail after they have begun: the claim has again what it had before.
 
-use divvy_executor::{InventorySource, ProcessOnGpu, Refresh};
-use divvy_model::{ComputeMode, GpuDriver};
+use divvy_executor::{Executor, InventorySource, ProcessOnGpu, Refresh};
+use divvy_model::{ComputeMode, GpuDriver, GpuUuid};
 
 use crate::mig_world::sim;
 use crate::mps_world::{MPS, TS, grants, part, prepared, set_exclusive, shared, start, v3};
 use crate::story::uid;
-use crate::world::{Moment, Place};
+use crate::world::{Moment, Place, World};
+
+const DEVICES: [&str; 5] = ["gpu-0-mig-1g10gb-19-0", TS, MPS, "gpu-0-ts", "gpu-0-mps"];
 
 /// Its program still runs under the server.
 #[test]
@@ -63,7 +65,7 @@ fn a_lingering_claim_that_cannot_be_taken_up_keeps_its_namespace() {
 #[test]
 fn a_prepare_that_dies_while_it_is_taken_back_can_be_tried_again() {
     let mut bad = Vec::new();
-    for device in ["gpu-0-mig-1g10gb-19-0", TS, MPS, "gpu-0-ts", "gpu-0-mps"] {
+    for device in DEVICES {
         for moment in [Moment::Before, Moment::During, Moment::After] {
             for in_calls in 0..60 {
                 let (world, executor, gpu) = start();
@@ -115,7 +117,7 @@ fn a_prepare_that_dies_while_it_is_taken_back_can_be_tried_again() {
 #[test]
 fn a_restore_that_dies_while_it_is_taken_back_is_made_again() {
     let mut cuts = 0;
-    for device in ["gpu-0-mig-1g10gb-19-0", TS, MPS, "gpu-0-ts", "gpu-0-mps"] {
+    for device in DEVICES {
         for in_calls in 0..80 {
             let (world, executor, gpu) = start();
             grants(&world, &executor);
@@ -150,4 +152,101 @@ fn a_restore_that_dies_while_it_is_taken_back_is_made_again() {
         }
     }
     assert!(cuts > 100, "{cuts}");
+}
+
+/// The disk is full when the prepare has failed: nothing can say that it is being taken back.
+#[test]
+fn a_prepare_that_fails_on_a_disk_that_fills_up_can_be_tried_again() {
+    let mut cuts = 0;
+    for device in DEVICES {
+        for moment in [Moment::Before, Moment::During, Moment::After] {
+            for in_calls in 0..80 {
+                let (world, executor, gpu) = start();
+                grants(&world, &executor);
+                set_exclusive(&world, &gpu);
+                let a = shared("a", device);
+                world.lock().api.insert(a.uid.clone(), a.clone());
+                world.lock().fills_up = true;
+                world.crash_in(in_calls, moment);
+                world.prepare(&executor, &a).unwrap_err();
+                let is_cut = world.lock().dead;
+                cuts += usize::from(is_cut);
+                let executor = again(&world, &gpu, executor);
+                world.prepare(&executor, &a).unwrap();
+                assert!(
+                    is_served(&world, &gpu, device),
+                    "{device} {moment:?} {in_calls}"
+                );
+                if !is_cut {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(cuts > 300, "{cuts}");
+}
+
+/// Everything can be let go from a full disk; a pod that comes again gets what it asks for.
+#[test]
+fn an_unprepare_that_dies_on_a_full_disk_leaves_a_claim_that_can_be_prepared() {
+    let mut cuts = 0;
+    for device in ["gpu-0-ts", "gpu-0-mps"] {
+        for in_calls in 0..80 {
+            let (world, executor, gpu) = start();
+            grants(&world, &executor);
+            set_exclusive(&world, &gpu);
+            let a = shared("a", device);
+            prepared(&world, &executor, &a);
+            world.lock().write_error = Some((Place::Store, std::io::ErrorKind::StorageFull));
+            world.crash_in(in_calls, Moment::After);
+            drop(world.unprepare(&executor, &uid("a")));
+            if !world.lock().dead {
+                break;
+            }
+            cuts += 1;
+            let executor = again(&world, &gpu, executor);
+            world.prepare(&executor, &a).unwrap();
+            executor.tidy();
+            assert!(is_served(&world, &gpu, device), "{device} {in_calls}");
+        }
+    }
+    assert!(cuts > 20, "{cuts}");
+}
+
+/// What is left of the compute mode by an unprepare on a full disk is given back by a round.
+#[test]
+fn a_compute_mode_that_is_left_on_a_full_disk_is_given_back_by_a_round() {
+    let (world, executor, gpu) = start();
+    set_exclusive(&world, &gpu);
+    prepared(&world, &executor, &shared("a", "gpu-0-ts"));
+    world.lock().write_error = Some((Place::Store, std::io::ErrorKind::StorageFull));
+    world.unprepare(&executor, &uid("a")).unwrap();
+    world.lock().write_error = None;
+    assert!(world.lock().records().is_empty());
+    executor.tidy();
+    let now = sim(&world).facts(&gpu).unwrap().compute_mode;
+    assert_eq!(now, Some(ComputeMode::ExclusiveProcess));
+}
+
+/// Ends a process that may have died, and starts one on a disk with room.
+fn again(world: &World, gpu: &GpuUuid, executor: Executor) -> Executor {
+    drop(executor);
+    world.kill();
+    (world.lock().write_error, world.lock().fills_up) = (None, false);
+    world.changed(gpu).unwrap();
+    let executor = world.start();
+    executor.restore_cdi(Refresh::Missing);
+    executor
+}
+
+/// Returns whether a GPU is as the share of a claim needs it.
+fn is_served(world: &World, gpu: &GpuUuid, device: &str) -> bool {
+    let now = sim(world).facts(gpu).unwrap().compute_mode.unwrap();
+    let m = world.lock();
+    match device {
+        "gpu-0-ts" => now == ComputeMode::Default,
+        "gpu-0-mps" => now == ComputeMode::ExclusiveProcess && m.mps.len() == 1,
+        MPS => m.mps_in.len() == 1,
+        _ => true,
+    }
 }

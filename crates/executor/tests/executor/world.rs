@@ -83,6 +83,7 @@ impl World {
                 inventory: Some(Arc::new(inventory)),
                 edits_missing: false,
                 write_error: None,
+                fills_up: false,
                 crash: None,
                 crash_at: None,
                 dead: false,

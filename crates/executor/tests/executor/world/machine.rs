@@ -85,6 +85,8 @@ pub(crate) struct Machine {
     pub edits_missing: bool,
     /// Writes into the store or the CDI folder fail so.
     pub write_error: Option<(Place, io::ErrorKind)>,
+    /// The disk is full from the next write of a CDI file on.
+    pub fills_up: bool,
     pub(super) crash: Option<Crash>,
     /// The process dies at the next call that begins so.
     pub crash_at: Option<(&'static str, Moment)>,

@@ -175,6 +175,10 @@ impl CdiDir for World {
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let mut m = self.lock();
         m.needs_for_cdi(name);
+        if std::mem::take(&mut m.fills_up) {
+            m.write_error = Some((Place::Store, io::ErrorKind::StorageFull));
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         checked(&mut m, Place::Cdi)?;
         for (claim, request) in mounted(bytes) {
             assert!(
