@@ -115,9 +115,12 @@ fn an_unprepare_takes_nothing_of_a_claim_whose_record_is_lost() {
         prepared(&world, &executor, &a);
         let before = shown(&world, &gpu);
         prepared(&world, &executor, &b);
+        let of_both = shown(&world, &gpu);
         lose(&world, &a);
         drop(world.unprepare(&executor, &uid("b")).unwrap());
-        assert_eq!(shown(&world, &gpu), before, "{name}");
+        // A namespace of its own may wait for the server's other users to be known.
+        let now = shown(&world, &gpu);
+        assert!(now == before || now == of_both, "{name}: {now}");
         world.lock().api.remove(&b.uid);
         // Made again first; then what waited for it ends.
         executor.reconcile(&world.view());
