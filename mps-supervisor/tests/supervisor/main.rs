@@ -626,6 +626,14 @@ impl Program {
     }
 }
 
+impl Program {
+    /// Returns whether it has not come to its socket, nor to its end.
+    fn runs_without_socket(&mut self, node: &Node) -> bool {
+        let socket = node.folder().join("supervisor.sock");
+        !socket.exists() && matches!(self.0.try_wait(), Ok(None))
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
         drop(self.0.kill());

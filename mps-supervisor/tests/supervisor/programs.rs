@@ -5,9 +5,10 @@
 use std::time::{Duration, Instant};
 
 use divvy_model::MpsFault;
+use divvy_proto::mps::v1::{Daemon, StartRequest, StateRequest, StopRequest};
 
 use super::health::Silent;
-use super::{Node, Supervisor, gpu, kill, process, server};
+use super::{Node, Program, Supervisor, client, gpu, kill, limits, process, server};
 
 /// Far less than the time in which a server has to be ready.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -35,8 +36,80 @@ fn stopped(node: &Node, supervisor: &Supervisor) {
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
 }
 
+/// Asks a supervisor that is a process of its own.
+async fn start(node: &Node) -> Result<(), tonic::Status> {
+    let asked = StartRequest {
+        target: gpu(1).to_string(),
+        limits: Some(limits()),
+        partition_uuid: String::new(),
+        anew: false,
+    };
+    client(node).await.start(asked).await.map(drop)
+}
+
+async fn state(node: &Node) -> Vec<Daemon> {
+    let asked = client(node).await.state(StateRequest::default()).await;
+    asked.unwrap().into_inner().daemons
+}
+
+async fn stop(node: &Node) {
+    let target = gpu(1).to_string();
+    let asked = client(node).await.stop(StopRequest { target }).await;
+    asked.unwrap();
+    node.has_no_process();
+}
+
 mod all_users {
     use super::*;
+
+    /// Its process is ended by signal 9.
+    #[tokio::test]
+    async fn a_killed_supervisor_is_followed_by_one_that_has_the_server() {
+        let node = Node::new();
+        let program = Program::start(&node);
+        start(&node).await.unwrap();
+        let before = state(&node).await;
+        let processes = node.processes();
+        assert_eq!((before.len(), processes.len()), (1, 2));
+        drop(program);
+        let program = Program::start(&node);
+        assert_eq!(state(&node).await, before);
+        start(&node).await.unwrap();
+        assert_eq!(node.processes(), processes, "nothing to do");
+        // And of a server that is in a fault when the supervisor is killed.
+        let server = before[0].pids[0];
+        node.fault(&format!("fault {server}\nclients 2"));
+        drop(program);
+        let _program = Program::start(&node);
+        let seen = state(&node).await;
+        assert_eq!(seen[0].pids, before[0].pids);
+        assert_ne!(seen[0].unwell, before[0].unwell, "it is seen");
+        node.fault("");
+        stop(&node).await;
+    }
+
+    /// The daemon is there, and its server does not serve yet.
+    #[tokio::test]
+    async fn a_supervisor_killed_while_it_starts_a_server_leaves_none() {
+        let node = Node::new();
+        let program = Program::start(&node);
+        assert!(state(&node).await.is_empty(), "it serves");
+        node.fault("serves-after 1500");
+        let asked = start(&node);
+        let seen = async {
+            while node.processes().len() < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            drop(program);
+        };
+        let (asked, ()) = tokio::join!(asked, seen);
+        asked.unwrap_err();
+        node.fault("");
+        let _program = Program::start(&node);
+        start(&node).await.unwrap();
+        assert_eq!(node.processes().len(), 2);
+        stop(&node).await;
+    }
 
     #[test]
     fn a_server_has_its_limits_and_others_are_those_of_another() {
@@ -184,6 +257,34 @@ mod all_users {
 
 mod one_user {
     use super::*;
+
+    /// Kills it while the daemon runs by which it finds out the programs' abilities.
+    #[tokio::test]
+    async fn a_supervisor_killed_while_it_tries_the_programs_leaves_nothing() {
+        let node = Node::new();
+        node.fault("no-multiuser\nno-status\nno-pid-file");
+        let mut caught = 0;
+        for _ in 0..50 {
+            let mut program = Program::start(&node);
+            while node.processes().is_empty() && program.runs_without_socket(&node) {
+                tokio::task::yield_now().await;
+            }
+            drop(program);
+            // A program that only starts the daemon ends by itself.
+            caught += usize::from(!node.processes().is_empty());
+            if caught == 3 {
+                break;
+            }
+            drop(fs_err::remove_file(node.folder().join("supervisor.sock")));
+        }
+        assert!(caught > 0, "no trial was seen");
+        let _program = Program::start(&node);
+        let refused = start(&node).await.unwrap_err();
+        let text = refused.message();
+        assert!(text.contains("serves programs of one user alone"), "{text}");
+        node.has_no_process();
+        assert!(!node.folder().join("trial").exists());
+    }
 
     /// A server of another user would end it, and take its place.
     #[test]
