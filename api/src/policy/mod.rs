@@ -253,9 +253,9 @@ pub enum OfferedMode {
     Mig,
     /// Time-sliced shares.
     TimeSlicing,
-    /// MPS shares: each with its part of the GPU's threads, in equal slots with drivers R535 to
-    /// R610, and of any size with later ones. It requires mps.enabled in divvy's chart and MIG mode
-    /// disabled.
+    /// MPS shares: each with its part of the GPU's threads, in equal slots with drivers
+    /// before R615 whose MPS serves all users, and of any size with later ones. It requires
+    /// mps.enabled in divvy's chart and MIG mode disabled.
     Mps,
 }
 
