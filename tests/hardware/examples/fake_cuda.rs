@@ -2,14 +2,79 @@
 //! are in `/dev`, and says of them what is written behind the library in its own file
 //! (`tests/program.rs` writes it there), a line for each: minor, UUID, PCI address, name,
 //! multiprocessors, bytes, compute capability, multiprocessors of its smallest partition.
+//!
+//! As a client of MPS it has the limits that the daemon says. Beside a server it gets no context
+//! while the mock library's GPUs are in the compute mode of one process.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Result;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
 
 /// Marker at the beginning of the data behind the library in its file.
 const MARK: &str = "\n--- GPUs ---\n";
 const OK: c_int = 0;
 const NO_DEVICE: c_int = 100;
+const OUT_OF_MEMORY: c_int = 2;
+const UNAVAILABLE: c_int = 46;
+/// What is smaller is memory that the program uses.
+const LARGE: usize = 64 << 20;
+
+/// Bytes of large allocations.
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+
+/// Asks the daemon whose client this process is. `None`: it is none, or the daemon says nothing.
+fn ask(question: &str) -> Option<String> {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")?;
+    let socket = PathBuf::from(folder).join("control");
+    let asked = || -> Result<String> {
+        let flags = SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let daemon = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+        rustix::net::connect(&daemon, &SocketAddrUnix::new(&socket)?)?;
+        let hello = packet(&daemon)?;
+        rustix::net::send(&daemon, question.as_bytes(), SendFlags::empty())?;
+        rustix::net::shutdown(&daemon, Shutdown::Write)?;
+        let answer = packet(&daemon)?;
+        assert!(hello.starts_with(b"OUTB"));
+        Ok(String::from_utf8_lossy(&answer).trim().to_owned())
+    };
+    asked().ok()
+}
+
+fn packet(from: &OwnedFd) -> Result<Vec<u8>> {
+    let mut packet = vec![0; 4096];
+    let (read, _) = rustix::net::recv(from, packet.as_mut_slice(), RecvFlags::empty())?;
+    packet.truncate(read);
+    Ok(packet)
+}
+
+/// Bytes that this client of MPS may allocate.
+fn limit() -> Option<u64> {
+    let text = ask("get_default_device_pinned_mem_limit 0")?;
+    let number = |unit: char| text.strip_suffix(unit)?.parse::<u64>().ok();
+    number('G')
+        .map(|n| n << 30)
+        .or(number('M').map(|n| n << 20))
+}
+
+/// Returns whether programs beside an MPS server get no context. The parent knows the GPUs.
+fn is_exclusive() -> bool {
+    let parent = std::os::unix::process::parent_id();
+    let environment = fs_err::read(format!("/proc/{parent}/environ")).unwrap_or_default();
+    let environment = String::from_utf8_lossy(&environment).into_owned();
+    let state = environment
+        .split('\0')
+        .find_map(|pair| pair.strip_prefix("DIVVY_MOCK_STATE="));
+    let state = state.map(|path| format!("/proc/{parent}/root{path}"));
+    let text = state.and_then(|path| fs_err::read_to_string(path).ok());
+    text.is_some_and(|text| text.contains("ExclusiveProcess"))
+}
 
 /// The lines of the GPUs that have a node.
 fn gpus() -> Vec<Vec<String>> {
@@ -117,6 +182,16 @@ unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) -> c_int {
     // With a node of a MIG capability it is a partition.
+    if which == 16 && std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").is_some() {
+        let percent = ask("get_default_active_thread_percentage");
+        let percent = percent.and_then(|text| text.parse::<f64>().ok());
+        let all = field(device, 4).and_then(|text| text.parse::<f64>().ok());
+        let part = all.zip(percent).map(|(all, percent)| all * percent / 100.0);
+        #[expect(clippy::cast_possible_truncation, reason = "a small number")]
+        let part = part.map(|part| part as c_int);
+        // SAFETY: cuda.h.
+        return unsafe { put(value, part) };
+    }
     let at = match which {
         16 if Path::new("/dev/nvidia-caps").exists() => 8,
         16 => 4,
@@ -130,6 +205,9 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, devic
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _device: c_int) -> c_int {
+    if std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").is_none() && is_exclusive() {
+        return UNAVAILABLE;
+    }
     // SAFETY: cuda.h.
     unsafe { put(context, Some(std::ptr::null_mut())) }
 }
@@ -155,6 +233,19 @@ extern "C" fn cuModuleGetFunction(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(memory: *mut u64, size: usize) -> c_int {
+    if size >= LARGE {
+        let bytes = u64::try_from(size).unwrap_or(u64::MAX);
+        let all = ALLOCATED.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let is_too_much = limit().is_some_and(|limit| all > limit);
+        // SAFETY: cuda.h. Nothing uses the address.
+        return unsafe {
+            if is_too_much {
+                OUT_OF_MEMORY
+            } else {
+                put(memory, Some(1 << 40))
+            }
+        };
+    }
     let numbers = vec![0_u32; size / 4].leak();
     // SAFETY: cuda.h.
     unsafe { put(memory, Some(numbers.as_mut_ptr() as u64)) }

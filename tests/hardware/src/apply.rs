@@ -14,7 +14,7 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cuda::{self, Seen};
+use crate::cuda::{self, Allocated, Seen};
 use crate::root::{self, Alone, NOT_ALLOWED, PROGRAM, below};
 use crate::smi::see;
 
@@ -41,9 +41,42 @@ pub(crate) struct Container {
     others: Vec<u32>,
     /// An empty folder for its root; `None`: it is a plain process, or in its root already.
     root: Option<PathBuf>,
+    /// User as whom the program runs; `None`: that of this process.
+    user: Option<u32>,
+    /// Control group that the program enters, as this process sees it.
+    group: Option<PathBuf>,
+    /// Bytes that it tries to allocate.
+    allocate: Option<u64>,
 }
 
+/// Where a container has the sockets of an MPS server.
+const SOCKETS: &str = "/mps";
+
 impl Container {
+    /// Gives it the sockets of an MPS server, and the memory that it shares with its clients.
+    pub(crate) fn with_sockets(mut self, on_host: &Path) -> Self {
+        self.env.push(format!("CUDA_MPS_PIPE_DIRECTORY={SOCKETS}"));
+        self.mounts.push((on_host.to_owned(), SOCKETS.into()));
+        let memory = PathBuf::from("/dev/shm");
+        self.mounts.push((memory.clone(), memory));
+        self
+    }
+
+    pub(crate) fn as_user(mut self, user: u32) -> Self {
+        self.user = Some(user);
+        self
+    }
+
+    pub(crate) fn in_group(mut self, group: &Path) -> Self {
+        self.group = Some(group.to_owned());
+        self
+    }
+
+    pub(crate) fn allocating(mut self, bytes: Option<u64>) -> Self {
+        self.allocate = bytes;
+        self
+    }
+
     /// Returns the edits of a CDI document of one device.
     pub(crate) fn of(cdi: &Value, prefix: &Path, others: Vec<u32>) -> Result<Self> {
         let mut all = Self {
@@ -155,6 +188,8 @@ pub(crate) struct Answer {
     pub(crate) seen: Seen,
     /// Nodes of other GPUs that it could make.
     pub(crate) reached: Vec<PathBuf>,
+    /// Memory that it got, if it was to allocate some.
+    pub(crate) allocated: Option<Allocated>,
 }
 
 /// Progress of the program in the container.
@@ -245,23 +280,30 @@ fn next_line(from: &mut BufReader<ChildStdout>) -> Result<String> {
 /// The program in the container.
 pub(crate) fn inside(file: &Path) -> Result<u8> {
     let container: Container = serde_json::from_slice(&fs_err::read(file)?)?;
+    if let Some(group) = &container.group {
+        let own = std::process::id().to_string();
+        fs_err::write(group.join("cgroup.procs"), own).context("entering the control group")?;
+    }
     if let Some(root) = &container.root {
         let Some(alone) = Alone::new()? else {
             return Ok(NOT_ALLOWED);
         };
         enter(&container, &alone, root).context("making the container's root")?;
         say(ENTERED)?;
+        let user = container.user;
         let entered = Container {
             root: None,
+            group: None,
             ..container
         };
         fs_err::write(Path::new(FILE), serde_json::to_vec(&entered)?)?;
         // Started anew: the loader has looked for its cache where there was none.
-        return Err(Command::new(PROGRAM)
-            .arg("--inside")
-            .arg(FILE)
-            .exec()
-            .into());
+        let mut program = Command::new(PROGRAM);
+        program.arg("--inside").arg(FILE);
+        if let Some(user) = user {
+            program.uid(user).gid(user);
+        }
+        return Err(program.exec().into());
     }
     let reached = container
         .others
@@ -271,10 +313,11 @@ pub(crate) fn inside(file: &Path) -> Result<u8> {
         .filter(|(path, minor)| node(path, NVIDIA, *minor).is_ok())
         .map(|(p, _)| p)
         .collect();
-    cuda::check(|seen| {
+    cuda::check(container.allocate, |seen, allocated| {
         say(&serde_json::to_string(&Answer {
             seen: seen.clone(),
             reached,
+            allocated,
         })?)?;
         // Until the parent has looked at the GPU.
         std::io::stdin().read_to_end(&mut Vec::new())?;
@@ -402,7 +445,7 @@ mod tests {
             }],
             prefix: "/none".into(),
             others: vec![1],
-            root: None,
+            ..Container::default()
         };
         let of = |cdi: &Value| Container::of(cdi, Path::new("/none"), vec![1]);
         let container = of(&cdi).unwrap();

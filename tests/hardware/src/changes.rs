@@ -1,4 +1,4 @@
-//! `--allow-changes`: what divvy does to a GPU, done and undone by hand.
+//! `--allow mig` and `--allow time-slice`: what divvy does to a GPU, done and undone by hand.
 
 use std::time::Duration;
 

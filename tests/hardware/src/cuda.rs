@@ -68,6 +68,17 @@ impl fmt::Display for Seen {
     }
 }
 
+/// Memory that a program got.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Allocated {
+    pub(crate) bytes: u64,
+    /// CUDA's code for the step that it did not get; `None`: it got all.
+    pub(crate) refused: Option<i32>,
+}
+
+/// So much is allocated at once.
+const STEP: usize = 128 << 20;
+
 /// Attributes of `cuDeviceGetAttribute`.
 const MULTIPROCESSORS: c_int = 16;
 const CAPABILITY: [c_int; 2] = [75, 76];
@@ -94,8 +105,12 @@ pub(crate) fn can_be_loaded() -> bool {
     unsafe { Library::new("libcuda.so.1") }.is_ok()
 }
 
-/// Runs the program; `held` is called while its context is on the GPU.
-pub(crate) fn check(held: impl FnOnce(&Seen) -> Result<()>) -> Result<()> {
+/// Runs the program, which allocates so many bytes if it is to; `held` is called while its context
+/// is on the GPU.
+pub(crate) fn check(
+    allocate: Option<u64>,
+    held: impl FnOnce(&Seen, Option<Allocated>) -> Result<()>,
+) -> Result<()> {
     // SAFETY: the driver's library; its initialisers are those of every CUDA program.
     let cuda = unsafe { Library::new("libcuda.so.1") }.context("libcuda.so.1 cannot be loaded")?;
     let mut device = 0;
@@ -116,9 +131,36 @@ pub(crate) fn check(held: impl FnOnce(&Seen) -> Result<()>) -> Result<()> {
     );
     call!(cuda, b"cuCtxSetCurrent", (*mut c_void), (context));
     run_kernel(&cuda)?;
-    held(&seen)?;
+    let allocated = allocate
+        .map(|bytes| allocate_up_to(&cuda, bytes))
+        .transpose()?;
+    held(&seen, allocated)?;
     call!(cuda, b"cuDevicePrimaryCtxRelease_v2", (c_int), (device));
     Ok(())
+}
+
+/// Allocates in steps until it has so many bytes or is refused. The memory goes with the context.
+fn allocate_up_to(cuda: &Library, most: u64) -> Result<Allocated> {
+    type Alloc = unsafe extern "C" fn(*mut u64, usize) -> Code;
+    // SAFETY: the type is that of the function's declaration in cuda.h.
+    let alloc = unsafe { cuda.get::<Alloc>(b"cuMemAlloc_v2") }?;
+    let mut bytes = 0;
+    while bytes < most {
+        let mut memory = 0;
+        // SAFETY: the pointer is to a local that lives.
+        let code = unsafe { alloc(&raw mut memory, STEP) };
+        if code != 0 {
+            return Ok(Allocated {
+                bytes,
+                refused: Some(code),
+            });
+        }
+        bytes += u64::try_from(STEP)?;
+    }
+    Ok(Allocated {
+        bytes,
+        refused: None,
+    })
 }
 
 fn look(cuda: &Library, device: c_int) -> Result<Seen> {

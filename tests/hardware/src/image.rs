@@ -74,17 +74,15 @@ fn flags(args: &Args, hook: PathBuf) -> Vec<OsString> {
     for (flag, path) in [
         ("--nvml-library", &args.nvml_library),
         ("--capture", &args.capture),
+        ("--report", &args.report),
         ("--device-nodes", &args.device_nodes),
         ("--hook", &hook),
     ] {
         all.extend(path.iter().flat_map(|path| [flag.into(), here(path)]));
     }
-    for (flag, given) in [
-        ("--json", args.json),
-        ("--read-only", args.read_only),
-        ("--allow-changes", args.allow_changes),
-    ] {
-        all.extend(given.then(|| flag.into()));
+    all.extend(args.json.then(|| "--json".into()));
+    for allow in &args.allow {
+        all.extend(["--allow".into(), allow.name().into()]);
     }
     all
 }
@@ -94,10 +92,11 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
+    use crate::report::Allow;
 
     #[test]
     fn paths_of_the_host_are_below_the_prefix_and_nothing_is_lost() {
-        let said = "divvy-hardware --json --allow-changes --driver-root /run/nvidia/driver --nvml-library /opt/nvml.so \
+        let said = "divvy-hardware --json --allow mig,mps --report /tmp/report --driver-root /run/nvidia/driver --nvml-library /opt/nvml.so \
                     --capture /tmp/out --hook /opt/hook --host-root /tmp/host --device-nodes /tmp/nodes";
         let args = Args::parse_from(said.split_whitespace());
         let inside = Args::parse_from(
@@ -129,8 +128,8 @@ mod tests {
         );
         assert!(flags(&relative, "/none".into()).contains(&out.into_os_string()));
         assert_eq!(
-            (inside.json, inside.read_only, inside.allow_changes),
-            (true, false, true)
+            (inside.json, inside.allow, inside.report),
+            (true, vec![Allow::Mig, Allow::Mps], path("/host/tmp/report"))
         );
     }
 }

@@ -1,14 +1,15 @@
 //! `divvy-hardware`: one program for a machine with a real NVIDIA GPU and no network. It reads what
 //! divvy reads, as the plugin's image would, and compares it with what `nvidia-smi`, the kernel and
 //! CUDA say; it prepares a claim with the real node plugin in this process against a fake API
-//! server, and runs a small CUDA program with nothing but what the claim's CDI file gives. It
-//! changes nothing on the GPU unless it is allowed to. Run by people; what it tries, and the exit
-//! status, are in [`report`].
+//! server, and runs a small CUDA program with nothing but what the claim's CDI file gives. It only
+//! reads unless it is allowed more, by name. Run by people; what it tries, and the exit status, are
+//! in [`report`].
 
 mod apply;
 mod caps;
 mod changes;
 mod claim;
+mod clients;
 mod compare;
 mod cuda;
 mod image;
@@ -19,19 +20,19 @@ mod smi;
 mod stages;
 #[cfg(test)]
 mod testing;
+mod written;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::report::{Check, Outcome, Report};
+use crate::report::{Allow, Check, Outcome, Report};
 
 /// Looks at a real NVIDIA GPU as divvy does. Exit status: 0 all was tried and is well, 1 something
 /// is not, 3 no GPU, 4 all that was tried is well, but not all was.
 #[derive(Debug, Parser)]
 #[command(name = "divvy-hardware", version)]
-#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 struct Args {
     /// Where the driver is installed; the known places are tried if left out
     #[arg(long, value_name = "FOLDER")]
@@ -49,13 +50,14 @@ struct Args {
     /// A JSON object per check instead of text
     #[arg(long)]
     json: bool,
-    /// Stop after what only reads: no claim, no CUDA program
-    #[arg(long)]
-    read_only: bool,
-    /// Change one idle GPU and change it back: MIG mode, partitions, time slices. The GPU must be
-    /// yours alone
-    #[arg(long, conflicts_with = "read_only")]
-    allow_changes: bool,
+    /// Write all that was found out into this file: the same text each time on the same machine,
+    /// but for its last part
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Do more than read, on one GPU that nothing uses and that is yours alone. Without it nothing
+    /// is started and nothing changed
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    allow: Vec<Allow>,
     /// Run as a program of the host, not as in the plugin's image
     #[arg(long)]
     as_host: bool,
@@ -121,11 +123,21 @@ fn run(mut args: Args) -> u8 {
         args.hook = beside.ok().filter(|hook| hook.exists());
     }
     let ended = stages::all(&args, &mut report);
-    match ended {
+    let status = match ended {
         Ok(()) => report.finish(),
         Err(why) => report.no_gpu(&format!(
             "there is no NVIDIA GPU that can be used on this machine: {why:#}"
         )),
+    };
+    let Some(file) = &args.report else {
+        return status;
+    };
+    match fs_err::write(file, written::text(&report, &args.allow)) {
+        Ok(()) => status,
+        Err(error) => {
+            say(&format!("the report cannot be written: {error}"));
+            1
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! NVIDIA's program for MPS on an idle GPU. The supervisor starts a server of each protocol that
 //! the driver has, and ends it; between the two each command that divvy gives is given once, and
-//! what the program answered is captured, to be compared with the stand-in of the tests. No setting
-//! of the GPU is changed.
+//! what the program answered is captured, to be compared with the stand-in of the tests, and programs
+//! are clients of the server. The compute mode is changed only if that is allowed.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::symlink;
@@ -10,11 +10,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use divvy_host::{Driver, DriverAt, HostRoot};
-use divvy_model::{GpuTarget, GpuUuid, MpsAbility, MpsProtocol, MpsServer};
+use divvy_model::{
+    GpuDriver, GpuFacts, GpuTarget, GpuUuid, MpsAbility, MpsNamespace, MpsNamespaceName,
+    MpsProtocol, MpsServer,
+};
 use divvy_mps_supervisor::control::Control;
 use divvy_mps_supervisor::{Settings, Supervisor};
 
-use crate::report::Outcome;
+use crate::apply::Container;
+use crate::clients::{self, Limits};
+use crate::report::{Allow, Check, Outcome};
 use crate::smi::see;
 
 /// NVIDIA's programs.
@@ -33,10 +38,24 @@ pub(crate) struct Node<'a> {
     pub(crate) driver_version: &'a str,
     /// Where the host is seen.
     pub(crate) prefix: &'a Path,
+    pub(crate) nvml: &'a dyn GpuDriver,
+    pub(crate) facts: &'a GpuFacts,
+    /// The container of a claim of the GPU, for clients; `None`: there is none.
+    pub(crate) container: Option<&'a Container>,
+    /// Set if the compute mode may be changed.
+    pub(crate) may_be_alone: bool,
 }
 
-/// Returns whether it went as it should, and the transcripts by file name.
-pub(crate) fn outcome(node: &Node<'_>, gpu: &GpuUuid) -> Result<(Outcome, Vec<(String, String)>)> {
+/// Answers about MPS.
+#[derive(Default)]
+pub(crate) struct Answers {
+    pub(crate) outcomes: Vec<(Check, Outcome)>,
+    /// Transcripts by name.
+    pub(crate) transcripts: Vec<(String, String)>,
+}
+
+/// Asks. The newest protocol that the driver has comes first: what its clients show counts.
+pub(crate) fn answers(node: &Node<'_>, gpu: &GpuUuid) -> Result<Answers> {
     let root = &node.driver.root;
     let is_there = |name: &&str| matches!(root.find_program(name), Ok(Some(_)));
     let has_programs = PROGRAMS.iter().all(is_there);
@@ -50,22 +69,34 @@ pub(crate) fn outcome(node: &Node<'_>, gpu: &GpuUuid) -> Result<(Outcome, Vec<(S
     let ability = MpsAbility::of_node(node.driver_version, true, has_programs, for_all_users);
     let Some(newest) = ability.protocol() else {
         let why = ability.lack().unwrap_or("it has no MPS");
-        return Ok((Outcome::NotTried(why.to_owned()), Vec::new()));
+        let not_tried = |check: Check| (check, Outcome::NotTried(why.to_owned()));
+        let outcomes = Check::that_need(Allow::Mps).map(not_tried);
+        return Ok(Answers {
+            outcomes: outcomes.chain([not_tried(Check::MpsAlone)]).collect(),
+            transcripts: Vec::new(),
+        });
     };
-    let mut transcripts = Vec::new();
+    let mut answers = Answers::default();
     let mut said = Vec::new();
-    for protocol in [MpsProtocol::V2, MpsProtocol::V3] {
+    for protocol in [MpsProtocol::V3, MpsProtocol::V2] {
         if protocol.number() > newest.number() {
             continue;
         }
         let begun = Instant::now();
-        let text = Folder::new(node.prefix).and_then(|folder| try_it(node, gpu, protocol, &folder));
-        let text = text.with_context(|| format!("protocol v{}", protocol.number()))?;
-        said.push(format!("v{} in {:.1?}", protocol.number(), begun.elapsed()));
-        transcripts.push((format!("mps-v{}.txt", protocol.number()), text));
+        let folder = Folder::new(node.prefix)?;
+        let tried = try_it(node, gpu, protocol, &folder, &mut answers);
+        let (text, ready) = tried.with_context(|| format!("protocol v{}", protocol.number()))?;
+        said.push(format!(
+            "v{}, ready in {ready:.1?}, all in {:.1?}",
+            protocol.number(),
+            begun.elapsed()
+        ));
+        let name = format!("mps-v{}", protocol.number());
+        answers.transcripts.push((name, text));
     }
-    let fine = format!("a server was started, asked and ended: {}", said.join(", "));
-    Ok((Outcome::Ok(fine), transcripts))
+    let fine = format!("a server was started, asked and ended: {}", said.join("; "));
+    answers.outcomes.push((Check::Mps, Outcome::Ok(fine)));
+    Ok(answers)
 }
 
 /// A folder with one short path here and on the host, as the supervisor needs it.
@@ -106,15 +137,22 @@ fn try_it(
     gpu: &GpuUuid,
     protocol: MpsProtocol,
     folder: &Folder,
-) -> Result<String> {
+    answers: &mut Answers,
+) -> Result<(String, Duration)> {
     let target = GpuTarget::whole(gpu.clone());
     let supervisor = supervisor(node, folder);
+    // A half of the GPU.
+    let memory = node.facts.memory_bytes.map(|bytes| bytes >> 20);
+    let half = MpsServer::equal(2, memory).context("no slots")?;
     let server = match protocol {
-        MpsProtocol::V2 => MpsServer::equal(2, Some(2 << 10)).context("no slots")?,
+        MpsProtocol::V2 => half,
         MpsProtocol::V3 => MpsServer::NAMESPACES,
     };
+    let begun = Instant::now();
     supervisor.start(&target, None, server, false)?;
-    let asked = ask(node, &supervisor, &target, protocol, folder);
+    let ready = begun.elapsed();
+    let asked = attend(node, &supervisor, &target, half, folder, answers, protocol);
+    let asked = asked.and_then(|()| ask(node, &supervisor, &target, protocol, folder));
     // Whatever came of it, nothing is left.
     let ended = supervisor.stop(&target);
     let text = asked?;
@@ -123,7 +161,49 @@ fn try_it(
         supervisor.state(None)?.is_empty(),
         "the daemon runs although it was ended"
     );
-    Ok(text)
+    Ok((text, ready))
+}
+
+/// Runs programs as clients of a server that was started.
+fn attend(
+    node: &Node<'_>,
+    supervisor: &Supervisor,
+    target: &GpuTarget,
+    half: MpsServer,
+    folder: &Folder,
+    answers: &mut Answers,
+    protocol: MpsProtocol,
+) -> Result<()> {
+    let Some(container) = node.container else {
+        return Ok(());
+    };
+    let mut sockets = folder.path.join(protocol.pipe(target));
+    if protocol == MpsProtocol::V3 {
+        let name: MpsNamespaceName = "c_00000000000000ff".parse()?;
+        supervisor.put_namespace(
+            target,
+            MpsNamespace {
+                name,
+                cores: half.cores,
+                memory_mib: half.memory_mib,
+            },
+        )?;
+        sockets = sockets.join("s").join(name.to_string());
+    }
+    let limits = Limits {
+        cores: half.cores,
+        memory_mib: half.memory_mib,
+    };
+    let found = clients::of_server(container, &sockets, limits, node.facts);
+    answers.outcomes.extend(found);
+    if node.may_be_alone {
+        let (mode, gpu) = (node.facts.compute_mode, &target.gpu);
+        let alone = clients::alone(node.nvml, gpu, mode, container, &sockets);
+        answers
+            .outcomes
+            .push((Check::MpsAlone, Outcome::from(alone)));
+    }
+    Ok(())
 }
 
 /// Gives each command once, and writes down what was answered.
@@ -151,14 +231,26 @@ fn ask(
         memory: None,
         device: target.gpu.as_str(),
     };
+    let server = running.pids.first().map(ToString::to_string);
+    let (pipe, log) = (
+        control.pipe.display().to_string(),
+        control.log.display().to_string(),
+    );
+    // Names that are others in each run.
+    let plain = |text: &str| {
+        let text = text.replace(&pipe, "PIPE").replace(&log, "LOG");
+        server
+            .iter()
+            .fold(text, |text, pid| text.replace(pid.as_str(), "SERVER"))
+    };
     let mut text = String::new();
     let mut give = |args: &[&str], input: &str| -> Result<String> {
         let begun = Instant::now();
         let answer = control.run(args, input, WITHIN);
         let took = begun.elapsed();
         let said = answer.unwrap_or_else(|error| divvy_model::chain(&error));
-        let command = [&args.join(" "), input].concat();
-        writeln!(text, "$ {command}\n{said}\n# {took:.1?}\n")?;
+        let command = plain(&[&args.join(" "), input].concat());
+        writeln!(text, "$ {command}\n{}\n# {took:.1?}\n", plain(&said))?;
         Ok(said)
     };
     let state = match protocol {

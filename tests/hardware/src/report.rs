@@ -44,6 +44,16 @@ pub(crate) enum Check {
     LetGo,
     /// NVIDIA's program for MPS starts and ends servers as the supervisor asks it to.
     Mps,
+    /// A program is a client of the server, on the part of the GPU that the server allows.
+    MpsClient,
+    /// A client can allocate no more than the server allows.
+    MpsMemory,
+    /// A program of another user is a client of the same server.
+    MpsUsers,
+    /// With the GPU's compute mode that of one process, there are the server's clients alone.
+    MpsAlone,
+    /// A program in a control group can allocate no more than the group's limit.
+    MemoryLimit,
     /// MIG mode is switched on, and off again.
     MigMode,
     /// A partition of each profile is made and destroyed.
@@ -57,17 +67,103 @@ pub(crate) enum Check {
 /// Exit status: there is no GPU, or no driver, on this machine.
 const NO_GPU: u8 = 3;
 
-/// Checks that change the GPU.
-pub(crate) const CHANGES: [Check; 4] = [
-    Check::MigMode,
-    Check::Partitions,
-    Check::PartitionClaim,
-    Check::TimeSlice,
+/// Things that this program does beyond reading, each only if it is allowed by this name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Allow {
+    /// Runs a small CUDA program on an idle GPU, by a claim that the node plugin prepares
+    Program,
+    /// Starts MPS servers on an idle GPU, with programs as their clients
+    Mps,
+    /// Sets the compute mode of an idle GPU, and sets it back
+    ComputeMode,
+    /// Makes a control group, limits its memory on an idle GPU, and removes both
+    MemoryLimit,
+    /// Sets the time slice of an idle GPU, and sets it back
+    TimeSlice,
+    /// Switches MIG mode of an idle GPU on and off, with partitions in between
+    Mig,
+}
+
+impl Allow {
+    /// Returns its name on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
+    }
+
+    /// Returns the effect of it, for people.
+    fn effect(self) -> String {
+        let value = self.to_possible_value();
+        let help = value.and_then(|value| value.get_help().map(ToString::to_string));
+        help.unwrap_or_default()
+    }
+}
+
+/// Questions about a GPU that are not asked here, and why.
+pub(crate) const NEVER_ASKED: [(&str, &str); 6] = [
+    (
+        "an MPS server in the state FAULT, and its end",
+        "a program would have to break the GPU's context on purpose",
+    ),
+    (
+        "MPS in partitions",
+        "it needs MIG mode and MPS at once, and more than a minute",
+    ),
+    (
+        "the effect of time slices on programs that compete",
+        "it is a measurement, which other programs disturb",
+    ),
+    (
+        "Xid events, recovery actions and resets",
+        "nothing brings them about without harm",
+    ),
+    (
+        "MIG mode that needs a reset",
+        "a reset ends what others run on GPUs that are linked",
+    ),
+    (
+        "the chart, the kubelet and a container runtime",
+        "there is neither a network nor a Kubernetes here",
+    ),
 ];
 
 impl Check {
+    /// Returns the permission that it needs; `None` of one that only reads.
+    pub(crate) fn needs(self) -> Option<Allow> {
+        match self {
+            Self::AsTheImage
+            | Self::Inventory
+            | Self::Conformance
+            | Self::ProfileNames
+            | Self::NvidiaSmi
+            | Self::Sysfs
+            | Self::TimeSliceIsRead
+            | Self::MemoryCaps => None,
+            Self::Claim
+            | Self::Hook
+            | Self::Libcuda
+            | Self::Cuda
+            | Self::CudaAgrees
+            | Self::Isolation
+            | Self::Processes
+            | Self::LetGo => Some(Allow::Program),
+            Self::Mps | Self::MpsClient | Self::MpsMemory | Self::MpsUsers => Some(Allow::Mps),
+            Self::MpsAlone => Some(Allow::ComputeMode),
+            Self::MemoryLimit => Some(Allow::MemoryLimit),
+            Self::MigMode | Self::Partitions | Self::PartitionClaim => Some(Allow::Mig),
+            Self::TimeSlice => Some(Allow::TimeSlice),
+        }
+    }
+
+    /// Lists the checks that need a permission.
+    pub(crate) fn that_need(allow: Allow) -> impl Iterator<Item = Self> {
+        let all = Self::value_variants().iter().copied();
+        all.filter(move |check| check.needs() == Some(allow))
+    }
+
     /// Returns its name in JSON.
-    fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         self.to_possible_value()
             .map(|value| value.get_name().to_owned())
             .unwrap_or_default()
@@ -116,14 +212,21 @@ struct Line<'a> {
 pub(crate) struct Report {
     outcomes: BTreeMap<Check, Outcome>,
     json: bool,
+    /// Text by its title: facts of the machine, and answers of its programs.
+    pub(crate) parts: BTreeMap<String, String>,
 }
 
 impl Report {
+    /// Returns what came of each check.
+    pub(crate) fn outcomes(&self) -> &BTreeMap<Check, Outcome> {
+        &self.outcomes
+    }
+
     /// Form of the output: text, or a JSON object per check.
     pub(crate) fn new(json: bool) -> Self {
         Self {
-            outcomes: BTreeMap::new(),
             json,
+            ..Self::default()
         }
     }
 
@@ -164,14 +267,27 @@ impl Report {
         }
     }
 
+    /// Notes for all checks that need more than is allowed that they were not tried.
+    pub(crate) fn only(&mut self, allowed: &[Allow]) {
+        for check in Check::value_variants() {
+            if let Some(needs) = check.needs().filter(|needs| !allowed.contains(needs)) {
+                let (name, effect) = (needs.name(), needs.effect());
+                self.not_tried(
+                    &[*check],
+                    &format!("not allowed (--allow {name}: {effect})"),
+                );
+            }
+        }
+    }
+
     /// The whole list, in order; what was not come to is not tried.
-    pub(crate) fn finish(mut self) -> u8 {
+    pub(crate) fn finish(&mut self) -> u8 {
         self.not_tried(Check::value_variants(), "an earlier check ended the run");
         self.exit_status()
     }
 
     /// The list where there is nothing to look at.
-    pub(crate) fn no_gpu(mut self, why: &str) -> u8 {
+    pub(crate) fn no_gpu(&mut self, why: &str) -> u8 {
         if self.json {
             self.not_tried(Check::value_variants(), why);
         } else {

@@ -5,32 +5,23 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum as _;
 use divvy_conformance::{Expect, conformance};
 use divvy_host::{Driver, DriverRoot, HostRoot, Smi};
-use divvy_model::{GpuDriver, GpuFacts, GpuUuid, Inventory};
+use divvy_model::{Gpu, GpuDriver, GpuFacts, GpuUuid, Inventory, MemoryCaps};
 use divvy_nvml::NvmlDriver;
 use serde::Serialize;
 
 use crate::apply::{self, Container, Ran};
 use crate::claim::{self, Prepared, Want};
-use crate::report::{CHANGES, Check, Outcome, Report};
+use crate::report::{Allow, Check, Outcome, Report};
 use crate::smi::see;
-use crate::{Args, caps, changes, compare, cuda, mps, smi};
+use crate::{Args, caps, changes, clients, compare, cuda, mps, smi};
 
 /// Time limit of the driver to list a process.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
-/// Checks that need a whole GPU which is idle.
-const OF_A_CLAIM: [Check; 9] = [
-    Check::Claim,
-    Check::Hook,
-    Check::Libcuda,
-    Check::Cuda,
-    Check::CudaAgrees,
-    Check::Isolation,
-    Check::Processes,
-    Check::LetGo,
-    Check::Mps,
-];
+/// Permissions whose checks run programs in the container of a claim.
+const IN_A_CONTAINER: [Allow; 3] = [Allow::Mps, Allow::ComputeMode, Allow::MemoryLimit];
 
 /// A root is like the image's if its loader does not find the driver's libraries.
 pub(crate) fn as_the_image() -> Outcome {
@@ -90,30 +81,116 @@ pub(crate) fn all(args: &Args, report: &mut Report) -> Result<()> {
         nvml,
         inventory,
     };
+    machine.describe(report);
     machine.read(report);
-    if args.read_only {
-        report.not_tried(&OF_A_CLAIM, "asked to read only (--read-only)");
-    } else if args.hook.is_none() {
-        let why = "there is no divvy-cdi-hook beside this program (--hook)";
-        report.not_tried(&OF_A_CLAIM, why);
-        report.not_tried(&CHANGES, why);
-    } else if let Some(uuid) = machine.idle() {
-        machine.whole(report, &uuid);
-        report.note(Check::Mps, Outcome::from(machine.mps(&uuid)));
-        if args.allow_changes && report.is_well() {
-            machine.change(report, &uuid);
-        }
-    } else {
-        report.not_tried(&OF_A_CLAIM, "every GPU has MIG mode on or is in use");
-        report.not_tried(&CHANGES, "every GPU has MIG mode on or is in use");
+    report.only(&args.allow);
+    if args.allow.is_empty() {
+        return Ok(());
     }
-    if !args.allow_changes {
-        report.not_tried(&CHANGES, "it changes the GPU (--allow-changes)");
+    let needs_more = |why: &str, report: &mut Report| {
+        let mut all = Check::value_variants().iter();
+        let rest: Vec<Check> = all
+            .by_ref()
+            .copied()
+            .filter(|c| c.needs().is_some())
+            .collect();
+        report.not_tried(&rest, why);
+    };
+    if args.hook.is_none() {
+        needs_more(
+            "there is no divvy-cdi-hook beside this program (--hook)",
+            report,
+        );
+    } else if let Some(uuid) = machine.idle() {
+        machine.use_it(report, &uuid);
+    } else {
+        needs_more("every GPU has MIG mode on or is in use", report);
     }
     Ok(())
 }
 
 impl Machine<'_> {
+    /// Notes the facts of the machine.
+    fn describe(&self, report: &mut Report) {
+        let system = &self.inventory.system;
+        let or_none = |value: Option<String>| value.unwrap_or_else(|| "not known".to_owned());
+        let kernel = fs_err::read_to_string("/proc/sys/kernel/osrelease").ok();
+        let system = format!(
+            "driver {}\nNVML {}\nCUDA {}\nkernel {}\n",
+            system.driver_version,
+            or_none(system.nvml_version.clone()),
+            or_none(system.cuda_version.map(|cuda| cuda.to_string())),
+            or_none(kernel).trim(),
+        );
+        let line = |(uuid, gpu): (&GpuUuid, &Gpu)| {
+            let facts = &gpu.facts;
+            let mib = facts.memory_bytes.map(|bytes| (bytes >> 20).to_string());
+            format!(
+                "{uuid} at {}: {}, {} multiprocessors, {} MiB, MIG mode {:?}, compute mode {}\n",
+                facts.pci_address,
+                facts.product_name,
+                or_none(facts.multiprocessors.map(|n| n.to_string())),
+                or_none(mib),
+                facts.mig_mode,
+                or_none(facts.compute_mode.map(|mode| format!("{mode:?}"))),
+            )
+        };
+        let gpus: String = self.inventory.gpus.iter().map(line).collect();
+        let text = system + &gpus;
+        report.parts.insert("machine".to_owned(), text);
+    }
+
+    fn may(&self, allow: Allow) -> bool {
+        self.args.allow.contains(&allow)
+    }
+
+    /// Runs what is allowed on a GPU that is idle.
+    fn use_it(&self, report: &mut Report, uuid: &GpuUuid) {
+        let container = if self.may(Allow::Program) {
+            self.whole(report, uuid)
+        } else {
+            None
+        };
+        if self.may(Allow::Mps) {
+            self.mps(report, uuid, container.as_ref());
+        }
+        if self.may(Allow::MemoryLimit)
+            && let (Some(container), true) = (&container, self.has_memory_limits())
+        {
+            let groups = self.host.see(Path::new("/sys/fs/cgroup"));
+            let found = clients::in_a_group(&self.nvml, uuid, &groups, container);
+            report.note(Check::MemoryLimit, Outcome::from(found));
+        }
+        for allow in IN_A_CONTAINER {
+            let checks: Vec<Check> = Check::that_need(allow).collect();
+            let why = match () {
+                () if !self.may(Allow::Program) => "its programs run by a claim (--allow program)",
+                () if allow == Allow::ComputeMode && !self.may(Allow::Mps) => {
+                    "it needs an MPS server (--allow mps)"
+                }
+                () if !self.has_memory_limits() && allow == Allow::MemoryLimit => {
+                    "the driver limits no memory of control groups"
+                }
+                () => "no claim of the GPU has given a container",
+            };
+            report.not_tried(&checks, why);
+        }
+        if !report.is_well() {
+            let changes = [Allow::Mig, Allow::TimeSlice].map(Check::that_need);
+            let changes: Vec<Check> = changes.into_iter().flatten().collect();
+            report.not_tried(&changes, "an earlier check has failed");
+            return;
+        }
+        self.change(report, uuid);
+    }
+
+    fn has_memory_limits(&self) -> bool {
+        !matches!(
+            self.inventory.system.memory_caps,
+            MemoryCaps::OldDriver | MemoryCaps::NoCalls
+        )
+    }
+
     /// Runs the checks that change nothing.
     fn read(&self, report: &mut Report) {
         let inventory = &self.inventory;
@@ -219,13 +296,14 @@ impl Machine<'_> {
     }
 
     /// A claim of a whole GPU, and a program in its container.
-    fn whole(&self, report: &mut Report, uuid: &GpuUuid) {
-        let Some(gpu) = self.inventory.gpus.get(uuid) else {
-            return;
-        };
+    fn whole(&self, report: &mut Report, uuid: &GpuUuid) -> Option<Container> {
+        let gpu = self.inventory.gpus.get(uuid)?;
         let prepared = match self.prepared(Want::Whole(uuid)) {
             Ok(prepared) => prepared,
-            Err(error) => return report.note(Check::Claim, Outcome::Failed(format!("{error:#}"))),
+            Err(error) => {
+                report.note(Check::Claim, Outcome::Failed(format!("{error:#}")));
+                return None;
+            }
         };
         report.note(
             Check::Claim,
@@ -237,27 +315,54 @@ impl Machine<'_> {
         let gone = prepared
             .let_go()
             .map(|()| Outcome::Ok("no record and no CDI file is left".to_owned()));
-        match used {
-            Ok((container, ran)) => self.judge(report, &container, &ran, &gpu.facts),
-            Err(error) => report.note(Check::Cuda, Outcome::Failed(format!("{error:#}"))),
-        }
+        let container = match used {
+            Ok((container, ran)) => {
+                self.judge(report, &container, &ran, &gpu.facts);
+                Some(container)
+            }
+            Err(error) => {
+                report.note(Check::Cuda, Outcome::Failed(format!("{error:#}")));
+                None
+            }
+        };
         report.note(Check::LetGo, Outcome::from(gone));
+        container
     }
 
     /// NVIDIA's program for MPS, and what it answers.
-    fn mps(&self, uuid: &GpuUuid) -> Result<Outcome> {
+    fn mps(&self, report: &mut Report, uuid: &GpuUuid, container: Option<&Container>) {
+        let answers = self.ask_mps(uuid, container);
+        let answers = answers.and_then(|answers| {
+            for (name, text) in &answers.transcripts {
+                self.capture_text(&format!("{name}.txt"), text)?;
+            }
+            Ok(answers)
+        });
+        match answers {
+            Err(error) => report.note(Check::Mps, Outcome::Failed(format!("{error:#}"))),
+            Ok(answers) => {
+                for (check, outcome) in answers.outcomes {
+                    report.note(check, outcome);
+                }
+                report.parts.extend(answers.transcripts);
+            }
+        }
+    }
+
+    fn ask_mps(&self, uuid: &GpuUuid, container: Option<&Container>) -> Result<mps::Answers> {
+        let gpu = self.inventory.gpus.get(uuid).context("the GPU is gone")?;
         let node = mps::Node {
+            nvml: &self.nvml,
+            facts: &gpu.facts,
+            container,
+            may_be_alone: self.may(Allow::ComputeMode),
             host: &self.host,
             driver: self.driver()?,
             driver_root: self.args.driver_root.as_deref(),
             driver_version: &self.inventory.system.driver_version,
             prefix: &self.args.prefix,
         };
-        let (outcome, transcripts) = mps::outcome(&node, uuid)?;
-        for (name, text) in transcripts {
-            self.capture_text(&name, &text)?;
-        }
-        Ok(outcome)
+        mps::answers(&node, uuid)
     }
 
     /// The same with a partition, for which the node plugin switches MIG mode on.
@@ -358,7 +463,9 @@ impl Machine<'_> {
         let Some(gpu) = self.inventory.gpus.get(uuid) else {
             return;
         };
-        if let Some(why) = changes::why_no_mig(&gpu.facts) {
+        if !self.may(Allow::Mig) {
+            // Said already.
+        } else if let Some(why) = changes::why_no_mig(&gpu.facts) {
             report.not_tried(
                 &[Check::MigMode, Check::Partitions, Check::PartitionClaim],
                 &why,
@@ -366,6 +473,9 @@ impl Machine<'_> {
         } else {
             changes::mig(report, &self.nvml, uuid);
             report.note(Check::PartitionClaim, Outcome::from(self.partition(uuid)));
+        }
+        if !self.may(Allow::TimeSlice) {
+            return;
         }
         let slices = self
             .driver()
@@ -468,6 +578,7 @@ mod tests {
         Answer {
             seen,
             reached: reached.iter().map(PathBuf::from).collect(),
+            allocated: None,
         }
     }
 

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use divvy_host::fixture::{Fixture, FixtureGpu};
-use divvy_model::{CudaVersion, GpuProcess, Inventory, MigMode};
+use divvy_model::{ComputeMode, CudaVersion, GpuProcess, Inventory, MigMode};
 use nvidia_ml::MockState;
 
 fn hardware(args: &[&str], env: &[(&str, &str)]) -> Output {
@@ -306,12 +306,7 @@ fn in_a_container(state: &Path) -> Option<u32> {
 fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
     let machine = Machine::new("h100x2").with_smi();
     let captured = machine.folder.path().join("captured");
-    let flags = [
-        "--as-host",
-        "--read-only",
-        "--capture",
-        captured.to_str().unwrap(),
-    ];
+    let flags = ["--as-host", "--capture", captured.to_str().unwrap()];
     let (status, checks, said) = machine.run(&flags, "");
     assert_eq!(status, Some(4), "{said}");
     for check in [
@@ -330,7 +325,7 @@ fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
             "{check}: {said}"
         );
     }
-    assert_eq!(checks.len(), 21, "{said}");
+    assert_eq!(checks.len(), CHECKS, "{said}");
     let read = |name: &str| fs_err::read_to_string(captured.join(name)).unwrap();
     let inventory: serde_json::Value = serde_json::from_str(&read("inventory.json")).unwrap();
     assert_eq!(inventory["gpus"].as_object().unwrap().len(), 2);
@@ -340,7 +335,7 @@ fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
         .state
         .edit(|e| e.gpu_at(1).unwrap().facts.minor = Some(7))
         .unwrap();
-    let (status, checks, said) = machine.run(&["--as-host", "--read-only"], "");
+    let (status, checks, said) = machine.run(&["--as-host"], "");
     assert_eq!(status, Some(1), "{said}");
     assert!(
         checks.contains(&"nvidia-smi failed".to_owned())
@@ -349,11 +344,90 @@ fn what_only_reads_runs_on_any_nvml_and_becomes_fixtures() {
     );
 }
 
+/// Number of checks.
+const CHECKS: usize = 26;
+/// Everything that can be allowed.
+const ALL: [&str; 2] = [
+    "--allow",
+    "program,mps,compute-mode,memory-limit,time-slice,mig",
+];
+/// Where a comparison of two reports ends.
+const MEASURED: &str = "## measured";
+
+/// Whatever may be there to be used: programs for MPS, a libcuda, an idle GPU.
+#[test]
+fn without_permission_nothing_is_started_or_changed_and_each_reason_is_said() {
+    let machine = Machine::new("h100x2").with_smi().with_cuda().with_mps();
+    let files = || {
+        let (state, slice) = (machine.state(), machine.host().join("run/slice"));
+        [state, slice].map(|file| fs_err::read(file).unwrap())
+    };
+    let before = files();
+    let mut reports = Vec::new();
+    for number in 0..2 {
+        let file = machine.folder.path().join(format!("report{number}"));
+        let flags = ["--as-host", "--report", file.to_str().unwrap()];
+        let (status, checks, said) = machine.run(&flags, "");
+        assert_eq!((status, checks.len()), (Some(4), CHECKS), "{said}");
+        reports.push(fs_err::read_to_string(file).unwrap());
+    }
+    assert_eq!(files(), before, "GPUs and time slice");
+    let [first, second] = [0, 1].map(|at: usize| reports[at].split_once(MEASURED).unwrap().0);
+    assert_eq!(first, second, "a report can be compared");
+    assert!(
+        first.contains("allowed: nothing: it only read\n"),
+        "{first}"
+    );
+    assert!(
+        first.contains("\nGPU-0 at PCI-0: NVIDIA H100 80GB HBM3, "),
+        "{first}"
+    );
+    let part = |title: &str| {
+        let (_, rest) = first.split_once(&format!("## {title}\n")).unwrap();
+        rest.split("\n\n").next().unwrap().to_owned()
+    };
+    for (allow, check) in [
+        ("program", "claim"),
+        ("mps", "mps"),
+        ("mps", "mps-users"),
+        ("compute-mode", "mps-alone"),
+        ("memory-limit", "memory-limit"),
+        ("mig", "partition-claim"),
+        ("time-slice", "time-slice"),
+    ] {
+        let line = format!("{check}: not allowed (--allow {allow}: ");
+        assert!(part("not asked").contains(&line), "{line}: {first}");
+    }
+    assert_eq!(part("asked").lines().count(), 6, "{first}");
+    assert!(
+        part("never asked by this program").contains("FAULT"),
+        "{first}"
+    );
+}
+
+/// The others are not: each permission is for what it names.
+#[test]
+fn a_permission_changes_what_it_names_and_nothing_else() {
+    let machine = Machine::new("h100x1").with_smi().with_cuda().with_mps();
+    let before = fs_err::read(machine.state()).unwrap();
+    for allow in ["mps", "compute-mode", "memory-limit", "time-slice"] {
+        let (_, checks, said) = machine.run(&["--as-host", "--allow", allow], "");
+        let done = |check: &str| checks.contains(&format!("{check} ok"));
+        assert_eq!(done("mps"), allow == "mps", "{allow}: {said}");
+        assert_eq!(done("time-slice"), allow == "time-slice", "{allow}: {said}");
+        assert!(
+            !done("claim") && !done("mps-alone") && !done("mig-mode"),
+            "{said}"
+        );
+        assert_eq!(fs_err::read(machine.state()).unwrap(), before, "{allow}");
+    }
+}
+
 #[test]
 fn a_libcuda_without_functions_fails_one_check_and_the_claim_is_let_go() {
     // A claim is prepared, and libcuda is the fixture's, which has a name and nothing else.
     let machine = Machine::new("l4x1").with_smi();
-    let (status, checks, said) = machine.run(&["--as-host"], "");
+    let (status, checks, said) = machine.run(&["--as-host", "--allow", "program"], "");
     assert_eq!(status, Some(1), "{said}");
     assert!(
         checks.contains(&"claim ok".to_owned()) && checks.contains(&"let-go ok".to_owned()),
@@ -383,7 +457,8 @@ fn the_program_for_mps_is_asked_by_each_protocol_that_it_has() {
         .edit(|engine| engine.set_driver_version("615.71.09", cuda))
         .unwrap();
     let captured = machine.folder.path().join("captured");
-    let flags = ["--as-host", "--capture", captured.to_str().unwrap()];
+    let captured_to = captured.to_str().unwrap();
+    let flags = ["--as-host", "--allow", "mps", "--capture", captured_to];
     let (_, checks, said) = machine.run(&flags, "");
     assert!(checks.contains(&"mps ok".to_owned()), "{said}");
     let read = |name: &str| fs_err::read_to_string(captured.join(name)).unwrap();
@@ -406,7 +481,9 @@ fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
     }
     let machine = Machine::new("h100x2").with_smi().with_cuda().with_mps();
     let captured = machine.folder.path().join("captured");
-    let flags = ["--allow-changes", "--capture", captured.to_str().unwrap()];
+    let report = machine.folder.path().join("report.txt");
+    let flags = ["--capture", captured.to_str().unwrap()];
+    let flags = [&flags[..], &["--report", report.to_str().unwrap()], &ALL].concat();
     let ended = AtomicBool::new(false);
     let (status, checks, said) = std::thread::scope(|scope| {
         let driver = scope.spawn(|| machine.list_the_program(&ended));
@@ -420,11 +497,23 @@ fn all_of_it_runs_as_the_image_and_leaves_the_gpu_as_it_was() {
         .map(String::as_str)
         .filter(|check| !check.ends_with(" ok"))
         .collect();
-    // The driver is too old for it.
-    assert_eq!(other, ["memory-caps not-tried"], "{said}");
-    assert_eq!((status, checks.len()), (Some(4), 21), "{said}");
+    // The driver is too old for them.
+    let too_old = ["memory-caps not-tried", "memory-limit not-tried"];
+    assert_eq!(other, too_old, "{said}");
+    assert_eq!((status, checks.len()), (Some(4), CHECKS), "{said}");
+    let report = fs_err::read_to_string(report).unwrap();
+    for part in [
+        "allowed: program, mps, compute-mode, memory-limit, time-slice, mig\n",
+        "mps-client ok: of 132 multiprocessors a client of 50 % has 66\n",
+        "mps-memory ok: 39936 of 40779 MiB were allocated, and more was refused with code 2\n",
+        "mps-users ok: ",
+        "mps-alone ok: a program beside the server was refused: cuDevicePrimaryCtxRetain failed with code 46",
+    ] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
     let engine = machine.state.read().unwrap();
     let gpu = &engine.gpus()[0];
+    assert_eq!(gpu.facts.compute_mode, Some(ComputeMode::Default));
     assert_eq!(
         gpu.facts.mig_mode,
         MigMode::Supported {
@@ -457,7 +546,7 @@ fn without_the_right_to_namespaces_the_untried_rest_is_named() {
         "-sys_admin",
         env!("CARGO_BIN_EXE_divvy-hardware"),
     ]);
-    let (status, checks, said) = machine.run_by(command, &[], "");
+    let (status, checks, said) = machine.run_by(command, &["--allow", "program"], "");
     if said.contains("setpriv: ") {
         // Not as root.
         return;
