@@ -28,6 +28,8 @@ mod matrix_tests;
 #[cfg(test)]
 mod mig_tests;
 #[cfg(test)]
+mod missing_tests;
+#[cfg(test)]
 mod odd_tests;
 #[cfg(test)]
 mod session_tests;
