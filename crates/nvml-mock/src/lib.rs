@@ -11,6 +11,7 @@
 //! load the library; nothing else uses this crate.
 
 mod abi;
+mod asked;
 mod bridge;
 mod exports;
 mod generations;
@@ -18,6 +19,7 @@ mod loaded;
 mod state;
 mod trial;
 
+pub use asked::{BRANCHES, golden_file, without_a_driver};
 pub use exports::{ALSO, symbols};
 pub use generations::{GENERATIONS, Generation, without_symbols};
 pub use loaded::Loaded;
