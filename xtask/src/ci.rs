@@ -85,7 +85,7 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "nvidia",
-        command: &["cargo", "xtask", "nvidia"],
+        command: &["cargo", "xtask", "nvidia", "--must"],
     },
 ];
 

@@ -13,8 +13,15 @@ use crate::programs::succeeds;
 
 mod library;
 mod packages;
+mod sets;
+mod smi;
 
 use packages::{Fetched, Had};
+
+pub(crate) use sets::{Args as LibrarySets, run as library_sets};
+
+/// File in the folder of the packages that says what was run, a line each.
+const SUMMARY: &str = "summary";
 
 /// Arguments of `cargo xtask nvidia`.
 #[derive(Debug, clap::Args)]
@@ -22,6 +29,9 @@ pub(crate) struct Args {
     /// Write what the programs have answered into the tree instead of comparing it
     #[arg(long)]
     write: bool,
+    /// Fail where it is skipped although Debian's archive answers, as in CI
+    #[arg(long)]
+    must: bool,
     /// The unpacked packages: this process has a `/dev` of its own already
     #[arg(long, hide = true)]
     unpacked: Option<PathBuf>,
@@ -47,13 +57,13 @@ exec \"$0\" \"$@\"";
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     if let Some(unpacked) = &args.unpacked {
-        return compare(unpacked, args.write);
+        return inside(root, unpacked, args.write);
     }
     let begun = Instant::now();
     let cache = divvy_e2e::parts::cache_dir()?.join("nvidia");
     let fetched = match packages::fetch(&cache)? {
         Had::All(fetched) => fetched,
-        Had::None(why) => return skipped(&cache, &why),
+        Had::None(why) => return skipped(&cache, &why, args.must),
     };
     crate::say(&format!(
         "nvidia: {} packages in {:.1} s",
@@ -64,7 +74,6 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     for one in &fetched {
         one.unpack(unpacked.path())?;
     }
-    let symbols = library::compare(unpacked.path(), &fetched)?;
     // Before there is nothing but these devices.
     succeeds(test_command().args(["--no-run", "--quiet"]))?;
     let own = std::env::current_exe()?;
@@ -84,38 +93,63 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         .args(args.write.then_some("--write"))
         .current_dir(root);
     succeeds(&mut inside)?;
-    crate::say(&symbols);
+    let names: Vec<String> = fetched.iter().map(Fetched::name).collect();
     crate::say(&format!(
-        "nvidia: run on {}; {:.1} s in all",
-        fetched
-            .iter()
-            .map(Fetched::name)
-            .collect::<Vec<_>>()
-            .join(", "),
+        "\nnvidia: run on {}:\n{}nvidia: {:.1} s in all",
+        names.join(", "),
+        fs_err::read_to_string(unpacked.path().join(SUMMARY))?,
         begun.elapsed().as_secs_f64()
     ));
     Ok(())
 }
 
-/// Says that nothing was run. On the machine of CI that is right only where Debian cannot be
-/// reached at all.
-fn skipped(cache: &Path, why: &str) -> Result<()> {
-    crate::say(&format!("nvidia: skipped, nothing was run: {why}"));
-    let is_ci = std::env::var("CI").is_ok_and(|set| set == "true");
+/// Says that nothing was run. Where it must be run that is right only if Debian cannot be reached
+/// at all.
+fn skipped(cache: &Path, why: &str, must: bool) -> Result<()> {
+    crate::say(&format!("nvidia: SKIPPED, nothing was run: {why}"));
     ensure!(
-        !is_ci || !packages::answers(cache)?,
+        may_skip(must, || packages::answers(cache))?,
         "in CI it is not skipped while Debian's archive answers"
     );
     Ok(())
 }
 
+fn may_skip(must: bool, answers: impl FnOnce() -> Result<bool>) -> Result<bool> {
+    Ok(!must || !answers()?)
+}
+
+/// Runs everything, with devices of its own.
+fn inside(root: &Path, unpacked: &Path, write: bool) -> Result<()> {
+    let mut said = String::new();
+    let mut timed = |part: &dyn Fn() -> Result<String>| -> Result<()> {
+        let begun = Instant::now();
+        let text = part()?;
+        let took = begun.elapsed().as_secs_f64();
+        let text = format!("{}  ({took:.1} s)\n", text.trim_end());
+        crate::say(text.trim_end());
+        said += &text;
+        Ok(())
+    };
+    timed(&|| library::compare(unpacked, write))?;
+    timed(&|| smi::ask(unpacked, root))?;
+    timed(&|| transcripts(unpacked, write))?;
+    for (branch, tests) in OVER_DAEMONS {
+        timed(&|| over_daemon(&packages::control(unpacked, branch)?, branch, tests))?;
+    }
+    Ok(fs_err::write(unpacked.join(SUMMARY), said)?)
+}
+
+fn lines(all: &[String]) -> String {
+    let lines = all.iter().map(|line| format!("  {line}\n"));
+    lines.collect::<Vec<_>>().concat()
+}
+
 /// Runs the script over the daemon of each driver, and compares what it has answered with what is
 /// in the tree, which the stand-in answers.
-fn compare(unpacked: &Path, write: bool) -> Result<()> {
+fn transcripts(unpacked: &Path, write: bool) -> Result<String> {
     let server = divvy_mps_stand_in::program();
-    let mut different = Vec::new();
+    let (mut different, mut said) = (Vec::new(), Vec::new());
     for (branch, _) in DRIVERS {
-        let begun = Instant::now();
         // Short: the daemon's sockets are in it, and another user reaches them.
         let dir = tempfile::Builder::new().prefix("n").tempdir_in("/tmp")?;
         let bin = dir.path().join("bin");
@@ -128,36 +162,27 @@ fn compare(unpacked: &Path, write: bool) -> Result<()> {
         if write {
             fs_err::write(golden_file(branch), &seen)?;
         }
-        let lines = difference(&golden(branch)?, &seen);
-        crate::say(&format!(
-            "nvidia: R{branch}: {} lines, {} differ from those of the stand-in ({:.1} s)",
+        let differ = difference(&golden(branch)?, &seen);
+        said.push(format!(
+            "nvidia-cuda-mps-control of R{branch}: {} lines, {} differ from those of the stand-in",
             seen.lines().count(),
-            lines.len(),
-            begun.elapsed().as_secs_f64()
+            differ.len()
         ));
-        for line in &lines {
+        for line in &differ {
             crate::say(&format!("  {line}"));
         }
-        if !lines.is_empty() {
+        if !differ.is_empty() {
             different.push(branch);
         }
     }
     if !different.is_empty() {
         bail!("the programs of {different:?} answer otherwise (`--write` takes that over)");
     }
-    for (branch, tests) in OVER_DAEMONS {
-        crate::say(&over_daemon(
-            &packages::control(unpacked, branch)?,
-            branch,
-            tests,
-        )?);
-    }
-    Ok(())
+    Ok(lines(&said))
 }
 
 /// Runs tests of the supervisor over the daemon of a driver.
 fn over_daemon(control: &Path, branch: u32, tests: &str) -> Result<String> {
-    let begun = Instant::now();
     let done = test_command()
         .arg(tests)
         .env("DIVVY_MPS_CONTROL", control)
@@ -171,8 +196,7 @@ fn over_daemon(control: &Path, branch: u32, tests: &str) -> Result<String> {
         String::from_utf8_lossy(&done.stderr)
     );
     Ok(format!(
-        "nvidia: R{branch}: the supervisor over its daemon: {passed} tests of {tests} passed ({:.1} s)",
-        begun.elapsed().as_secs_f64()
+        "  the supervisor over the daemon of R{branch}: {passed} tests of {tests} passed\n"
     ))
 }
 
@@ -228,6 +252,19 @@ mod tests {
         let said = "running 8 tests\n\ntest result: ok. 8 passed; 0 failed; 0 ignored\n";
         assert_eq!(passed(said), 8);
         assert_eq!(passed("test result: FAILED. 7 passed; 1 failed"), 0);
+    }
+
+    #[test]
+    fn what_must_be_run_is_skipped_only_where_debian_cannot_be_reached() {
+        for (must, answers, expected) in [
+            (false, true, true),
+            (false, false, true),
+            (true, false, true),
+            (true, true, false),
+        ] {
+            assert_eq!(may_skip(must, || Ok(answers)).unwrap(), expected);
+        }
+        assert!(may_skip(true, || bail!("no apt-get that works")).is_err());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use divvy_e2e::soak::{self, Day, Trouble};
 use divvy_e2e::{Cluster, Gates};
 
 use crate::e2e::{install, whole};
-use crate::{allocator, mutants, sequences};
+use crate::{allocator, mutants, nvidia, sequences};
 
 /// The names of the clusters, for `cargo xtask cluster`: both may run at once.
 const OLDER_NAME: &str = "soak-versions";
@@ -54,6 +54,8 @@ enum What {
     Allocator(allocator::Args),
     /// Random sequences that CI runs fewer of: odd answers of NVML, stories of goals
     Sequences(sequences::Args),
+    /// Whole library sets of Debian's drivers, and what a container gets of each (weekly)
+    Nvidia(nvidia::LibrarySets),
     /// A day in fast motion: pods of every kind, and everything is killed again and again
     Day {
         /// Length in minutes
@@ -80,6 +82,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         What::Mutants(mutants) => return mutants::run(root, mutants, &args.failures),
         What::Allocator(args) => return allocator::run(root, args),
         What::Sequences(args) => return sequences::run(root, args),
+        What::Nvidia(args) => return nvidia::library_sets(root, args),
         What::Versions { .. } | What::Day { .. } => {}
     }
     let programs = args
@@ -134,7 +137,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             one_day(&day, version, &programs, &args.failures)
         }
         // Needs neither programs nor a cluster.
-        What::Mutants(_) | What::Allocator(_) | What::Sequences(_) => Ok(()),
+        What::Mutants(_) | What::Allocator(_) | What::Sequences(_) | What::Nvidia(_) => Ok(()),
     }
 }
 

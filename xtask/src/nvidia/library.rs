@@ -1,62 +1,92 @@
-//! The functions of NVIDIA's libraries for NVML against those of the mock library.
+//! NVIDIA's libraries for NVML against the mock library: their functions, and what they answer
+//! without a driver.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use nvidia_ml::Generation;
+use nvidia_ml::{BRANCHES, Generation, golden_file, without_a_driver};
 
-use super::packages::Fetched;
+use super::packages::{Kind, Unpacked, of_kind};
+use super::{difference, lines};
 
-/// Oldest driver of the mock library.
-const OLDEST: u32 = 525;
-
-/// Compares the functions that divvy looks for: those that a library lacks are those that the mock
-/// library lacks as that of the same driver. Returns what was compared, for people.
-pub(super) fn compare(unpacked: &Path, fetched: &[Fetched]) -> Result<String> {
+/// Compares the functions that divvy looks for, and the answers without a driver. Returns what was
+/// compared, for people.
+pub(super) fn compare(unpacked: &Path, write: bool) -> Result<String> {
     let mut wanted = exported(&mock()?)?;
     wanted.retain(|name| name.starts_with("nvml"));
-    let mut lines = Vec::new();
+    ensure!(!wanted.is_empty(), "the mock library has no functions");
+    let mut said = Vec::new();
     let mut wrong = Vec::new();
-    for one in fetched.iter().filter(|one| one.is_library()) {
-        let has = exported(&file(&one.folder(unpacked))?)?;
-        let lacks: BTreeSet<&str> = wanted
-            .iter()
-            .filter(|name| !has.contains(*name))
-            .map(String::as_str)
-            .collect();
-        let version = &one.version;
-        if one.branch < OLDEST {
-            // The mock library is none of these; the next reader sees what they lack.
-            lines.push(format!("nvidia: NVML of {version} lacks {}", list(&lacks)));
+    for one in of_kind(unpacked, Kind::Library)? {
+        let functions = functions(&one, &wanted)?;
+        let answers = without_a_driver(&one.file, &one.version)
+            .with_context(|| format!("asking {}", one.file.display()))?;
+        let asked = answers.lines().count();
+        if !BRANCHES.contains(&one.branch) {
+            // The mock library is none of these; a session begins with none of them either.
+            ensure!(
+                answers.contains("\n9 nvmlInit_v2\n"),
+                "NVML of {}: {answers}",
+                one.version
+            );
+            said.push(format!(
+                "NVML of {}: {functions}; asked without a driver",
+                one.version
+            ));
             continue;
         }
-        let of_mock: BTreeSet<&str> = Generation::of(version).lacks().into_iter().collect();
-        if lacks != of_mock {
-            wrong.push(format!(
-                "NVML of {version} lacks {}, and the mock library as that of R{} {}",
-                list(&lacks),
-                one.branch,
-                list(&of_mock)
-            ));
+        let file = golden_file(one.branch);
+        if write {
+            fs_err::write(&file, &answers)?;
         }
-        lines.push(format!(
-            "nvidia: NVML of {version}: {} of {} functions, as in the mock library",
-            wanted.len() - lacks.len(),
-            wanted.len()
+        let differ = difference(&fs_err::read_to_string(&file)?, &answers);
+        said.push(format!(
+            "NVML of {}: {functions}; {asked} answers without a driver, {} differ from those of the mock library",
+            one.version,
+            differ.len()
         ));
+        wrong.extend(differ);
+        wrong.extend(other_functions(&one, &wanted)?);
     }
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ensure!(!said.is_empty(), "no library was asked");
     ensure!(
-        !wanted.is_empty() && !lines.is_empty(),
-        "nothing was compared"
+        wrong.is_empty(),
+        "{}\n{}",
+        said.join("\n"),
+        wrong.join("\n")
     );
-    Ok(lines.join("\n"))
+    Ok(lines(&said))
 }
 
-fn list(names: &BTreeSet<&str>) -> String {
-    names.iter().copied().collect::<Vec<_>>().join(", ")
+/// Returns what a library has of these functions, for people.
+fn functions(one: &Unpacked, wanted: &BTreeSet<String>) -> Result<String> {
+    let lacks = lacks(one, wanted)?;
+    let has = wanted.len() - lacks.len();
+    Ok(format!("{has} of {} functions", wanted.len()))
+}
+
+fn lacks<'a>(one: &Unpacked, wanted: &'a BTreeSet<String>) -> Result<BTreeSet<&'a str>> {
+    let has = exported(&one.file)?;
+    let lacks = wanted.iter().filter(|name| !has.contains(*name));
+    Ok(lacks.map(String::as_str).collect())
+}
+
+/// Returns how the functions are others than those of the mock library as that of this driver.
+fn other_functions(one: &Unpacked, wanted: &BTreeSet<String>) -> Result<Option<String>> {
+    let lacks = lacks(one, wanted)?;
+    let of_mock: BTreeSet<&str> = Generation::of(&one.version).lacks().into_iter().collect();
+    let list = |names: &BTreeSet<&str>| names.iter().copied().collect::<Vec<_>>().join(", ");
+    Ok((lacks != of_mock).then(|| {
+        format!(
+            "NVML of {} lacks {}, and the mock library as that of R{} {}",
+            one.version,
+            list(&lacks),
+            one.branch,
+            list(&of_mock)
+        )
+    }))
 }
 
 /// Returns the mock library, which cargo builds for this program.
@@ -64,24 +94,6 @@ fn mock() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.parent().context("a program is in a folder")?;
     Ok(folder.join("deps/libnvidia_ml.so"))
-}
-
-/// Finds the library in a folder of packages.
-fn file(folder: &Path) -> Result<PathBuf> {
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs_err::read_dir(folder)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            } else if name.to_string_lossy().starts_with("libnvidia-ml.so.") {
-                // The file and the link to it are the same library.
-                return Ok(entry.path());
-            }
-        }
-    }
-    Err(anyhow::anyhow!("{} has no libnvidia-ml", folder.display()))
 }
 
 /// Returns the functions that a library exports.

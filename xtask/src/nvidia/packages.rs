@@ -15,20 +15,64 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const SUITES: &str = "bookworm trixie experimental";
 const OLD_SUITE: &str = "bullseye";
 
-const PROGRAMS: &str = "nvidia-cuda-mps";
-/// Packages by the branch of the driver; of the last ones there may be none.
-const WANTED: [(u32, &str); 6] = [
-    (535, PROGRAMS),
-    (550, PROGRAMS),
-    (555, PROGRAMS),
-    (535, LIBRARY),
-    (550, LIBRARY),
-    (555, LIBRARY),
-];
-const LIBRARY: &str = "libnvidia-ml1";
-const OLD_LIBRARIES: [(u32, &str); 2] = [
-    (450, "libnvidia-tesla-450-ml1"),
-    (470, "libnvidia-tesla-470-ml1"),
+/// Content of a package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The programs for MPS.
+    Mps,
+    /// The library for NVML.
+    Library,
+    Smi,
+}
+
+/// A package of one branch of drivers.
+#[derive(Debug)]
+pub(crate) struct Package {
+    pub(crate) branch: u32,
+    pub(crate) kind: Kind,
+    pub(crate) name: &'static str,
+    /// False: one day there may be none.
+    is_needed: bool,
+}
+
+const fn needed(branch: u32, kind: Kind, name: &'static str) -> Package {
+    Package {
+        branch,
+        kind,
+        name,
+        is_needed: true,
+    }
+}
+
+const fn old(branch: u32, kind: Kind, name: &'static str) -> Package {
+    Package {
+        branch,
+        kind,
+        name,
+        is_needed: false,
+    }
+}
+
+pub(crate) const PACKAGES: &[Package] = &[
+    needed(535, Kind::Mps, "nvidia-cuda-mps"),
+    needed(550, Kind::Mps, "nvidia-cuda-mps"),
+    needed(555, Kind::Mps, "nvidia-cuda-mps"),
+    needed(525, Kind::Library, "libnvidia-tesla-ml1"),
+    needed(535, Kind::Library, "libnvidia-tesla-535-ml1"),
+    needed(535, Kind::Library, "libnvidia-ml1"),
+    needed(550, Kind::Library, "libnvidia-ml1"),
+    needed(555, Kind::Library, "libnvidia-ml1"),
+    needed(525, Kind::Smi, "nvidia-tesla-smi"),
+    needed(535, Kind::Smi, "nvidia-tesla-535-smi"),
+    needed(535, Kind::Smi, "nvidia-smi"),
+    needed(550, Kind::Smi, "nvidia-smi"),
+    needed(555, Kind::Smi, "nvidia-smi"),
+    old(418, Kind::Library, "libnvidia-tesla-418-ml1"),
+    old(450, Kind::Library, "libnvidia-tesla-450-ml1"),
+    old(460, Kind::Library, "libnvidia-tesla-460-ml1"),
+    old(470, Kind::Library, "libnvidia-tesla-470-ml1"),
+    old(450, Kind::Smi, "nvidia-tesla-450-smi"),
+    old(470, Kind::Smi, "nvidia-tesla-470-smi"),
 ];
 
 /// Packages that were found.
@@ -40,40 +84,96 @@ pub(crate) enum Had {
 
 /// A package in the cache.
 pub(crate) struct Fetched {
-    pub(crate) branch: u32,
-    package: &'static str,
+    package: &'static Package,
     /// Version of the driver.
-    pub(crate) version: String,
+    version: String,
     file: PathBuf,
 }
 
 impl Fetched {
     /// Returns it for people.
     pub(crate) fn name(&self) -> String {
-        format!("{} {}", self.package, self.version)
-    }
-
-    pub(crate) fn is_library(&self) -> bool {
-        self.package != PROGRAMS
-    }
-
-    /// Returns the folder of its branch.
-    pub(crate) fn folder(&self, unpacked: &Path) -> PathBuf {
-        unpacked.join(format!("r{}", self.branch))
+        format!("{} {}", self.package.name, self.version)
     }
 
     pub(crate) fn unpack(&self, unpacked: &Path) -> Result<()> {
-        let mut command = Command::new("dpkg-deb");
-        command.arg("-x").arg(&self.file).arg(self.folder(unpacked));
-        succeeds(&mut command)
+        let folder = unpacked.join(self.package.folder()).join(&self.version);
+        unpack(&self.file, &folder)
     }
+}
+
+/// Unpacks a package into a folder.
+pub(crate) fn unpack(file: &Path, folder: &Path) -> Result<()> {
+    fs_err::create_dir_all(folder)?;
+    succeeds(Command::new("dpkg-deb").arg("-x").arg(file).arg(folder))
+}
+
+impl Package {
+    fn folder(&self) -> PathBuf {
+        PathBuf::from(format!("r{}", self.branch)).join(self.name)
+    }
+}
+
+/// A package that was unpacked.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    pub(crate) branch: u32,
+    /// Version of the driver.
+    pub(crate) version: String,
+    /// Its program or library.
+    pub(crate) file: PathBuf,
+}
+
+/// Lists the packages of a kind that were unpacked, oldest first.
+pub(crate) fn of_kind(unpacked: &Path, kind: Kind) -> Result<Vec<Unpacked>> {
+    let mut all = Vec::new();
+    for package in PACKAGES.iter().filter(|package| package.kind == kind) {
+        let folder = unpacked.join(package.folder());
+        if !folder.exists() {
+            ensure!(!package.is_needed, "{} is not there", folder.display());
+            continue;
+        }
+        for entry in fs_err::read_dir(&folder)? {
+            let entry = entry?;
+            let version = entry.file_name().to_string_lossy().into_owned();
+            all.push(Unpacked {
+                branch: package.branch,
+                file: find(&entry.path(), kind, &version)?,
+                version,
+            });
+        }
+    }
+    all.sort_by(|one, other| (one.branch, &one.version).cmp(&(other.branch, &other.version)));
+    Ok(all)
+}
+
+/// Finds the program or library of a package.
+fn find(folder: &Path, kind: Kind, version: &str) -> Result<PathBuf> {
+    let wanted = match kind {
+        Kind::Mps => "nvidia-cuda-mps-control".to_owned(),
+        Kind::Library => format!("libnvidia-ml.so.{version}"),
+        Kind::Smi => "nvidia-smi".to_owned(),
+    };
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs_err::read_dir(folder)? {
+            let (path, is) = entry.and_then(|one| Ok((one.path(), one.file_type()?)))?;
+            if is.is_file() && path.ends_with(&wanted) {
+                return Ok(path);
+            }
+            // Documents and rules of packages have files of these names, too.
+            folders.extend((is.is_dir() && !path.ends_with("usr/share")).then_some(path));
+        }
+    }
+    Err(anyhow::anyhow!("{} has no {wanted}", folder.display()))
 }
 
 /// Returns the control program of a branch.
 pub(crate) fn control(unpacked: &Path, branch: u32) -> Result<PathBuf> {
-    let program = unpacked.join(format!("r{branch}/usr/bin/nvidia-cuda-mps-control"));
-    ensure!(program.exists(), "{} is not there", program.display());
-    Ok(program)
+    let mut all = of_kind(unpacked, Kind::Mps)?.into_iter();
+    let found = all.find(|one| one.branch == branch);
+    let found = found.with_context(|| format!("there is no control program of R{branch}"))?;
+    Ok(found.file)
 }
 
 /// `apt-get` and `apt-cache` with lists, keys and cache of their own.
@@ -126,18 +226,35 @@ impl Apt<'_> {
         Ok(Some(line.unwrap_or("apt-get update failed").to_owned()))
     }
 
-    /// Fetches the newest package of a branch; `None` if there is none. A package in the cache is
-    /// not fetched again: `apt-get` compares its hash.
-    fn download(&self, branch: u32, package: &'static str) -> Result<Option<Fetched>> {
-        let listed = self.run("apt-cache", &["madison", package])?;
-        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        let mut versions = listed.lines().filter_map(|line| line.split('|').nth(1));
-        let Some(full) = versions
-            .find(|version| version.trim().starts_with(&format!("{branch}.")))
-            .map(str::trim)
-        else {
+    /// Fetches the newest package of a branch of drivers. Returns its version and its file; `None`
+    /// if there is none. A package in the cache is not fetched again: `apt-get` compares its hash.
+    fn download(&self, branch: u32, package: &str) -> Result<Option<(String, PathBuf)>> {
+        let Some(full) = self.versions(package)?.into_iter().find(of_branch(branch)) else {
             return Ok(None);
         };
+        let file = self.download_exactly(package, &full)?;
+        let file = file.with_context(|| format!("{package} {full} is listed, and not there"))?;
+        let version = full.split('-').next().unwrap_or(&full).to_owned();
+        Ok(Some((version, file)))
+    }
+
+    /// Lists the versions of a package, the newest first.
+    fn versions(&self, package: &str) -> Result<Vec<String>> {
+        let listed = self.run("apt-cache", &["madison", package])?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let versions = listed.lines().filter_map(|line| line.split('|').nth(1));
+        Ok(versions.map(|version| version.trim().to_owned()).collect())
+    }
+
+    fn newest(&self, package: &str) -> Result<Option<String>> {
+        Ok(self.versions(package)?.into_iter().next())
+    }
+
+    /// Fetches one version of a package. Returns its file; `None` if there is no such version.
+    fn download_exactly(&self, package: &str, full: &str) -> Result<Option<PathBuf>> {
+        if !self.versions(package)?.iter().any(|one| one == full) {
+            return Ok(None);
+        }
         let done = self.run("apt-get", &["-q", "download", &format!("{package}={full}")])?;
         ensure!(
             done.status.success(),
@@ -150,13 +267,12 @@ impl Apt<'_> {
         let file = files
             .find(|file| file.file_name().to_string_lossy().starts_with(&name))
             .with_context(|| format!("{name}… was fetched, and is not there"))?;
-        Ok(Some(Fetched {
-            branch,
-            package,
-            version: full.split('-').next().unwrap_or(full).to_owned(),
-            file: file.path(),
-        }))
+        Ok(Some(file.path()))
     }
+}
+
+fn of_branch(branch: u32) -> impl Fn(&String) -> bool {
+    move |version| version.starts_with(&format!("{branch}."))
 }
 
 /// Fetches the packages into the cache.
@@ -173,16 +289,87 @@ pub(crate) fn fetch(cache: &Path) -> Result<Had> {
         return Ok(Had::None(why));
     }
     let mut fetched = Vec::new();
-    for (branch, package) in WANTED {
-        let Some(one) = apt.download(branch, package)? else {
-            return Ok(Had::None(format!("there is no {package} of R{branch}")));
-        };
-        fetched.push(one);
-    }
-    for (branch, package) in OLD_LIBRARIES {
-        fetched.extend(apt.download(branch, package)?);
+    for package in PACKAGES {
+        match apt.download(package.branch, package.name)? {
+            Some((version, file)) => fetched.push(Fetched {
+                package,
+                version,
+                file,
+            }),
+            None if package.is_needed => {
+                let why = format!("there is no {} of R{}", package.name, package.branch);
+                return Ok(Had::None(why));
+            }
+            None => crate::say(&format!("nvidia: there is no {} any more", package.name)),
+        }
     }
     Ok(Had::All(fetched))
+}
+
+/// A metapackage of a whole driver.
+#[derive(Debug)]
+pub(crate) struct Set {
+    pub(crate) name: &'static str,
+    pub(crate) branch: u32,
+    pub(crate) package: &'static str,
+}
+
+/// Packages of a driver that are not NVIDIA's, in which Debian has its alternatives and links.
+const BESIDE: [&str; 4] = [
+    "glx-alternative-nvidia",
+    "nvidia-persistenced",
+    "libnvidia-egl-gbm1",
+    "libnvidia-egl-wayland1",
+];
+
+/// Fetches all packages of a driver. Returns its version and the files.
+pub(crate) fn fetch_set(cache: &Path, set: &Set) -> Result<(String, Vec<PathBuf>)> {
+    if let Some(why) = lacks() {
+        anyhow::bail!("{why}");
+    }
+    let apt = Apt { cache };
+    if let Some(why) = apt.update("bookworm trixie", "main contrib non-free")? {
+        anyhow::bail!("Debian's lists of packages: {why}");
+    }
+    let (version, first) = apt
+        .download(set.branch, set.package)?
+        .with_context(|| format!("there is no {} of R{}", set.package, set.branch))?;
+    let full = field_of(&first, "Version")?;
+    let mut files = vec![first];
+    let mut known = std::collections::BTreeSet::from([set.package.to_owned()]);
+    let mut at = 0;
+    while let Some(file) = files.get(at) {
+        at += 1;
+        // Only what is of the driver itself has its version; the kernel's modules are not its.
+        let needs = ["Depends", "Recommends"].map(|name| field_of(file, name));
+        let needs = needs.into_iter().collect::<Result<Vec<_>>>()?.join(",");
+        let names = needs.split([',', '|']).filter_map(|one| {
+            let name = one.split_whitespace().next()?;
+            Some(name.split(':').next().unwrap_or(name).to_owned())
+        });
+        for name in names.collect::<Vec<_>>() {
+            let is_kernel = name.ends_with("-dkms") || name.ends_with("-kernel-source");
+            if !is_kernel && known.insert(name.clone()) {
+                files.extend(apt.download_exactly(&name, &full)?);
+            }
+        }
+    }
+    for name in BESIDE {
+        let newest = apt.newest(name)?;
+        let newest = newest.with_context(|| format!("there is no {name}"))?;
+        files.extend(apt.download_exactly(name, &newest)?);
+    }
+    Ok((version, files))
+}
+
+fn field_of(file: &Path, name: &str) -> Result<String> {
+    let done = Command::new("dpkg-deb")
+        .arg("-f")
+        .arg(file)
+        .arg(name)
+        .output()?;
+    ensure!(done.status.success(), "{} has no fields", file.display());
+    Ok(String::from_utf8_lossy(&done.stdout).trim().to_owned())
 }
 
 /// Returns what the machine lacks.
@@ -202,7 +389,9 @@ fn lacks() -> Option<String> {
 
 /// Returns whether Debian's archive answers, whatever is in it.
 pub(crate) fn answers(cache: &Path) -> Result<bool> {
-    Ok(Apt { cache }.update("bookworm", "main")?.is_none())
+    // A machine of another distribution has no packages of Debian.
+    let has_apt = Command::new("apt-get").arg("--version").output().is_ok();
+    Ok(has_apt && Apt { cache }.update("bookworm", "main")?.is_none())
 }
 
 /// Returns the mirrors of this machine for packages and for those of security.
