@@ -9,6 +9,7 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Result;
@@ -54,8 +55,13 @@ fn packet(from: &OwnedFd) -> Result<Vec<u8>> {
     Ok(packet)
 }
 
-/// Bytes that this client of MPS may allocate.
+/// Bytes that this client of MPS may allocate. The daemon is asked once.
 fn limit() -> Option<u64> {
+    static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+    *LIMIT.get_or_init(ask_limit)
+}
+
+fn ask_limit() -> Option<u64> {
     let text = ask("get_default_device_pinned_mem_limit 0")?;
     let number = |unit: char| text.strip_suffix(unit)?.parse::<u64>().ok();
     number('G')

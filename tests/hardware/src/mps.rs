@@ -188,7 +188,7 @@ fn attend(
                 memory_mib: half.memory_mib,
             },
         )?;
-        sockets = sockets.join("s").join(name.to_string());
+        sockets = sockets.join(name.folder());
     }
     let limits = Limits {
         cores: half.cores,

@@ -87,24 +87,14 @@ pub(crate) fn all(args: &Args, report: &mut Report) -> Result<()> {
     if args.allow.is_empty() {
         return Ok(());
     }
-    let needs_more = |why: &str, report: &mut Report| {
-        let mut all = Check::value_variants().iter();
-        let rest: Vec<Check> = all
-            .by_ref()
-            .copied()
-            .filter(|c| c.needs().is_some())
-            .collect();
-        report.not_tried(&rest, why);
-    };
     if args.hook.is_none() {
-        needs_more(
-            "there is no divvy-cdi-hook beside this program (--hook)",
-            report,
-        );
+        let why = "there is no divvy-cdi-hook beside this program (--hook)";
+        report.not_tried(Check::value_variants(), why);
     } else if let Some(uuid) = machine.idle() {
         machine.use_it(report, &uuid);
     } else {
-        needs_more("every GPU has MIG mode on or is in use", report);
+        let why = "every GPU has MIG mode on or is in use";
+        report.not_tried(Check::value_variants(), why);
     }
     Ok(())
 }

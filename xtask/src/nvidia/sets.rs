@@ -47,16 +47,18 @@ const SETS: [Set; 3] = [
 ];
 
 /// Installs the packages in a folder ($1) over this root, with changes in another ($2). What they
-/// need that is not NVIDIA's is left out, as are their kernel modules.
+/// need that is not NVIDIA's is left out, as are their kernel modules. Nothing of it is to reach the
+/// disk.
 const INSTALL: &str = r#"packages=$1 scratch=$2; shift 2
 mkdir -p "$scratch/upper" "$scratch/work" "$scratch/root"
-mount -t overlay -o "lowerdir=/,upperdir=$scratch/upper,workdir=$scratch/work" set "$scratch/root"
+options="lowerdir=/,upperdir=$scratch/upper,workdir=$scratch/work"
+mount -t overlay -o "$options,volatile" set "$scratch/root"
 mkdir -p "$scratch/root/packages" "$scratch/root/dev"
 mount --bind "$packages" "$scratch/root/packages"
 mount -t tmpfs dev "$scratch/root/dev"
 mknod -m 666 "$scratch/root/dev/null" c 1 3
 DEBIAN_FRONTEND=noninteractive chroot "$scratch/root" sh -c \
-    'dpkg --force-depends --force-confnew --install /packages/*.deb' > "$scratch/dpkg.log" 2>&1 \
+    'dpkg --force-depends --force-confnew --force-unsafe-io --install /packages/*.deb' > "$scratch/dpkg.log" 2>&1 \
     || { tail -n 30 "$scratch/dpkg.log"; exit 1; }
 umount "$scratch/root/packages" "$scratch/root/dev"
 exec "$@" --installed "$scratch/root""#;

@@ -176,6 +176,19 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
             let groups = groups(group)?;
             said = allocate(engine, &uuid, &groups, bytes)?;
         }
+        ("reboot", []) => engine.reboot(),
+        ("mig" | "reset" | "foreign" | "client" | "leave" | "latency", _) => {
+            return change_mig(engine, command, rest);
+        }
+        _ => change_gpu(engine, command, rest)?,
+    }
+    Ok(said)
+}
+
+/// Changes of MIG, and of what decides whether it can change.
+fn change_mig(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, String> {
+    let mut said = String::new();
+    match (command, rest) {
         ("mig", [gpu, mode @ ("on" | "off")]) => {
             let uuid = find(engine, gpu)?;
             said = match engine
@@ -214,8 +227,7 @@ fn change(engine: &mut Engine, command: &str, rest: &[&str]) -> Result<String, S
                 mode_ms: millis(mode)?,
             };
         }
-        ("reboot", []) => engine.reboot(),
-        _ => change_gpu(engine, command, rest)?,
+        _ => return Err(USAGE.to_owned()),
     }
     Ok(said)
 }
