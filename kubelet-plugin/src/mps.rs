@@ -10,7 +10,7 @@ use divvy_api::names::env;
 use divvy_cdi::{ContainerEdits, Mount};
 use divvy_claims::{Cause, ChangeError, MpsSlot, Unwell};
 use divvy_executor::{Clock, MpsServers, RunningServer, ServerStart};
-use divvy_host::DriverRoot;
+use divvy_host::{DriverRoot, HostRoot};
 use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsFault, MpsHolder, MpsNamespace, MpsNamespaceName, MpsPriority,
     MpsProtocol, MpsServer, lock,
@@ -25,6 +25,7 @@ use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use crate::pods::of_processes;
 use crate::sources::mps_supervisor::SOCKET;
 
 /// NVIDIA's programs for MPS.
@@ -81,17 +82,9 @@ pub(crate) struct SupervisedMps {
     clock: Arc<dyn Clock>,
     /// A server that has not served for so long will not by itself.
     wedged_after: Duration,
+    host: HostRoot,
     /// Processes that held up a daemon when it was last looked at.
     holders: Mutex<BTreeMap<GpuTarget, MpsHolder>>,
-}
-
-/// Returns a process with the pod that it is in.
-fn holder(pid: u32) -> MpsHolder {
-    let groups = fs_err::read_to_string(format!("/proc/{pid}/cgroup"));
-    let pod = groups
-        .ok()
-        .and_then(|text| divvy_usage::pod_of_cgroup(&text));
-    MpsHolder { pid, pod }
 }
 
 impl SupervisedMps {
@@ -101,8 +94,10 @@ impl SupervisedMps {
         runtime: Handle,
         clock: Arc<dyn Clock>,
         wedged_after: Duration,
+        host: HostRoot,
     ) -> Self {
         Self {
+            host,
             socket: dir.join(SOCKET),
             runtime,
             clock,
@@ -150,9 +145,14 @@ impl SupervisedMps {
     /// Keeps which process holds up the daemon of a target.
     fn keep_holder(&self, target: &GpuTarget, said: Option<&proto::Unwell>) {
         let pid = said.and_then(|said| said.holder_pid);
+        // Looked for now: the process may be gone when somebody asks for its pod.
+        let holder = pid.map(|pid| MpsHolder {
+            pid,
+            pod: of_processes(&self.host, &[pid], &BTreeMap::new()).remove(&pid),
+        });
         let mut holders = lock(&self.holders);
-        match pid {
-            Some(pid) => drop(holders.insert(target.clone(), holder(pid))),
+        match holder {
+            Some(holder) => drop(holders.insert(target.clone(), holder)),
             None => drop(holders.remove(target)),
         }
     }
@@ -221,6 +221,15 @@ impl MpsServers for SupervisedMps {
             let asked = within_time(within, client.state(asked)).await;
             asked.map_err(|status| status.message().to_owned())
         })?;
+        let state = state.into_inner();
+        for proto::Unknown { target, why } in state.unknown {
+            let why = format!("the MPS server of {target} is not known: {why}");
+            // An answer about all is no answer about this one's GPU, which is then asked about.
+            if of.is_some() {
+                return Err(why);
+            }
+            tracing::warn!(why, "left out of the MPS servers that run");
+        }
         let daemon = |daemon: Daemon| {
             let Limits {
                 slots,
@@ -265,7 +274,7 @@ impl MpsServers for SupervisedMps {
                 },
             ))
         };
-        let daemons = state.into_inner().daemons.into_iter();
+        let daemons = state.daemons.into_iter();
         Ok(daemons.filter_map(daemon).collect())
     }
 
@@ -341,5 +350,60 @@ impl MpsServers for SupervisedMps {
         self.change(until, async move |mut client| {
             client.remove_namespace(asked).await
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_executor::SystemClock;
+
+    use super::*;
+
+    const POD: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
+    const NESTED: &str = "ffffffff-9b1f-4a8e-b3f1-0123456789ab";
+
+    /// The Event names the pod whose process holds up a daemon, and forgets it once it serves.
+    #[tokio::test]
+    async fn a_process_that_holds_up_a_daemon_is_known_by_its_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Handle::current();
+        let mps = SupervisedMps::new(
+            dir.path(),
+            runtime,
+            Arc::new(SystemClock),
+            Duration::ZERO,
+            HostRoot::under(dir.path()),
+        );
+        let group = |pid: u32, path: &str| {
+            let folder = dir.path().join(format!("proc/{pid}"));
+            fs_err::create_dir_all(&folder).unwrap();
+            fs_err::write(folder.join("cgroup"), format!("0::/{path}\n")).unwrap();
+        };
+        group(7, &format!("kubepods/burstable/pod{POD}/4f1c"));
+        group(8, "system.slice/sshd.service");
+        // A container that names a group of its own after another pod.
+        group(9, &format!("kubepods/pod{POD}/4f1c/pod{NESTED}/x"));
+        let logs = dir.path().join(format!("var/log/pods/team_train_{POD}"));
+        fs_err::create_dir_all(logs).unwrap();
+        let target = GpuTarget::whole("GPU-12345678-1234-1234-1234-123456780001".parse().unwrap());
+        let held = |pid| proto::Unwell {
+            fault: "held".to_owned(),
+            holder_pid: Some(pid),
+            ..proto::Unwell::default()
+        };
+        for (pid, pod) in [(7, Some(POD)), (8, None), (9, Some(POD)), (10, None)] {
+            mps.keep_holder(&target, Some(&held(pid)));
+            let pod = pod.map(str::to_owned);
+            assert_eq!(mps.holder(&target), Some(MpsHolder { pid, pod }));
+        }
+        let other = proto::Unwell {
+            fault: "no-answer".to_owned(),
+            ..proto::Unwell::default()
+        };
+        mps.keep_holder(&target, Some(&other));
+        assert_eq!(mps.holder(&target), None, "it waits for no process");
+        mps.keep_holder(&target, Some(&held(7)));
+        mps.keep_holder(&target, None);
+        assert_eq!(mps.holder(&target), None, "it serves again");
     }
 }

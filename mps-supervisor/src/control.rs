@@ -4,8 +4,8 @@
 
 mod namespaces;
 
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -19,6 +19,9 @@ pub use self::namespaces::{Row, ServerState};
 const LOOK: Duration = Duration::from_millis(10);
 /// The first pause: a command takes milliseconds, and a claim takes several commands.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
+
+/// Longest answer that is kept, in bytes: those of the daemons are some lines.
+const LONGEST: usize = 64 << 10;
 
 /// State of a server that waits for its clients to end, after a fatal error of one of them.
 const FAULT: &str = "FAULT";
@@ -172,8 +175,7 @@ impl Control<'_> {
     pub fn faulty_server(&self, within: Duration) -> Result<Option<Option<u32>>, ControlError> {
         for server in self.servers(within)? {
             let state = self.state_of(server, within)?.unwrap_or_default();
-            let mut words = state.split(|c: char| !c.is_ascii_alphanumeric());
-            if words.any(|word| word.eq_ignore_ascii_case(FAULT)) {
+            if state.eq_ignore_ascii_case(FAULT) {
                 let clients = self.ask(&format!("get_client_list {server}"), within)?;
                 let pids = clients.lines().map(|line| line.trim().parse::<u32>());
                 let pids: Result<Vec<_>, _> = pids.collect();
@@ -217,7 +219,9 @@ impl Control<'_> {
             // A program that ends without reading has an exit status that says more.
             drop(writeln!(stdin, "{input}"));
         }
-        let Some(status) = wait(&mut child, within).map_err(failed)? else {
+        // Answers are on its standard output, and why there is none on the other.
+        let mut texts = [Said::of(child.stdout.take()), Said::of(child.stderr.take())];
+        let Some(status) = wait(&mut child, &mut texts, within).map_err(failed)? else {
             drop(child.kill());
             drop(child.wait());
             return Err(ControlError::TimedOut {
@@ -225,12 +229,10 @@ impl Control<'_> {
                 within,
             });
         };
-        // Answers are on its standard output, and why there is none on the other.
-        let text = said(child.stdout.take());
+        let [text, errors] = texts.map(Said::text);
         if status.success() {
             Ok(text)
         } else {
-            let errors = said(child.stderr.take());
             let both = [text, errors].into_iter().filter(|text| !text.is_empty());
             Err(ControlError::NoDaemon {
                 command: named,
@@ -241,13 +243,21 @@ impl Control<'_> {
     }
 }
 
-/// Waits for a program to end; `None` if it has not in time. Its answers are a few lines, which a
-/// pipe holds.
-fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
+/// Waits for a program to end; `None` if it has not in time. What it writes is read meanwhile: a
+/// program that has written more than a pipe holds waits for its reader.
+fn wait(
+    child: &mut Child,
+    texts: &mut [Said; 2],
+    within: Duration,
+) -> io::Result<Option<ExitStatus>> {
     let until = Instant::now() + within;
     let mut pause = FIRST_LOOK;
     loop {
-        if let Some(status) = child.try_wait()? {
+        let ended = child.try_wait()?;
+        for text in &mut *texts {
+            text.read();
+        }
+        if let Some(status) = ended {
             return Ok(Some(status));
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -259,20 +269,46 @@ fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
     }
 }
 
-/// Reads what a program has written. Only what is there: a daemon that it has started may hold the
-/// pipe.
-fn said(from: Option<impl Read + AsFd>) -> String {
-    let mut text = Vec::new();
-    if let Some(mut out) = from {
-        let flags = rustix::fs::fcntl_getfl(&out);
-        let set = flags
-            .and_then(|flags| rustix::fs::fcntl_setfl(&out, flags | rustix::fs::OFlags::NONBLOCK));
-        if set.is_ok() {
-            // Ends with an error where the pipe is open and empty; what was read before is kept.
-            drop(out.read_to_end(&mut text));
+/// What a program writes, as far as it is kept.
+struct Said {
+    from: Option<OwnedFd>,
+    text: Vec<u8>,
+}
+
+impl Said {
+    /// Begins to read. Only what is there: a daemon that the program has started may hold the pipe.
+    fn of(from: Option<impl Into<OwnedFd>>) -> Self {
+        let from = from.map(Into::into).filter(|from: &OwnedFd| {
+            let flags = rustix::fs::fcntl_getfl(from);
+            let set = flags.and_then(|flags| {
+                rustix::fs::fcntl_setfl(from, flags | rustix::fs::OFlags::NONBLOCK)
+            });
+            set.is_ok()
+        });
+        let text = Vec::new();
+        Self { from, text }
+    }
+
+    /// Reads what is there now, and keeps the beginning: what it talks to may be a container that
+    /// has put itself in the daemon's place.
+    fn read(&mut self) {
+        let Some(from) = &self.from else { return };
+        let mut some = [0; 4096];
+        // In each look no more than a pipe holds.
+        for _ in 0..16 {
+            match rustix::io::read(from, &mut some) {
+                Ok(0) | Err(_) => return,
+                Ok(read) => {
+                    let left = LONGEST.saturating_sub(self.text.len()).min(read);
+                    self.text.extend(some.get(..left).unwrap_or_default());
+                }
+            }
         }
     }
-    String::from_utf8_lossy(&text).trim().to_owned()
+
+    fn text(self) -> String {
+        String::from_utf8_lossy(&self.text).trim().to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -299,5 +335,29 @@ mod tests {
         let error = control.ask("get_server_list", Duration::from_secs(5));
         let text = error.unwrap_err().to_string();
         assert!(text.contains("usr/bin/nvidia-cuda-mps-control"), "{text}");
+    }
+
+    /// What stands in for NVIDIA's program writes this, and waits until it is read.
+    #[test]
+    fn an_answer_that_no_pipe_holds_is_read_and_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        Fixture::new(Vec::new()).build(dir.path()).unwrap();
+        let program = Path::new("usr/bin/nvidia-cuda-mps-control");
+        let text = "#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' a\necho end >&2\n";
+        fs_err::write(dir.path().join(program), text).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs_err::set_permissions(dir.path().join(program), mode).unwrap();
+        let host = HostRoot::under(dir.path());
+        let driver = DriverAt::default().find(&host).unwrap();
+        let control = Control {
+            driver: &driver,
+            program,
+            pipe: dir.path(),
+            log: dir.path(),
+            memory: None,
+            device: "GPU-1",
+        };
+        let answer = control.ask("get_server_list", Duration::from_secs(20));
+        assert_eq!(answer.unwrap(), "a".repeat(LONGEST));
     }
 }

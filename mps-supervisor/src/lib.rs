@@ -21,4 +21,4 @@ mod supervisor;
 
 pub use memory::Size;
 pub use serve::serve;
-pub use supervisor::{Settings, Supervisor, SupervisorError, Unwell};
+pub use supervisor::{Settings, State, Supervisor, SupervisorError, Unwell};

@@ -13,7 +13,7 @@ use divvy_proto::mps::v1::supervisor_server::{Supervisor as Service, SupervisorS
 use divvy_proto::mps::v1::{
     Daemon, Limits, Namespace, ProgramsRequest, ProgramsResponse, PutNamespaceRequest,
     PutNamespaceResponse, RemoveNamespaceRequest, RemoveNamespaceResponse, StartRequest,
-    StartResponse, StateRequest, StateResponse, StopRequest, StopResponse, Unwell,
+    StartResponse, StateRequest, StateResponse, StopRequest, StopResponse, Unknown, Unwell,
 };
 use divvy_telemetry::chain;
 use tokio::net::UnixListener;
@@ -108,7 +108,7 @@ impl Service for Answers {
             "" => None,
             uuid => Some(gpu(uuid)?),
         };
-        let running = self
+        let state = self
             .blocking(move |supervisor| supervisor.state(of.as_ref()))
             .await?;
         let daemon = |(target, running): (GpuTarget, crate::supervisor::Running)| Daemon {
@@ -132,8 +132,14 @@ impl Service for Answers {
                 holder_pid: unwell.holder,
             }),
         };
-        let daemons = running.into_iter().map(daemon).collect();
-        Ok(Response::new(StateResponse { daemons }))
+        let unknown = state.unknown.into_iter().map(|(target, error)| Unknown {
+            target: target.to_string(),
+            why: chain(&error),
+        });
+        Ok(Response::new(StateResponse {
+            daemons: state.running.into_iter().map(daemon).collect(),
+            unknown: unknown.collect(),
+        }))
     }
 
     async fn programs(

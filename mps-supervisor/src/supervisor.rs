@@ -124,6 +124,14 @@ pub struct Running {
     pub unwell: Option<Unwell>,
 }
 
+/// The daemons of a node, or of one of its GPUs.
+#[derive(Debug, Default)]
+pub struct State {
+    pub running: BTreeMap<GpuTarget, Running>,
+    /// Targets of which it cannot be said, and why.
+    pub unknown: BTreeMap<GpuTarget, SupervisorError>,
+}
+
 /// Keeps the daemons of a node. Shared between threads; the steps for one target are done one after
 /// the other.
 #[derive(Debug)]
@@ -175,10 +183,7 @@ impl Supervisor {
     /// Returns the daemons that run, on one GPU or on all. Each is asked at the same time as the
     /// others, so that a daemon that hangs does not add to the time of the rest. A look at all
     /// finds the servers that do not serve.
-    pub fn state(
-        &self,
-        of: Option<&GpuUuid>,
-    ) -> Result<BTreeMap<GpuTarget, Running>, SupervisorError> {
+    pub fn state(&self, of: Option<&GpuUuid>) -> Result<State, SupervisorError> {
         let mut known = self.known()?;
         known.retain(|target| of.is_none_or(|gpu| target.gpu == *gpu));
         let found = std::thread::scope(|scope| {
@@ -190,13 +195,17 @@ impl Supervisor {
             let ended = asked.into_iter().map(std::thread::ScopedJoinHandle::join);
             ended.collect::<Vec<_>>()
         });
-        let mut running = BTreeMap::new();
+        let mut state = State::default();
         for (target, found) in known.into_iter().zip(found) {
             // A panic goes on in the thread that asked.
-            let found = found.unwrap_or_else(|died| std::panic::resume_unwind(died))?;
-            running.extend(found.map(|found| (target, found)));
+            let found = found.unwrap_or_else(|died| std::panic::resume_unwind(died));
+            match found {
+                Ok(found) => state.running.extend(found.map(|found| (target, found))),
+                // Not known is not gone, and says nothing about the others.
+                Err(error) => drop(state.unknown.insert(target, error)),
+            }
         }
-        Ok(running)
+        Ok(state)
     }
 
     fn state_of(&self, target: &GpuTarget, all: bool) -> Result<Option<Running>, SupervisorError> {
@@ -220,7 +229,11 @@ impl Supervisor {
     /// Ends what an earlier process has left half done: daemons that are dead or not ready, with
     /// the servers that they have left. Daemons that run are kept.
     pub fn adopt(&self) -> Result<usize, SupervisorError> {
-        self.end_trial()?;
+        // A daemon of a trial that hangs keeps none of the others from being found.
+        if let Err(error) = self.end_trial() {
+            let error = divvy_telemetry::chain(&error);
+            tracing::error!(error, "failed to end what is left of a trial of MPS");
+        }
         let mut kept = 0;
         for target in self.known()? {
             match self.adopt_one(&target) {

@@ -15,7 +15,7 @@ use super::{Node, Supervisor, attach, gpu, namespace, server, with_namespaces};
 
 /// Returns in which way the server of the first GPU does not serve, by a look at all.
 fn look(supervisor: &Supervisor) -> Option<Unwell> {
-    supervisor.state(None).unwrap()[&gpu(1)].unwell
+    supervisor.state(None).unwrap().running[&gpu(1)].unwell
 }
 
 fn found(supervisor: &Supervisor) -> Option<(MpsFault, Option<u32>)> {
@@ -24,7 +24,7 @@ fn found(supervisor: &Supervisor) -> Option<(MpsFault, Option<u32>)> {
 
 /// Number of the server of the first GPU.
 fn server_of(supervisor: &Supervisor) -> u32 {
-    supervisor.state(None).unwrap()[&gpu(1)].pids[0]
+    supervisor.state(None).unwrap().running[&gpu(1)].pids[0]
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_server_in_a_fault_is_seen_with_its_clients_until_it_serves_again() {
         });
         assert!(look(&supervisor).unwrap().lasts > before);
         // A question about its GPU gets the same answer.
-        let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+        let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap().running[&gpu(1)].unwell;
         assert_eq!(asked.map(|unwell| unwell.fault), Some(MpsFault::Fault));
         node.fault("");
         assert_eq!(look(&supervisor), None);
@@ -72,7 +72,7 @@ fn a_server_that_was_started_anew_serves() {
     supervisor.stop(&gpu(1)).unwrap();
     supervisor.start(&gpu(1), None, server(4), false).unwrap();
     // No look at all lies in between.
-    let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+    let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap().running[&gpu(1)].unwell;
     assert_eq!(asked, None);
     assert_eq!(look(&supervisor), None);
     supervisor.stop(&gpu(1)).unwrap();
@@ -89,9 +89,9 @@ fn a_question_about_one_gpu_asks_no_server_with_slots() {
         log.matches("Cmd:get_server_status").count()
     };
     let at_start = asked();
-    supervisor.state(Some(&gpu(1).gpu)).unwrap();
+    supervisor.state(Some(&gpu(1).gpu)).unwrap().running;
     assert_eq!(asked(), at_start);
-    supervisor.state(None).unwrap();
+    supervisor.state(None).unwrap().running;
     assert_eq!(asked(), at_start + 1);
     supervisor.stop(&gpu(1)).unwrap();
 }
@@ -104,7 +104,7 @@ fn a_daemon_that_hangs_does_not_answer_and_keeps_its_namespaces() {
     supervisor.put_namespace(&gpu(1), one).unwrap();
     node.fault("hang");
     assert_eq!(found(&supervisor), Some((MpsFault::NoAnswer, None)));
-    let running = supervisor.state(None).unwrap();
+    let running = supervisor.state(None).unwrap().running;
     assert_eq!(running[&gpu(1)].namespaces, [one]);
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
@@ -165,7 +165,7 @@ fn a_server_that_serves_again_is_not_said_to_be_idle_and_in_a_fault() {
     node.fault("");
     let pipe = node.folder().join(gpu(1).to_string()).join("pipe");
     let _client = connect(&pipe.join("control")).unwrap();
-    let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+    let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap().running[&gpu(1)].unwell;
     assert_eq!(asked, None);
     supervisor.stop(&gpu(1)).unwrap();
 }
@@ -211,7 +211,7 @@ fn a_server_is_not_unwell_for_what_was_seen_of_the_one_before() {
             is_over.store(true, Ordering::Relaxed);
         });
         supervisor.start(&gpu(1), None, server(4), false).unwrap();
-        let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap()[&gpu(1)].unwell;
+        let asked = supervisor.state(Some(&gpu(1).gpu)).unwrap().running[&gpu(1)].unwell;
         supervisor.stop(&gpu(1)).unwrap();
         assert_eq!(asked, None);
     }

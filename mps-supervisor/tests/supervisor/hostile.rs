@@ -118,7 +118,7 @@ fn a_number_that_a_container_writes_has_no_process_killed() {
     during(write, || {
         supervisor.start(&gpu(1), None, server(4), true).unwrap();
     });
-    let running = supervisor.state(None).unwrap()[&gpu(1)].clone();
+    let running = supervisor.state(None).unwrap().running[&gpu(1)].clone();
     assert!(!running.pids.contains(&victim.process.id()), "{running:?}");
     supervisor.stop(&gpu(1)).unwrap();
     assert!(victim.lives());
@@ -231,7 +231,10 @@ fn a_daemon_that_writes_its_number_nowhere_is_found_and_ended() {
         node.has_no_process();
         node.fault("no-pid-file");
         supervisor.start(&gpu(1), None, server, false).unwrap();
-        assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].pids.len(), 2);
+        assert_eq!(
+            supervisor.state(None).unwrap().running[&gpu(1)].pids.len(),
+            2
+        );
         // Without its note, as after a start that was cut short.
         fs_err::remove_file(node.folder().join(gpu(1).to_string()).join("daemon.json")).unwrap();
         supervisor.stop(&gpu(1)).unwrap();
@@ -306,7 +309,7 @@ fn a_process_that_looks_like_a_server_is_none_of_ours() {
         });
     }
     let strangers: Vec<u32> = {
-        let ours = &supervisor.state(None).unwrap()[&gpu(1)].pids;
+        let ours = &supervisor.state(None).unwrap().running[&gpu(1)].pids;
         assert_eq!(ours.len(), 2);
         let all = node.processes().into_iter();
         all.filter(|pid| !ours.contains(pid)).collect()

@@ -10,6 +10,7 @@
 mod health;
 mod hostile;
 mod memory;
+mod notes;
 mod programs;
 
 use std::os::fd::OwnedFd;
@@ -154,7 +155,7 @@ fn kill(pid: u32) {
 fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     let node = Node::new();
     let supervisor = node.supervisor();
-    assert!(supervisor.state(None).unwrap().is_empty());
+    assert!(supervisor.state(None).unwrap().running.is_empty());
     supervisor.start(&gpu(1), None, server(4), false).unwrap();
     let log = node.log(&gpu(1), "server.log");
     assert!(
@@ -163,17 +164,17 @@ fn a_daemon_is_started_with_its_limits_and_nothing_is_left_after_it() {
     );
     let bytes = format!("{:#x}", (81_559_u64 / 4) << 20);
     assert!(log.contains(&bytes), "{log} lacks {bytes}");
-    let running = supervisor.state(None).unwrap()[&gpu(1)].clone();
+    let running = supervisor.state(None).unwrap().running[&gpu(1)].clone();
     assert_eq!(running.server, server(4));
     assert_eq!(running.pids.len(), 2, "the daemon and its server");
     // The same again is nothing; another GPU has a daemon of its own.
     supervisor.start(&gpu(1), None, server(4), false).unwrap();
-    assert_eq!(supervisor.state(None).unwrap()[&gpu(1)], running);
+    assert_eq!(supervisor.state(None).unwrap().running[&gpu(1)], running);
     supervisor.start(&gpu(2), None, server(2), false).unwrap();
     assert_eq!(node.processes().len(), 4);
     supervisor.stop(&gpu(1)).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
-    assert_eq!(supervisor.state(None).unwrap().len(), 1);
+    assert_eq!(supervisor.state(None).unwrap().running.len(), 1);
     supervisor.stop(&gpu(2)).unwrap();
     node.has_no_process();
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
@@ -194,7 +195,7 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
         .start(&other, Some(&second), server(2), false)
         .unwrap();
     let sees = |target: &GpuTarget| {
-        let running = &supervisor.state(None).unwrap()[target];
+        let running = &supervisor.state(None).unwrap().running[target];
         let daemon = running.pids.last().unwrap();
         let variables = fs_err::read(format!("/proc/{daemon}/environ")).unwrap();
         let variables = String::from_utf8(variables).unwrap();
@@ -205,11 +206,15 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     let of = |uuid: &MigUuid| (Some(uuid.clone()), format!("CUDA_VISIBLE_DEVICES={uuid}"));
     assert_eq!(sees(&one), of(&first));
     assert_eq!(sees(&other), of(&second));
-    let before = supervisor.state(None).unwrap();
+    let before = supervisor.state(None).unwrap().running;
     supervisor
         .start(&one, Some(&first), server(4), false)
         .unwrap();
-    assert_eq!(supervisor.state(None).unwrap(), before, "nothing to do");
+    assert_eq!(
+        supervisor.state(None).unwrap().running,
+        before,
+        "nothing to do"
+    );
     supervisor
         .start(&one, Some(&again), server(4), false)
         .unwrap();
@@ -217,7 +222,13 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     assert_eq!(sees(&other), of(&second));
     assert_eq!(node.processes().len(), 4);
     // Asked about one GPU, it answers for that one and its partitions.
-    let of = |number| supervisor.state(Some(&gpu(number).gpu)).unwrap().len();
+    let of = |number| {
+        supervisor
+            .state(Some(&gpu(number).gpu))
+            .unwrap()
+            .running
+            .len()
+    };
     assert_eq!((of(1), of(2)), (2, 0));
     supervisor.start(&gpu(2), None, server(4), false).unwrap();
     assert_eq!((of(1), of(2)), (2, 1));
@@ -225,7 +236,7 @@ fn a_partition_has_a_daemon_of_its_own_that_sees_nothing_else() {
     // Another process finds them again.
     assert_eq!(node.supervisor().adopt().unwrap(), 2);
     supervisor.stop(&one).unwrap();
-    assert_eq!(supervisor.state(None).unwrap().len(), 1);
+    assert_eq!(supervisor.state(None).unwrap().running.len(), 1);
     supervisor.stop(&other).unwrap();
     node.has_no_process();
     assert_eq!(fs_err::read_dir(node.folder()).unwrap().count(), 0);
@@ -236,9 +247,9 @@ fn other_limits_are_those_of_another_daemon() {
     let node = Node::new();
     let supervisor = node.supervisor();
     supervisor.start(&gpu(1), None, server(4), false).unwrap();
-    let before = supervisor.state(None).unwrap();
+    let before = supervisor.state(None).unwrap().running;
     supervisor.start(&gpu(1), None, server(2), false).unwrap();
-    let after = supervisor.state(None).unwrap();
+    let after = supervisor.state(None).unwrap().running;
     assert_eq!(after[&gpu(1)].server, server(2));
     assert_ne!(after, before);
     assert_eq!(node.processes().len(), 2);
@@ -258,10 +269,13 @@ fn the_server_of_a_claim_has_its_limits_or_none() {
     assert!(log.contains(&format!("{:#x}", 10_u64 << 30)), "{log}");
     drop(supervisor);
     let supervisor = node.supervisor();
-    assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, half);
+    assert_eq!(
+        supervisor.state(None).unwrap().running[&gpu(1)].server,
+        half
+    );
     let all = MpsServer::of_claim(None, None);
     supervisor.start(&gpu(1), None, all, false).unwrap();
-    assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, all);
+    assert_eq!(supervisor.state(None).unwrap().running[&gpu(1)].server, all);
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
 }
@@ -280,7 +294,7 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     kill(daemon);
     node.wait_for("the daemon ends", || process::read(daemon).is_none());
     assert_eq!(
-        supervisor.state(None).unwrap().len(),
+        supervisor.state(None).unwrap().running.len(),
         0,
         "its server alone is none"
     );
@@ -289,7 +303,7 @@ fn a_daemon_or_server_that_was_killed_leaves_nothing_and_starts_again() {
     assert_eq!(node.processes().len(), 2);
     assert_eq!(inode(&pipe), mounted, "containers have the folder mounted");
     // Killed again, and ended instead.
-    let running = supervisor.state(None).unwrap()[&gpu(1)].clone();
+    let running = supervisor.state(None).unwrap().running[&gpu(1)].clone();
     running.pids.iter().for_each(|pid| kill(*pid));
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
@@ -388,7 +402,7 @@ fn a_daemon_ends_although_the_driver_is_gone() {
     fs_err::remove_dir_all(node.dir.path().join("root")).unwrap();
     supervisor.stop(&gpu(1)).unwrap();
     node.has_no_process();
-    assert!(supervisor.state(None).unwrap().is_empty());
+    assert!(supervisor.state(None).unwrap().running.is_empty());
     let error = supervisor
         .start(&gpu(1), None, server(4), false)
         .unwrap_err();
@@ -418,7 +432,9 @@ fn with_namespaces(node: &Node) -> Supervisor {
 }
 
 fn namespaces(supervisor: &Supervisor) -> Vec<MpsNamespace> {
-    supervisor.state(None).unwrap()[&gpu(1)].namespaces.clone()
+    supervisor.state(None).unwrap().running[&gpu(1)]
+        .namespaces
+        .clone()
 }
 
 /// The folder of sockets of a claim's namespace.
@@ -541,7 +557,10 @@ fn a_daemon_or_server_that_dies_takes_its_namespaces_along() {
         let victim = victim.unwrap();
         kill(victim);
         node.wait_for("it ends", || process::read(victim).is_none());
-        assert!(supervisor.state(None).unwrap().is_empty(), "{whole}");
+        assert!(
+            supervisor.state(None).unwrap().running.is_empty(),
+            "{whole}"
+        );
         supervisor
             .start(&gpu(1), None, MpsServer::NAMESPACES, false)
             .unwrap();
@@ -564,7 +583,10 @@ fn a_server_with_slots_and_one_with_namespaces_follow_each_other() {
     let supervisor = node.supervisor();
     for server in [server(4), MpsServer::NAMESPACES, server(2)] {
         supervisor.start(&gpu(1), None, server, false).unwrap();
-        assert_eq!(supervisor.state(None).unwrap()[&gpu(1)].server, server);
+        assert_eq!(
+            supervisor.state(None).unwrap().running[&gpu(1)].server,
+            server
+        );
         assert_eq!(node.processes().len(), 2);
     }
     supervisor.stop(&gpu(1)).unwrap();
@@ -594,7 +616,7 @@ fn a_server_of_v3_that_does_not_serve_is_no_server() {
         let text = divvy_model::chain(&error.unwrap_err());
         assert!(text.contains(expected), "{fault}: {text}");
         node.has_no_process();
-        assert!(supervisor.state(None).unwrap().is_empty());
+        assert!(supervisor.state(None).unwrap().running.is_empty());
     }
 }
 

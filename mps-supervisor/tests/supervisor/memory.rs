@@ -3,12 +3,12 @@
 
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
 use divvy_model::MpsServer;
-use divvy_proto::mps::v1::{StartRequest, StateRequest, StopRequest};
+use divvy_proto::mps::v1::{Limits, StartRequest, StateRequest, StopRequest};
 
 use super::{Node, Program, client, gpu, inode, limits};
 
@@ -56,6 +56,18 @@ fn fill(dir: &Path) -> usize {
     mib
 }
 
+/// Owner and mode of a folder.
+fn rights(dir: &Path) -> (u32, u32) {
+    let of = fs_err::metadata(dir).unwrap();
+    (of.uid(), of.mode() & 0o7777)
+}
+
+/// Bytes and files that the file system of a folder can hold.
+fn bound_of(dir: &Path) -> (u64, u64) {
+    let of = rustix::fs::statvfs(dir).unwrap();
+    (of.f_blocks * of.f_frsize, of.f_files)
+}
+
 fn mounts() -> usize {
     let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap();
     mounts
@@ -82,6 +94,14 @@ async fn in_mounts_of_its_own() {
     }
     let [memory, other] = [1, 2].map(|number| node.folder().join(MpsServer::memory(&gpu(number))));
     let pipe = memory.with_file_name("pipe");
+
+    // Root alone puts sockets there; programs of all users share memory, and none removes those of
+    // another.
+    let owner = fs_err::metadata("/proc/self").unwrap().uid();
+    assert_eq!(rights(&pipe), (owner, 0o755));
+    assert_eq!(rights(&memory), (owner, 0o1777));
+    assert_eq!(bound_of(&pipe), (1 << 20, 4096));
+    assert_eq!(bound_of(&memory), (8 << 20, 65_536));
 
     // Neither the node nor the users of another server have less for it.
     assert_eq!(fill(&memory), 8);
@@ -138,6 +158,27 @@ async fn in_mounts_of_its_own() {
         let target = gpu(number).to_string();
         asks.stop(StopRequest { target }).await.unwrap();
     }
+    assert_eq!(mounts(), 0);
+
+    // The folders of namespaces are in one such file system.
+    let server = MpsServer::NAMESPACES;
+    let target = gpu(3).to_string();
+    let namespaces = StartRequest {
+        target: target.clone(),
+        limits: Some(Limits {
+            slots: 0,
+            cores: server.cores,
+            memory_mib: 0,
+            protocol: server.protocol.number(),
+        }),
+        partition_uuid: String::new(),
+        anew: false,
+    };
+    asks.start(namespaces).await.unwrap();
+    let pipe = node.folder().join(server.protocol.pipe(&gpu(3)));
+    assert_eq!(rights(&pipe), (owner, 0o755));
+    assert_eq!(bound_of(&pipe), (1 << 20, 4096));
+    asks.stop(StopRequest { target }).await.unwrap();
     assert_eq!(mounts(), 0);
     node.has_no_process();
 }

@@ -22,7 +22,7 @@ fn started() -> (Node, Supervisor) {
 
 /// Processes of the daemon and of its server.
 fn pids(supervisor: &Supervisor) -> (u32, u32) {
-    let running = supervisor.state(None).unwrap()[&gpu(1)].clone();
+    let running = supervisor.state(None).unwrap().running[&gpu(1)].clone();
     let is_server =
         |pid: &u32| process::read(*pid).is_some_and(|one| one.program.ends_with("server"));
     let (servers, daemons): (Vec<u32>, Vec<u32>) = running.pids.into_iter().partition(is_server);
@@ -138,7 +138,7 @@ mod all_users {
         kill(died);
         node.wait_for("the server ends", || process::read(died).is_none());
         assert!(
-            supervisor.state(None).unwrap().is_empty(),
+            supervisor.state(None).unwrap().running.is_empty(),
             "it has no server"
         );
         // Another supervisor keeps the daemon.
@@ -156,7 +156,7 @@ mod all_users {
         let (daemon, _) = pids(&supervisor);
         kill(daemon);
         node.wait_for("the daemon ends", || process::read(daemon).is_none());
-        assert!(supervisor.state(None).unwrap().is_empty());
+        assert!(supervisor.state(None).unwrap().running.is_empty());
         supervisor.start(&gpu(1), None, server(4), false).unwrap();
         assert_ne!(pids(&supervisor).0, daemon);
         stopped(&node, &supervisor);
@@ -218,7 +218,7 @@ mod all_users {
         let (node, supervisor) = started();
         let (_, pid) = pids(&supervisor);
         let look = || {
-            let unwell = supervisor.state(None).unwrap()[&gpu(1)].unwell;
+            let unwell = supervisor.state(None).unwrap().running[&gpu(1)].unwell;
             unwell.map(|unwell| (unwell.fault, unwell.clients))
         };
         assert_eq!(look(), None);
@@ -237,7 +237,7 @@ mod all_users {
         let supervisor = node.supervisor();
         node.fault("one-at-a-time");
         supervisor.start(&gpu(1), None, server(4), false).unwrap();
-        let look = || supervisor.state(None).unwrap()[&gpu(1)].unwell;
+        let look = || supervisor.state(None).unwrap().running[&gpu(1)].unwell;
         assert_eq!(look(), None);
         let (silent, pid) = Silent::connect(&node);
         let held = look().unwrap();
