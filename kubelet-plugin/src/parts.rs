@@ -10,7 +10,7 @@ use divvy_executor::{
     DriverProcesses, Executor, ExecutorConfig, FileCdiDir, FileLocks, FileMetadataDir, FileStore,
     InventorySource, MpsServers, NoMps, Parts, SystemClock,
 };
-use divvy_host::{DeviceNodes, HostRoot, LibraryDelivery, Smi};
+use divvy_host::{DeviceNodes, HookProgram, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuError, GpuFacts, GpuUuid, Inventory};
 use tokio::sync::{Notify, watch};
 
@@ -99,11 +99,13 @@ pub(crate) fn host_edits(config: &Config, host: &HostRoot) -> anyhow::Result<Hos
             let program = config.hook_path.as_ref().context(NO_HOOK)?;
             let installed = divvy_host::install_hook(program, &config.hook_dir)
                 .context("the CDI hook cannot be installed")?;
-            LibraryDelivery::Hook(installed.display().to_string())
+            LibraryDelivery::Hook(HookProgram {
+                path: installed.display().to_string(),
+                socket: config.hook_socket().display().to_string(),
+            })
         }
     };
-    let limits = config.limits_socket();
-    let edits = HostEdits::new(host.clone(), at, nodes, delivery, limits);
+    let edits = HostEdits::new(host.clone(), at, nodes, delivery);
     Ok(edits.with_mps(config.mps_dir.clone()))
 }
 
@@ -112,7 +114,8 @@ pub(crate) fn supervisor(config: &Config) -> Option<Arc<SupervisedMps>> {
     let dir = config.mps_dir.as_ref()?;
     let runtime = tokio::runtime::Handle::current();
     let clock = Arc::new(SystemClock);
-    let mps = SupervisedMps::new(dir, runtime, clock, config.timing.mps_wedged);
+    let (wedged, host) = (config.timing.mps_wedged, HostRoot::under(&config.host_root));
+    let mps = SupervisedMps::new(dir, runtime, clock, wedged, host);
     Some(Arc::new(mps))
 }
 
