@@ -3,7 +3,9 @@
 //! through the browser, by every page that its user visits: a page can have its own name resolve to
 //! 127.0.0.1 (the `Host` then shows that name), and send requests to other origins. A request
 //! passes only with a known `Host`, no foreign `Origin`, and the cookie that the link of the
-//! terminal was exchanged for.
+//! terminal was exchanged for. Browsers send a cookie to all ports of a host, where other users
+//! of the machine may serve pages: it is for a folder whose name is as secret as the cookie, and
+//! goes to no other.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,15 +57,39 @@ pub(super) struct Guard {
     used: AtomicBool,
     /// `NAME=VALUE` of the cookie.
     cookie: String,
+    /// Path of the folder with all that is served, `/SECRET/`.
+    folder: String,
+}
+
+/// The secrets of one server.
+#[derive(Debug)]
+pub(super) struct Secrets {
+    /// Token of the link.
+    pub(super) token: String,
+    /// Value of the cookie.
+    pub(super) cookie: String,
+    /// Name of the folder.
+    pub(super) folder: String,
+}
+
+impl Secrets {
+    /// Draws them.
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            token: secret()?,
+            cookie: secret()?,
+            folder: secret()?,
+        })
+    }
 }
 
 impl Guard {
-    pub(super) fn new(
-        address: SocketAddr,
-        allowed: &[String],
-        token: String,
-        cookie: &str,
-    ) -> Self {
+    pub(super) fn new(address: SocketAddr, allowed: &[String], secrets: Secrets) -> Self {
+        let Secrets {
+            token,
+            cookie,
+            folder,
+        } = secrets;
         let port = address.port();
         let mut hosts: Vec<String> = Vec::new();
         if address.ip().is_loopback() {
@@ -73,14 +99,20 @@ impl Guard {
             hosts.push(format!("{host}:{port}"));
             hosts.push(host);
         }
-        // Browsers share cookies among the ports of a host.
+        // Of several servers on one host each has its own.
         let cookie = format!("divvy-{port}={cookie}");
         Self {
             hosts,
             token,
             used: AtomicBool::new(false),
             cookie,
+            folder: format!("/{folder}/"),
         }
+    }
+
+    /// Returns the path of the folder with all that is served, with a slash at both ends.
+    pub(super) fn folder(&self) -> &str {
+        &self.folder
     }
 
     /// The link to the page.
@@ -126,22 +158,26 @@ impl Guard {
         if header(header::ORIGIN).is_some_and(|origin| !ours(&origin)) {
             return Verdict::Refuse(StatusCode::FORBIDDEN, "this page is not for other sites");
         }
-        if self.has_cookie(request) {
+        let path = request.uri.path();
+        let start = path.get(..self.folder.len()).unwrap_or_default();
+        if same(start, &self.folder) && self.has_cookie(request) {
             return Verdict::Answer;
         }
         let given = request
             .uri
             .query()
             .and_then(|query| query.strip_prefix("token="));
-        let right =
-            request.uri.path() == "/" && given.is_some_and(|given| same(given, &self.token));
+        let right = path == "/" && given.is_some_and(|given| same(given, &self.token));
         if right && !self.used.swap(true, Ordering::SeqCst) {
             return Verdict::Enter {
-                cookie: format!("{}; HttpOnly; SameSite=Strict; Path=/", self.cookie),
+                cookie: format!(
+                    "{}; HttpOnly; SameSite=Strict; Path={}",
+                    self.cookie, self.folder
+                ),
             };
         }
         let why = if right {
-            "this link was used already: it works once, in one browser; start the program again for another"
+            "this link was used already: it works once, in one browser; go on in the tab that it opened, or start the program again"
         } else {
             "open the link that the program printed in the terminal"
         };
@@ -166,7 +202,7 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 /// 256 random bits in hexadecimal digits.
-pub(super) fn secret() -> Result<String> {
+fn secret() -> Result<String> {
     let mut halves = [[0_u8; 16]; 2];
     let random = rustls::crypto::ring::default_provider().secure_random;
     for half in &mut halves {
@@ -190,8 +226,11 @@ mod tests {
         Guard::new(
             listen.parse().unwrap(),
             &allowed,
-            "t0ken".to_owned(),
-            "c00kie",
+            Secrets {
+                token: "t0ken".to_owned(),
+                cookie: "c00kie".to_owned(),
+                folder: "f0lder".to_owned(),
+            },
         )
     }
 
@@ -232,15 +271,15 @@ mod tests {
             ("", 421),
         ] {
             assert_eq!(
-                status(&judge(&guard, "GET", "/", &[("host", host), COOKIE])),
+                status(&judge(&guard, "GET", "/f0lder/", &[("host", host), COOKIE])),
                 expected,
                 "{host}"
             );
         }
         let twice = [("host", "localhost:7000"), ("host", "evil:7000"), COOKIE];
-        assert_eq!(status(&judge(&guard, "GET", "/", &twice)), 421);
+        assert_eq!(status(&judge(&guard, "GET", "/f0lder/", &twice)), 421);
         assert_eq!(
-            status(&judge(&guard, "GET", "/", &[COOKIE])),
+            status(&judge(&guard, "GET", "/f0lder/", &[COOKIE])),
             421,
             "no Host at all"
         );
@@ -263,7 +302,7 @@ mod tests {
             ("0.0.0.0:7000", 421),
         ] {
             assert_eq!(
-                status(&judge(&guard, "GET", "/", &[("host", host), COOKIE])),
+                status(&judge(&guard, "GET", "/f0lder/", &[("host", host), COOKIE])),
                 expected,
                 "{host}"
             );
@@ -279,12 +318,15 @@ mod tests {
             "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND",
         ] {
             assert_eq!(
-                status(&judge(&guard, method, "/", &[host, COOKIE])),
+                status(&judge(&guard, method, "/f0lder/", &[host, COOKIE])),
                 405,
                 "{method}"
             );
         }
-        assert_eq!(status(&judge(&guard, "HEAD", "/", &[host, COOKIE])), 200);
+        assert_eq!(
+            status(&judge(&guard, "HEAD", "/f0lder/", &[host, COOKIE])),
+            200
+        );
         for (origin, expected) in [
             ("http://localhost:7000", 200),
             ("http://127.0.0.1:7000", 200),
@@ -294,7 +336,7 @@ mod tests {
         ] {
             let headers = [host, COOKIE, ("origin", origin)];
             assert_eq!(
-                status(&judge(&guard, "GET", "/events", &headers)),
+                status(&judge(&guard, "GET", "/f0lder/events", &headers)),
                 expected,
                 "{origin}"
             );
@@ -309,7 +351,8 @@ mod tests {
         for uri in [
             "/",
             "/events",
-            "/app.js",
+            "/f0lder/",
+            "/f0lder/app.js",
             "/?token=t0keN",
             "/?token=",
             "/?token=t0ken2",
@@ -325,22 +368,47 @@ mod tests {
             "xdivvy-7000=c00kie",
         ] {
             assert_eq!(
-                status(&judge(&guard, "GET", "/", &[host, ("cookie", cookie)])),
+                status(&judge(
+                    &guard,
+                    "GET",
+                    "/f0lder/",
+                    &[host, ("cookie", cookie)]
+                )),
                 403,
                 "{cookie}"
             );
         }
-        let cookie = "divvy-7000=c00kie; HttpOnly; SameSite=Strict; Path=/".to_owned();
+        let cookie = "divvy-7000=c00kie; HttpOnly; SameSite=Strict; Path=/f0lder/".to_owned();
         assert_eq!(
             judge(&guard, "GET", "/?token=t0ken", &[host]),
             Verdict::Enter { cookie }
         );
         assert_eq!(status(&judge(&guard, "GET", "/?token=t0ken", &[host])), 403);
-        assert_eq!(
-            status(&judge(&guard, "GET", "/?token=t0ken", &[host, COOKIE])),
-            200,
-            "a reload"
-        );
+    }
+
+    /// A page that another user of the machine serves on another port of 127.0.0.1 gets the cookies
+    /// of all ports: but for those of a folder that it does not have.
+    #[test]
+    fn the_cookie_goes_to_no_other_port_and_does_not_open_the_page_alone() {
+        let guard = guard("127.0.0.1:7000", &[]);
+        let host = ("host", "127.0.0.1:7000");
+        let Verdict::Enter { cookie } = judge(&guard, "GET", "/?token=t0ken", &[host]) else {
+            panic!("the link is good");
+        };
+        // A browser sends a cookie to paths below its own, whatever the port (RFC 6265, 5.1.4).
+        let (_, path) = cookie.rsplit_once("Path=").unwrap();
+        assert_eq!(path, guard.folder());
+        for other in ["/", "/index.html", "/f0lde/", "/F0LDER/"] {
+            assert!(!other.starts_with(path), "{other}");
+            // Nor does a cookie that was found out open the page without its folder.
+            let uri = if other == "/" { "/events" } else { other };
+            let found = judge(&guard, "GET", uri, &[host, COOKIE]);
+            assert_eq!(status(&found), 403, "{uri}");
+        }
+        assert_eq!(guard.folder().len(), "/f0lder/".len());
+        let secrets = Secrets::new().unwrap();
+        assert_eq!(secrets.folder.len(), 64, "nobody guesses it");
+        assert_ne!(secrets.folder, secrets.cookie);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
 
-use self::guard::{Guard, secret};
+use self::guard::{Guard, Secrets};
 pub use self::server::{Page, Reading, Source};
 use crate::Usage;
 use crate::format;
@@ -103,7 +103,7 @@ pub async fn open(
         .await
         .with_context(|| format!("--listen {listen}"))?;
     let address = listener.local_addr()?;
-    let guard = Guard::new(address, allowed, secret()?, &secret()?);
+    let guard = Guard::new(address, allowed, Secrets::new()?);
     let url = guard.url();
     format::print(&url)?;
     format::talk("the link works once, in one browser; Ctrl-C ends this");

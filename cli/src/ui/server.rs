@@ -37,27 +37,31 @@ const REST: u32 = 4;
 
 const HTML: &str = "text/html; charset=utf-8";
 
-/// The files of the page: path, media type, content.
+/// The files of the page: name in its folder, media type, content.
 const FILES: [(&str, &str, &str); 4] = [
-    ("/", HTML, include_str!("page/index.html")),
+    ("", HTML, include_str!("page/index.html")),
     (
-        "/style.css",
+        "style.css",
         "text/css; charset=utf-8",
         include_str!("page/style.css"),
     ),
     (
-        "/app.js",
+        "app.js",
         "text/javascript; charset=utf-8",
         include_str!("page/app.js"),
     ),
-    ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
+    ("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
 ];
 
-/// After the link: the cookie is `Strict`, so that the page itself must lead on, not the site with
-/// the link.
-const ENTER: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>divvy</title>\
-                     <link rel=icon href=/icon.svg>\
-                     <meta http-equiv=refresh content=\"0;url=/\"><p><a href=\"/\">Show the GPUs</a>";
+/// Returns the page behind the link: the cookie is `Strict`, so that a page of this server must
+/// lead on, not the site with the link.
+fn enter(folder: &str) -> String {
+    format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>divvy</title>\
+         <link rel=icon href={folder}icon.svg>\
+         <meta http-equiv=refresh content=\"0;url={folder}\"><p><a href=\"{folder}\">Show the GPUs</a>"
+    )
+}
 
 /// The cluster at one moment.
 #[derive(Debug)]
@@ -156,12 +160,13 @@ pub(super) async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {
+    let at = |name: &str| format!("{}{name}", guard.folder());
     let mut routes = Router::new()
-        .route("/events", get(events))
-        .route("/about", get(about));
-    for (path, media, content) in FILES {
+        .route(&at("events"), get(events))
+        .route(&at("about"), get(about));
+    for (name, media, content) in FILES {
         routes = routes.route(
-            path,
+            &at(name),
             get(move || async move { ([(header::CONTENT_TYPE, media)], content) }),
         );
     }
@@ -184,7 +189,7 @@ async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) ->
                 (header::CONTENT_TYPE, HTML),
                 (header::SET_COOKIE, cookie.as_str()),
             ];
-            (headers, ENTER).into_response()
+            (headers, enter(guard.folder())).into_response()
         }
         Verdict::Refuse(status, why) => (status, format!("{why}\n")).into_response(),
     };
@@ -211,7 +216,7 @@ async fn events(State(page): State<Page>) -> impl IntoResponse {
 }
 
 /// Answers as `divvy status gpu|node|claim NAME`, of the reading that is shown:
-/// `/about?gpu/NODE/gpu-0`.
+/// `about?gpu/NODE/gpu-0`.
 async fn about(State(page): State<Page>, request: Request) -> Response {
     let Some(snapshot) = page.shown.borrow().snapshot.clone() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "nothing was read yet\n").into_response();

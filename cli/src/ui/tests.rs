@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use super::guard::Guard;
+use super::guard::{Guard, Secrets};
 use super::server;
 use super::{Page, Reading, Source};
 use crate::view::tests::{usage, world};
@@ -55,7 +55,12 @@ async fn served(every: Duration) -> Server {
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let guard = Guard::new(address, &[], "t0ken".to_owned(), "c00kie");
+    let secrets = Secrets {
+        token: "t0ken".to_owned(),
+        cookie: "c00kie".to_owned(),
+        folder: "f0lder".to_owned(),
+    };
+    let guard = Guard::new(address, &[], secrets);
     let task = tokio::spawn(server::serve(
         Page::new(source, every),
         guard,
@@ -102,13 +107,14 @@ impl Server {
     }
 
     async fn get(&self, path: &str) -> String {
-        self.ask("GET", path, &[("cookie", &self.cookie())]).await
+        let path = format!("/f0lder{path}");
+        self.ask("GET", &path, &[("cookie", &self.cookie())]).await
     }
 
     /// The events of a tab.
     async fn tab(&self) -> tokio::io::Lines<BufReader<TcpStream>> {
         BufReader::new(
-            self.open("GET", "/events", &[("cookie", &self.cookie())])
+            self.open("GET", "/f0lder/events", &[("cookie", &self.cookie())])
                 .await,
         )
         .lines()
@@ -131,13 +137,21 @@ async fn strangers_are_refused_on_every_path_and_learn_nothing() {
     let (cookie, foreign) = (server.cookie(), format!("evil.example.com:{port}"));
     for path in [
         "/",
-        "/app.js",
-        "/style.css",
+        "/f0lder/",
+        "/f0lder/app.js",
+        "/f0lder/style.css",
+        "/f0lder/events",
+        "/f0lder/about?gpu/n1/gpu-0",
+        "/f0lder/about?claim/lab/train",
+        "/f0lder/none",
+        // Without the folder the cookie is worth nothing.
         "/events",
         "/about?gpu/n1/gpu-0",
-        "/about?claim/lab/train",
-        "/none",
     ] {
+        if !path.starts_with("/f0lder/") {
+            let answer = server.ask("GET", path, &[("cookie", &cookie)]).await;
+            assert!(answer.starts_with("HTTP/1.1 403 "), "{path}: {answer}");
+        }
         for (method, headers, expected) in [
             ("GET", &[][..], "403"),
             ("GET", &[("cookie", "divvy-1=c00kie")], "403"),
@@ -174,7 +188,9 @@ async fn strangers_are_refused_on_every_path_and_learn_nothing() {
                 "{answer}"
             );
             assert!(
-                !answer.contains("c00kie") && !answer.contains("t0ken"),
+                ["c00kie", "t0ken", "f0lder"]
+                    .iter()
+                    .all(|secret| !answer.contains(secret)),
                 "{answer}"
             );
         }
@@ -191,7 +207,7 @@ async fn the_link_leads_to_the_page_once_and_every_answer_binds_the_browser() {
     let server = served(Duration::from_mins(1)).await;
     let entered = server.ask("GET", "/?token=t0ken", &[]).await;
     let cookie = format!(
-        "set-cookie: {}; HttpOnly; SameSite=Strict; Path=/\r\n",
+        "set-cookie: {}; HttpOnly; SameSite=Strict; Path=/f0lder/\r\n",
         server.cookie()
     );
     assert!(
@@ -224,7 +240,7 @@ async fn the_link_leads_to_the_page_once_and_every_answer_binds_the_browser() {
         }
     }
     let head = server
-        .ask("HEAD", "/", &[("cookie", &server.cookie())])
+        .ask("HEAD", "/f0lder/", &[("cookie", &server.cookie())])
         .await;
     assert!(
         head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"),

@@ -377,7 +377,7 @@ function draw(view) {
 }
 
 async function about(what) {
-  const answer = await fetch(`/about?${what}`).then((response) => response.text(), () => "The program that serves this page has ended.");
+  const answer = await fetch(`about?${what}`).then((response) => response.text(), () => "The program that serves this page has ended.");
   text("about-title", what.replace("/", " "));
   text("about-text", answer);
   at("about").showModal();
@@ -408,7 +408,7 @@ at("more").addEventListener("click", () => {
 });
 at("about-close").addEventListener("click", () => at("about").close());
 
-const events = new EventSource("/events");
+const events = new EventSource("events");
 events.addEventListener("message", (event) => {
   const { view, problem } = JSON.parse(event.data);
   at("problem").hidden = !problem;

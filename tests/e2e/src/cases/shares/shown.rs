@@ -141,6 +141,8 @@ struct Page<'a> {
     /// With the token.
     link: String,
     cookie: String,
+    /// Path of the folder that the page is in.
+    folder: String,
 }
 
 impl<'a> Page<'a> {
@@ -160,6 +162,7 @@ impl<'a> Page<'a> {
             port: 0,
             link: String::new(),
             cookie: String::new(),
+            folder: String::new(),
         };
         let said = || fs_err::read_to_string(daemon.log()).unwrap_or_default();
         poll("the link to the page", PATIENCE, || {
@@ -186,11 +189,18 @@ impl<'a> Page<'a> {
             .and_then(|line| line.split(';').next())
             .context(entered.clone())?;
         cookie.clone_into(&mut page.cookie);
+        let folder = lines.and_then(|line| line.rsplit_once("; Path="));
+        let (_, folder) = folder.context(entered.clone())?;
+        folder.trim().clone_into(&mut page.folder);
         Ok(page)
     }
 
     fn daemon(&self) -> Daemon<'a> {
         self.env.cluster.daemon("ui")
+    }
+
+    fn events(&self) -> String {
+        format!("{}events", self.folder)
     }
 
     fn host(&self) -> String {
@@ -218,7 +228,7 @@ impl<'a> Page<'a> {
 
     /// Returns what a tab that is opened now shows first.
     fn view(&self) -> Result<Value> {
-        let answer = BufReader::new(self.request("/events", &self.host(), &self.cookie)?);
+        let answer = BufReader::new(self.request(&self.events(), &self.host(), &self.cookie)?);
         for line in answer.lines() {
             let line = line?;
             if let Some(event) = line.strip_prefix("data: ") {
@@ -236,9 +246,11 @@ impl<'a> Page<'a> {
     /// On a real socket: no cookie, another name, and the link a second time.
     fn refuses_others(&self) -> Result<()> {
         let (host, foreign) = (self.host(), format!("evil.example.com:{}", self.port));
+        let events = self.events();
         let others = [
-            ("/events", &host, "", " 403 "),
-            ("/events", &foreign, &*self.cookie, " 421 "),
+            (&*events, &host, "", " 403 "),
+            (&*events, &foreign, &*self.cookie, " 421 "),
+            ("/events", &host, &*self.cookie, " 403 "),
             (&*self.link, &host, "", " 403 "),
         ];
         for (path, host, cookie, status) in others {
