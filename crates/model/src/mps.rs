@@ -127,6 +127,19 @@ impl MpsAbility {
         }
     }
 
+    /// Returns what was known of the users that a server of protocol v2 serves; `None`: nothing, or
+    /// it does not count.
+    pub fn for_all_users(self) -> Option<bool> {
+        match self {
+            Self::OneUser => Some(false),
+            Self::Available(MpsProtocol::V2) => Some(true),
+            Self::Available(MpsProtocol::V3)
+            | Self::SwitchedOff
+            | Self::OldDriver
+            | Self::NoProgram => None,
+        }
+    }
+
     /// Returns the protocol of its servers; `None` if it has none.
     pub fn protocol(self) -> Option<MpsProtocol> {
         match self {
@@ -465,6 +478,9 @@ mod tests {
         ] {
             let found = MpsAbility::of_node(driver, true, true, Some(for_all));
             assert_eq!(found, expected, "{driver} {for_all}");
+            // While nobody says it any more, it is as it was: nothing comes or goes with that.
+            let known = found.for_all_users();
+            assert_eq!(MpsAbility::of_node(driver, true, true, known), expected);
         }
     }
 

@@ -53,6 +53,8 @@ pub struct Input<'a> {
     /// The MPS servers that run, by GPU: while one with slots does, shares are published as it was
     /// started.
     pub mps_servers: &'a BTreeMap<GpuTarget, MpsServer>,
+    /// True while no MPS supervisor answers: none of its servers can be started or asked.
+    pub mps_away: bool,
     /// The pool that was carved last: devices of GPUs that no longer answer are taken from it.
     pub previous: Option<&'a Pool>,
     /// The features that the API server can store.
@@ -90,6 +92,7 @@ impl<'a> Input<'a> {
             mig_found: &NOTHING_CHANGED,
             share_units: &NO_UNITS,
             mps_servers: &NO_SERVERS,
+            mps_away: false,
             previous: None,
             features,
         }

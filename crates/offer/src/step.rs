@@ -142,6 +142,7 @@ impl Look {
             mig_found: &self.records.mig_found,
             share_units: &world.memory.share_units,
             mps_servers: &self.records.mps_servers,
+            mps_away: world.inputs.mps_away,
             previous: self.previous.as_deref(),
             features: &self.features,
         })

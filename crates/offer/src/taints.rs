@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use divvy_api::names::taints as keys;
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
-use divvy_model::{Form, GpuUuid, Inventory, Target, TargetKind};
+use divvy_model::{Form, GpuUuid, Inventory, Sharing, Target, TargetKind};
 
 use crate::carve::Carving;
 use crate::health::taint;
@@ -231,6 +231,11 @@ impl Carving<'_> {
         }
         if let Some(other) = of.guard.filter(|other| *other != of.mode) {
             all.push(blocked(keys::MODE, Some(&held_as(other))));
+        }
+        // Also of a device that claims hold: a further claim of a server that runs needs the
+        // supervisor as well.
+        if self.input.mps_away && of.mode.sharing == Sharing::Mps {
+            all.push(blocked(keys::MPS, Some("supervisor-away")));
         }
         if of.unknown_held {
             // Their places are not known, so nothing beside them can be given out.

@@ -78,6 +78,8 @@ pub enum Fact {
     Answer(Option<Answer>),
     /// A prepare was refused.
     Conflict(ModeConflict),
+    /// True if the node's MPS supervisor is away: it does not answer, and not only for a moment.
+    MpsAway(bool),
 }
 
 /// A claim was refused at prepare: its device belongs to a GPU that another claim uses in another
@@ -204,6 +206,7 @@ pub struct World {
 pub(crate) struct Inputs {
     pub(crate) inventory: Option<Arc<Inventory>>,
     pub(crate) driver_down: bool,
+    pub(crate) mps_away: bool,
     pub(crate) health: Option<Arc<HealthView>>,
     pub(crate) policies: Option<(Vec<GpuPolicy>, BTreeMap<String, String>)>,
     pub(crate) neighbours: Option<Uses>,
@@ -316,6 +319,7 @@ impl World {
                 true
             }
             Fact::Conflict(of) => self.memory.meet(of, now),
+            Fact::MpsAway(is_away) => replace(&mut known.mps_away, is_away),
         };
         self.memory.changed |= changed;
     }

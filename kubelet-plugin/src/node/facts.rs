@@ -82,10 +82,10 @@ impl From<Report> for Fact {
                 labels: known.labels.clone(),
             },
             Report::Records(recorded) => divvy_offer::Fact::Records(recorded.decisive()),
-            Report::Ungranted(_)
-            | Report::Unwritable(_)
-            | Report::NvidiaServes(_)
-            | Report::SupervisorAway(_) => divvy_offer::Fact::Time,
+            Report::SupervisorAway(away) => divvy_offer::Fact::MpsAway(away.is_some()),
+            Report::Ungranted(_) | Report::Unwritable(_) | Report::NvidiaServes(_) => {
+                divvy_offer::Fact::Time
+            }
         };
         Self {
             offer,

@@ -218,6 +218,11 @@ impl InventoryOwner {
             found.system.caps_linger = ability::caps_linger(found.system.memory_caps, &cgroups);
             let driver = &found.system.driver_version;
             let for_all = supervisor.as_ref().and_then(|mps| mps.serves_all_users());
+            // A supervisor that is away has not changed its mind.
+            let for_all = for_all.or_else(|| {
+                let same = before.filter(|known| known.system.driver_version == *driver);
+                same?.system.mps.for_all_users()
+            });
             let has_programs = edits.has_mps_programs();
             found.system.mps =
                 MpsAbility::of_node(driver, supervisor.is_some(), has_programs, for_all);

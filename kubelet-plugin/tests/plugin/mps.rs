@@ -309,3 +309,35 @@ async fn a_supervisor_of_another_driver_name_is_a_trouble_with_a_remedy() {
     .await;
     plugin.stop().await;
 }
+
+/// The scheduler must not send claims where no server can be started for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mps_shares_are_tainted_while_no_supervisor_answers() {
+    let mut node = Node::new("h100x1");
+    node.fixture.mps = true;
+    node.host = node.fixture.build(&node.dir.path().join("host")).unwrap();
+    let dir = node.dir.path().join("mps");
+    fs_err::create_dir_all(&dir).unwrap();
+    let mut config = node.config(&["--mps-dir", &dir.display().to_string()]);
+    config.timing.mps = Duration::from_millis(20);
+    let rule = json!({"modes": ["Whole", "TimeSlicing", "Mps"], "shares": {"slots": 4}});
+    node.api
+        .put(&GpuPolicy::new("shares", json!({"rules": [rule]})))
+        .unwrap();
+    let servers = Arc::new(ListedServers::default());
+    let plugin = node.start_by(config, Arc::new(node.sim.clone()), Some(servers));
+    plugin.wait_ready().await;
+    let taint = "gpu.divvy.dev/mps=supervisor-away:NoSchedule".to_owned();
+    let is_tainted = |name: &str| Some(node.taints().get(name)?.contains(&taint));
+    let socket = dir.join("supervisor.sock");
+    for _ in 0..2 {
+        wait("the taint", || is_tainted("gpu-0-mps").filter(|is| *is)).await;
+        assert_eq!(is_tainted("gpu-0-ts"), Some(false), "needs no supervisor");
+        assert_eq!(is_tainted("gpu-0"), Some(false));
+        let answers = UnixListener::bind(&socket).unwrap();
+        wait("its end", || is_tainted("gpu-0-mps").filter(|is| !*is)).await;
+        drop(answers);
+        fs_err::remove_file(&socket).unwrap();
+    }
+    plugin.stop().await;
+}

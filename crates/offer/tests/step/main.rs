@@ -7,5 +7,6 @@
 )]
 
 mod cluster;
+mod mps;
 mod property;
 mod stories;
