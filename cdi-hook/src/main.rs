@@ -19,6 +19,8 @@
 //! - `limits --socket PATH --claim UID --device NAME` has divvy's node plugin cap the memory of a
 //!   share before its program runs ([`limits`]).
 //!
+//! A call that fails tells the node plugin why ([`tell`]).
+//!
 //! It runs as root on the host with files of an unchecked image, before the container is confined.
 //! Hence: nothing of the image is ever executed; every path is resolved by the kernel with the
 //! container's root as its end ([`rootfs`]), so that no link leads out; a path of the image enters
@@ -39,6 +41,7 @@ mod profile;
 mod read_only;
 mod rootfs;
 mod symlinks;
+mod tell;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -78,13 +81,22 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
         }
         Command::InRoot(command) => command,
     };
+    in_root(command)
+        .inspect_err(tell::plugin)
+        .map(|()| String::new())
+}
+
+/// Makes a change in the container's root.
+fn in_root(command: InRoot) -> Result<(), HookError> {
     let container = State::read(std::io::stdin().lock())?.container()?;
     let root = &container.root;
     match command {
-        InRoot::CreateSymlinks(links) => root.change(|| symlinks::create(root, &links))?,
+        InRoot::CreateSymlinks(links) => root.change(|| symlinks::create(root, &links)),
         InRoot::UpdateLdCache(folders) => root.change(|| {
             let updated = loader::update(root, &folders);
-            if container.searches(&folders) {
+            // Where a volume covers them, they are found elsewhere alone.
+            let are_there = folders.iter().all(|folder| root.exists(folder));
+            if are_there && container.searches(&folders) {
                 left_out(
                     updated,
                     "the container's LD_LIBRARY_PATH has the driver's libraries",
@@ -92,20 +104,20 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
                 return Ok(());
             }
             updated
-        })?,
+        }),
         InRoot::EnableCudaCompat {
             host_driver,
             folder,
-        } => root.change(|| compat::enable(root, &host_driver, &folder))?,
+        } => root.change(|| compat::enable(root, &host_driver, &folder)),
         InRoot::UpdateApplicationProfile => root.change(|| {
             let without = "EGL and Vulkan may not find the GPU on a node with several";
             left_out(profile::update(root), without);
             Ok(())
-        })?,
-        InRoot::DisableDeviceNodeModification => left_out(
-            device_files::disable_modification(root),
-            "the driver's libraries may change device nodes in this container",
-        ),
+        }),
+        InRoot::DisableDeviceNodeModification => {
+            let without = "the driver's libraries may change device nodes in this container";
+            left_out(device_files::disable_modification(root), without);
+            Ok(())
+        }
     }
-    Ok(String::new())
 }

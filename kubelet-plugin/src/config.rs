@@ -21,8 +21,8 @@ pub use timing::Timing;
 
 /// Where the kubelet looks for plugins' folders.
 const PLUGINS: &str = "/var/lib/kubelet/plugins";
-/// Name of the socket on which the hook program asks for caps of memory.
-const LIMITS_SOCKET: &str = "limits.sock";
+/// Name of the socket of the hook program.
+const HOOK_SOCKET: &str = "hook.sock";
 /// Where CDI hooks of divvy are installed.
 const HOOKS: &str = "/opt/divvy";
 
@@ -116,9 +116,10 @@ impl Config {
         }
     }
 
-    /// Returns the socket on which the hook program asks for caps of memory.
-    pub fn limits_socket(&self) -> PathBuf {
-        self.own_run_dir().join(LIMITS_SOCKET)
+    /// Returns the socket on which the hook program asks for caps of memory, and tells why it
+    /// failed.
+    pub fn hook_socket(&self) -> PathBuf {
+        self.own_run_dir().join(HOOK_SOCKET)
     }
 }
 
@@ -150,7 +151,7 @@ impl TryFrom<Args> for Config {
             let run = args.run_dir.as_ref().map(|run| run.join(&args.driver_name));
             let flag = run.as_ref().map_or("plugin-dir", |_| "run-dir");
             let folder = run.unwrap_or_else(|| plugin_dir.clone());
-            fits(flag, folder.join(LIMITS_SOCKET))?;
+            fits(flag, folder.join(HOOK_SOCKET))?;
         }
         let health = HealthRules {
             ignored_xids: args.ignored_xids.clone(),

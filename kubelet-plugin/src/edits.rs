@@ -25,8 +25,6 @@ pub(crate) struct HostEdits {
     at: DriverAt,
     nodes: DeviceNodes,
     delivery: LibraryDelivery,
-    /// The socket on which the program asks for caps of memory.
-    limits: PathBuf,
     /// The folder of the supervisor of MPS daemons, if there is one.
     mps: Option<PathBuf>,
     common: Mutex<Option<Common>>,
@@ -63,7 +61,6 @@ impl HostEdits {
         at: DriverAt,
         nodes: DeviceNodes,
         delivery: LibraryDelivery,
-        limits: PathBuf,
     ) -> Self {
         let (common, gpu_nodes, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (no_nodes, uvm_loaded) = (AtomicBool::default(), AtomicBool::default());
@@ -72,7 +69,6 @@ impl HostEdits {
             at,
             nodes,
             delivery,
-            limits,
             mps: None,
             common,
             gpu_nodes,
@@ -323,8 +319,7 @@ impl DeviceEdits for HostEdits {
     }
 
     fn cap(&self, claim: &ClaimUid, cdi_device: &str) -> Option<Hook> {
-        let socket = self.limits.display().to_string();
-        divvy_host::cap(&self.delivery, &socket, claim.as_str(), cdi_device)
+        divvy_host::cap(&self.delivery, claim.as_str(), cdi_device)
     }
 
     fn attributes(&self, inventory: &Inventory, device: &RecordedDevice) -> Attributes {

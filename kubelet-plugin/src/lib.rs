@@ -17,6 +17,7 @@ mod config;
 mod edits;
 mod events;
 mod grpc;
+mod hook_words;
 mod limits;
 mod metrics;
 mod mps;

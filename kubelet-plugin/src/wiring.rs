@@ -21,6 +21,7 @@ use crate::claims::service::{ClaimService, ClaimWork};
 use crate::config::Config;
 use crate::edits::HostEdits;
 use crate::events::Notifier;
+use crate::hook_words::HookWords;
 use crate::limits::cap::Capper;
 use crate::limits::serve::Limits;
 use crate::metrics::Metrics;
@@ -308,7 +309,7 @@ impl Shared {
         self.keeper(listed, ready)
     }
 
-    /// The server of caps of memory.
+    /// The server of the hook, with the caps of memory.
     fn limits(&self) -> Limits {
         let config = &self.config;
         let capper = Capper::new(
@@ -320,12 +321,16 @@ impl Shared {
         );
         Limits {
             capper: Arc::new(capper),
-            socket: config.limits_socket(),
+            socket: config.hook_socket(),
             wanted: config.memory_caps,
             metrics: self.metrics.clone(),
             every: config.timing.caps,
             in_charge: self.channels.in_charge.clone(),
             seen: self.channels.seen.clone(),
+            words: self.edits.calls_hook().then(|| {
+                let (executor, host) = (self.executor.clone(), self.host.clone());
+                Arc::new(HookWords::new(executor, host, self.notifier.clone()))
+            }),
             notifier: self.notifier.clone(),
             reports: self.reports.clone(),
         }

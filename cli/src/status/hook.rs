@@ -1,22 +1,14 @@
 //! Words for the exit status of divvy's hook: crun shows nothing else of one that fails.
 
+use divvy_model::HookFailure;
+
 /// Returns what the exit status in a message of crun means; `None` of other messages. runc shows
 /// the hook's own words.
 pub(super) fn reason(message: &str) -> Option<&'static str> {
     let (_, end) = message.split_once("divvy-cdi-hook")?;
     let (_, status) = end.split_once("(exit code: ")?;
     let (status, _) = status.split_once(')')?;
-    Some(match status.parse().ok()? {
-        70 | 73 => "the memory of a share is not capped: divvy's node plugin did not answer",
-        71 | 72 => "the memory of a share is not capped: see the Events of the claim",
-        74 => "the container's root is read-only for good: set libraryDelivery=mounts",
-        75 => {
-            "a volume of the pod is at /usr/local/nvidia, /etc or /etc/ld.so.cache: mount it elsewhere"
-        }
-        76 => "a file of the image is in the way of the loader's cache or the driver's names",
-        77 => "the hook lacks rights on the node, or the kernel is older than 5.6",
-        _ => "see the journal of the node's container runtime",
-    })
+    Some(HookFailure::of_status(status.parse().ok()?).text())
 }
 
 #[cfg(test)]
@@ -33,7 +25,7 @@ mod tests {
             (72, "Events of the claim"),
             (73, "did not answer"),
             (74, "libraryDelivery=mounts"),
-            (75, "a volume of the pod"),
+            (75, "volumes of the pod"),
             (76, "a file of the image"),
             (77, "lacks rights"),
         ] {

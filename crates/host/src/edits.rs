@@ -10,16 +10,27 @@ use crate::nodes::{ControlNodes, DRM_LINKS, DeviceNode, GpuNodes};
 /// volume of the pod on a server that does not answer.
 const HOOK_TIMEOUT: u32 = 30;
 
+/// Variable with the node plugin's socket, in the environment of the hook program.
+const HOOK_SOCKET: &str = "DIVVY_HOOK_SOCKET";
+
 /// Way in which libraries become findable in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LibraryDelivery {
-    /// Links and the loader's cache are made by the hook program at this path of the host. Works in
-    /// every image.
-    Hook(String),
+    /// Links and the loader's cache are made by the hook program. Works in every image.
+    Hook(HookProgram),
     /// No program is called: each library is mounted under every name it is asked for, and
     /// `LD_LIBRARY_PATH` leads to it. Replaces an image's own `LD_LIBRARY_PATH`; for hosts that do
     /// not let runtimes call programs.
     MountsOnly,
+}
+
+/// The hook program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookProgram {
+    /// Path on the host.
+    pub path: String,
+    /// Socket of the node plugin, which the program asks for caps and tells why it failed.
+    pub socket: String,
 }
 
 const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
@@ -47,7 +58,7 @@ pub fn driver_edits(
             .map(|library| mount(&library.file, &READ_ONLY)),
     );
     match delivery {
-        LibraryDelivery::Hook(path) => edits.hooks = hooks(files, path),
+        LibraryDelivery::Hook(program) => edits.hooks = hooks(files, program),
         LibraryDelivery::MountsOnly => {
             edits.mounts.extend(names_as_mounts(files));
             edits.env.push(LIBRARY_PATH.to_owned());
@@ -127,36 +138,37 @@ fn mount(file: &DriverFile, options: &[&str]) -> Mount {
 }
 
 /// Returns the call by which the memory of a share is capped before its program runs; `None` where
-/// no program is called. It asks the node plugin at this socket.
-pub fn cap(delivery: &LibraryDelivery, socket: &str, claim: &str, device: &str) -> Option<Hook> {
-    let LibraryDelivery::Hook(path) = delivery else {
+/// no program is called.
+pub fn cap(delivery: &LibraryDelivery, claim: &str, device: &str) -> Option<Hook> {
+    let LibraryDelivery::Hook(program) = delivery else {
         return None;
     };
+    let socket = &program.socket;
     let args = [
         "limits", "--socket", socket, "--claim", claim, "--device", device,
     ];
     // In the runtime's own namespaces: the container's process has its final control group, and its
     // program cannot run before this ends.
     let args = args.map(str::to_owned);
-    Some(hook(Stage::CreateRuntime, path, args))
+    Some(hook(Stage::CreateRuntime, program, args))
 }
 
 /// Returns a call of the hook program.
-fn hook(stage: Stage, path: &str, args: impl IntoIterator<Item = String>) -> Hook {
+fn hook(stage: Stage, program: &HookProgram, args: impl IntoIterator<Item = String>) -> Hook {
     let name = std::iter::once("divvy-cdi-hook".to_owned());
     Hook::new(
         stage,
-        path.to_owned(),
+        program.path.clone(),
         name.chain(args).collect(),
         // An environment of its own: without one, a runtime may pass on another, with an
         // `LD_PRELOAD` of the image in it (ADR 1).
-        vec!["DIVVY_CDI_HOOK=1".to_owned()],
+        vec![format!("{HOOK_SOCKET}={}", program.socket)],
         HOOK_TIMEOUT,
     )
 }
 
-fn hooks(files: &DriverFiles, path: &str) -> Vec<Hook> {
-    let call = |args: Vec<String>| hook(Stage::CreateContainer, path, args);
+fn hooks(files: &DriverFiles, program: &HookProgram) -> Vec<Hook> {
+    let call = |args: Vec<String>| hook(Stage::CreateContainer, program, args);
     let links = files
         .symlinks
         .iter()

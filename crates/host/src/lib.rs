@@ -31,7 +31,7 @@ pub use driver::{
     DEFAULT_DRIVER_ROOTS, Driver, DriverAt, DriverRoot, DriverRootError, RootReason, find_driver,
     find_driver_at,
 };
-pub use edits::{LibraryDelivery, cap, driver_edits, gpu_edits, partition_edits};
+pub use edits::{HookProgram, LibraryDelivery, cap, driver_edits, gpu_edits, partition_edits};
 pub use elf::{Elf, ElfError};
 pub use files::{
     BINARY_DIR, DriverFile, DriverFiles, DriverFilesError, LIBRARY_DIR, Library, Symlink,

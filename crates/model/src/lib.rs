@@ -16,6 +16,7 @@ mod gpu;
 mod hash;
 pub mod health;
 mod hold;
+mod hook;
 mod ids;
 mod inventory;
 mod lock;
@@ -44,6 +45,7 @@ pub use gpu::{
 };
 pub use hash::fnv1a;
 pub use hold::Hold;
+pub use hook::HookFailure;
 pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddress};
 pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
 pub use lock::lock;

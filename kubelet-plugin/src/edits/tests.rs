@@ -1,3 +1,4 @@
+use divvy_host::HookProgram;
 use divvy_host::fixture::{Fixture, FixtureGpu};
 
 use super::*;
@@ -20,13 +21,7 @@ fn waiting_claims_have_the_drivers_files_listed_once_a_second() {
         seen: Some(dir.path().join("absent")),
         host: None,
     };
-    let edits = HostEdits::new(
-        made.host,
-        at,
-        made.nodes,
-        LibraryDelivery::MountsOnly,
-        PathBuf::new(),
-    );
+    let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
     edits.common().unwrap_err();
     let listed = |at: Instant| edits.failed.lock().unwrap().as_mut().unwrap().0 = at;
     // Just now, for as long as this test may take.
@@ -74,7 +69,6 @@ fn uvm_is_loaded_once_and_only_under_a_loaded_driver() {
         DriverAt::default(),
         none,
         LibraryDelivery::MountsOnly,
-        PathBuf::new(),
     );
     let (module, away) = (
         dir.path().join("sys/module/nvidia"),
@@ -115,14 +109,11 @@ fn uvm_is_loaded_once_and_only_under_a_loaded_driver() {
 fn a_hook_that_hangs_does_not_hang_the_container() {
     let dir = tempfile::tempdir().unwrap();
     let made = Fixture::new(vec![gpu()]).build(dir.path()).unwrap();
-    let delivery = LibraryDelivery::Hook("/opt/divvy/divvy-cdi-hook".to_owned());
-    let edits = HostEdits::new(
-        made.host,
-        DriverAt::default(),
-        made.nodes,
-        delivery,
-        PathBuf::new(),
-    );
+    let delivery = LibraryDelivery::Hook(HookProgram {
+        path: "/opt/divvy/divvy-cdi-hook".to_owned(),
+        socket: "/run/divvy/hook.sock".to_owned(),
+    });
+    let edits = HostEdits::new(made.host, DriverAt::default(), made.nodes, delivery);
     let common = edits.common().unwrap();
     let timeouts: Vec<_> = common
         .edits()
@@ -153,7 +144,6 @@ fn a_module_that_was_loaded_again_with_another_major_is_noticed() {
         DriverAt::default(),
         DeviceNodes::Real,
         LibraryDelivery::MountsOnly,
-        PathBuf::new(),
     );
     let major = || {
         let common = edits.common().unwrap();
@@ -190,13 +180,7 @@ fn the_driver_that_vanishes_and_comes_back_newer_is_noticed() {
         seen: None,
         host: Some("/run/nvidia/driver".into()),
     };
-    let edits = HostEdits::new(
-        made.host,
-        at,
-        made.nodes,
-        LibraryDelivery::MountsOnly,
-        PathBuf::new(),
-    );
+    let edits = HostEdits::new(made.host, at, made.nodes, LibraryDelivery::MountsOnly);
     let common = edits.common().unwrap();
     assert!(
         common
@@ -247,7 +231,6 @@ fn upgrading(dir: &std::path::Path) -> (Fixture, HostEdits, PathBuf) {
         DriverAt::default(),
         made.nodes,
         LibraryDelivery::MountsOnly,
-        PathBuf::new(),
     );
     (fixture, edits, dir.join("usr/lib/x86_64-linux-gnu"))
 }
@@ -333,7 +316,6 @@ fn a_node_that_is_asked_for_several_times_is_given_once() {
         DriverAt::default(),
         DeviceNodes::Given(table),
         LibraryDelivery::MountsOnly,
-        PathBuf::new(),
     );
     let nodes = |wanted: &[&str]| -> Vec<String> {
         let wanted: Vec<String> = wanted.iter().map(|path| (*path).to_owned()).collect();
@@ -360,7 +342,6 @@ fn the_nodes_of_a_gpu_are_looked_for_again_after_each_look_at_the_driver() {
         DriverAt::default(),
         none,
         LibraryDelivery::MountsOnly,
-        PathBuf::new(),
     );
     let major = || edits.nodes_of(gpu_read, 0).unwrap().main.info.major;
     assert_eq!(major(), 195);

@@ -1,10 +1,12 @@
-//! The socket on which the hook asks for caps, and the rounds that keep them.
+//! The socket of the hook, on which it asks for caps and tells why it failed, and the rounds that
+//! keep caps.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::ClaimRef;
+use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -14,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::cap::{Capper, Question, Uncapped};
 use crate::events::Notifier;
+use crate::hook_words::{HookWords, Words};
 use crate::metrics::Metrics;
 use crate::node::facts::GpusSeen;
 use crate::sockets::{SocketFile, bind};
@@ -39,6 +42,8 @@ pub(crate) struct Limits {
     pub(crate) in_charge: watch::Receiver<bool>,
     /// The GPUs as the driver lists them, and whether it is released.
     pub(crate) seen: watch::Receiver<GpusSeen>,
+    /// Listens to the hook's words. `None`: no hook is called.
+    pub(crate) words: Option<Arc<HookWords>>,
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     /// Work that goes on after an answer: Events.
@@ -55,7 +60,7 @@ impl Limits {
         let mut round = tokio::spawn(async {});
         loop {
             let is_needed = self.is_needed().await;
-            if !is_needed {
+            if !is_needed && self.words.is_none() {
                 if let Some((_, file)) = bound.take() {
                     file.remove();
                 }
@@ -79,7 +84,8 @@ impl Limits {
             loop {
                 tokio::select! {
                     stream = accept(bound.as_ref().map(|(listener, _)| listener)) => {
-                        self.reports.spawn(answer(self.capper.clone(), self.notifier.clone(), stream));
+                        let (capper, words) = (self.capper.clone(), self.words.clone());
+                        self.reports.spawn(answer(capper, words, self.notifier.clone(), stream));
                     }
                     () = &mut rest => break,
                     () = stop.cancelled() => {
@@ -96,7 +102,7 @@ impl Limits {
         }
     }
 
-    /// Returns whether there is anything to do.
+    /// Returns whether there are caps to set.
     async fn is_needed(&self) -> bool {
         if self.wanted {
             return true;
@@ -166,12 +172,26 @@ async fn accept(listener: Option<&UnixListener>) -> UnixStream {
 /// User that may ask.
 const ROOT: u32 = 0;
 
+/// The message of a hook.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Asked {
+    Cap(Question),
+    Words(Words),
+}
+
 /// Answers one hook.
-async fn answer(capper: Arc<Capper>, notifier: Arc<Notifier>, mut stream: UnixStream) {
+async fn answer(
+    capper: Arc<Capper>,
+    words: Option<Arc<HookWords>>,
+    notifier: Arc<Notifier>,
+    mut stream: UnixStream,
+) {
     let done = match asked(&mut stream, ROOT).await {
         // Another instance that looks whether the socket is served.
         Ok(None) => return,
-        Ok(Some(asked)) => {
+        Ok(Some(Asked::Words(said))) => return hear(words, said, stream).await,
+        Ok(Some(Asked::Cap(asked))) => {
             let work = tokio::task::spawn_blocking(move || capper.cap(&asked));
             work.await
                 .unwrap_or_else(|died| Err(plain(died.to_string())))
@@ -208,6 +228,23 @@ async fn answer(capper: Arc<Capper>, notifier: Arc<Notifier>, mut stream: UnixSt
     }
 }
 
+/// Hears why a hook has failed. It waits until it was looked whose container it starts, since its
+/// process says that, and not for the Events.
+async fn hear(words: Option<Arc<HookWords>>, said: Words, stream: UnixStream) {
+    let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+    let pid = pid.and_then(|pid| u32::try_from(pid).ok());
+    let (Some(words), Some(pid)) = (words, pid) else {
+        return;
+    };
+    let looks = words.clone();
+    let looked = tokio::task::spawn_blocking(move || looks.look(pid, &said)).await;
+    // The end of the connection is the answer.
+    drop(stream);
+    if let Ok(Some(report)) = looked {
+        words.report(report).await;
+    }
+}
+
 fn plain(why: String) -> Uncapped {
     Uncapped {
         claim: None,
@@ -217,7 +254,7 @@ fn plain(why: String) -> Uncapped {
 }
 
 /// Returns the question, if it is of this user; `None` if the other end says nothing.
-async fn asked(stream: &mut UnixStream, user: u32) -> Result<Option<Question>, String> {
+async fn asked(stream: &mut UnixStream, user: u32) -> Result<Option<Asked>, String> {
     if !stream.peer_cred().is_ok_and(|peer| peer.uid() == user) {
         return Err("only root may ask".to_owned());
     }
@@ -226,7 +263,7 @@ async fn asked(stream: &mut UnixStream, user: u32) -> Result<Option<Question>, S
 }
 
 /// Reads the question, a line of JSON; `None` if the other end says nothing.
-async fn question(stream: &mut UnixStream) -> Result<Option<Question>, String> {
+async fn question(stream: &mut UnixStream) -> Result<Option<Asked>, String> {
     let mut line = String::new();
     let mut input = BufReader::new(stream).take(MOST_BYTES);
     let read = input.read_line(&mut line).await;

@@ -216,7 +216,7 @@ impl Capped {
     }
 
     fn ask_for(&self, claim: &str, device: &str, pid: u32) -> Value {
-        let mut stream = UnixStream::connect(self.config().limits_socket()).unwrap();
+        let mut stream = UnixStream::connect(self.config().hook_socket()).unwrap();
         let question = json!({ "claim": claim, "device": device, "pid": pid, "container": "c" });
         stream
             .write_all(format!("{question}\n").as_bytes())
@@ -316,7 +316,7 @@ async fn a_pod_is_held_to_the_sum_of_its_shares() {
             capped.node.prepare(claim).await.unwrap();
         }
         let (args, device) = capped.hook(&first);
-        let socket = capped.config().limits_socket().display().to_string();
+        let socket = capped.config().hook_socket().display().to_string();
         let expected = [
             "divvy-cdi-hook",
             "limits",
@@ -461,7 +461,7 @@ async fn a_stale_entry_below_the_pod_does_not_hide_its_cap() {
 async fn the_socket_is_there_while_any_instance_runs() {
     let (capped, plugin, claim) = Capped::prepared().await;
     capped.container("a", 1);
-    let socket = capped.config().limits_socket();
+    let socket = capped.config().hook_socket();
     for leaves_its_file in [false, true] {
         fs_err::remove_file(&socket).unwrap();
         if leaves_its_file {
@@ -474,14 +474,14 @@ async fn the_socket_is_there_while_any_instance_runs() {
     plugin.stop().await;
 }
 
-/// Switched off, there is nothing to serve but what was promised before.
+/// Switched off, nothing is capped but what was promised before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn switched_off_the_socket_is_there_while_an_earlier_claim_is() {
+async fn switched_off_an_earlier_claim_keeps_its_cap_until_it_ends() {
     let (capped, plugin, claim) = Capped::prepared().await;
     capped.container("a", 1);
     assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
     plugin.stop().await;
-    let socket = capped.config().limits_socket();
+    let socket = capped.config().hook_socket();
     let plugin = capped.node.start_with(capped.config_with("false"));
     wait("the socket", || UnixStream::connect(&socket).ok()).await;
     assert_eq!(capped.ask(&claim, 1), json!({ "capped": true }));
@@ -491,8 +491,8 @@ async fn switched_off_the_socket_is_there_while_an_earlier_claim_is() {
     .await;
     capped.node.unprepare(&claim).await.unwrap();
     fs_err::remove_dir_all(capped.groups().join(Capped::pod_path())).unwrap();
-    wait("the end of the socket", || {
-        (!socket.exists() && capped.ledgers() == 0).then_some(())
+    wait("the end of the cap", || {
+        (capped.ledgers() == 0).then_some(())
     })
     .await;
     plugin.stop().await;

@@ -15,6 +15,7 @@ mod driver;
 mod drivers;
 mod gpu_node;
 mod health;
+mod hook_words;
 mod kills;
 mod life;
 mod limits;

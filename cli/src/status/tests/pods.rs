@@ -178,7 +178,7 @@ fn warnings_of_the_kubelet_show_what_is_left_when_the_devices_are_ready() {
         failed("w", "2026-11-21T19:56:00Z", "of the preparation before"),
     ]));
     let report = report(&world);
-    let meant = "(a volume of the pod is at /usr/local/nvidia, /etc or /etc/ld.so.cache: mount it elsewhere)";
+    let meant = "(volumes of the pod cover the folders of the driver's names and of the loader: mount them elsewhere)";
     let expected = [
         "Failed: unresolvable CDI devices".to_owned(),
         format!("FailedStart: {by_crun} {meant}"),

@@ -5,6 +5,13 @@ use divvy_cdi::{ContainerEdits, Hook, Mount, Stage};
 use super::{host, pci, two_gpus};
 use crate::*;
 
+fn program(path: &str) -> HookProgram {
+    HookProgram {
+        path: path.to_owned(),
+        socket: "/run/s".to_owned(),
+    }
+}
+
 fn given() -> (DriverFiles, ControlNodes) {
     let file = |host: &str, container: &str| DriverFile {
         host: host.into(),
@@ -75,7 +82,7 @@ fn with_a_hook_the_edits_are_exactly_these() {
             Stage::CreateContainer,
             "/p/hook".into(),
             args,
-            vec!["DIVVY_CDI_HOOK=1".into()],
+            vec!["DIVVY_HOOK_SOCKET=/run/s".into()],
             30,
         )
     };
@@ -113,7 +120,7 @@ fn with_a_hook_the_edits_are_exactly_these() {
         additional_gids: vec![27],
     };
     assert_eq!(
-        driver_edits(&files, &control, &LibraryDelivery::Hook("/p/hook".into())),
+        driver_edits(&files, &control, &LibraryDelivery::Hook(program("/p/hook"))),
         expected
     );
 }
@@ -149,7 +156,7 @@ fn no_two_mounts_of_a_whole_driver_go_to_the_same_place() {
     let control = control_nodes(&made.host, &made.nodes).unwrap();
     for delivery in [
         LibraryDelivery::MountsOnly,
-        LibraryDelivery::Hook("/h".into()),
+        LibraryDelivery::Hook(program("/h")),
     ] {
         let mounts = driver_edits(&files, &control, &delivery).mounts;
         let places: std::collections::BTreeSet<_> =
@@ -164,7 +171,7 @@ fn no_mount_of_a_driver_can_be_written() {
     let (made, _dir) = host(&two_gpus());
     let files = driver_files(&made.host, &find_driver(&made.host, None).unwrap()).unwrap();
     let control = control_nodes(&made.host, &made.nodes).unwrap();
-    let mounts = driver_edits(&files, &control, &LibraryDelivery::Hook("/h".into())).mounts;
+    let mounts = driver_edits(&files, &control, &LibraryDelivery::Hook(program("/h"))).mounts;
     assert!(mounts.len() > 10, "{mounts:?}");
     for mount in mounts {
         let has = |option: &str| mount.options.iter().any(|one| one == option);

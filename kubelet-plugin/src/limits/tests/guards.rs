@@ -161,7 +161,7 @@ async fn caps_are_repaired_by_the_instance_in_charge_of_a_driver_that_is_there()
         problem: Some("no driver".to_owned()),
         ..there.clone()
     };
-    let socket = world.dir.path().join("limits.sock");
+    let socket = world.dir.path().join("hook.sock");
     let cases = [
         (false, &there),
         (true, &released),
@@ -178,6 +178,7 @@ async fn caps_are_repaired_by_the_instance_in_charge_of_a_driver_that_is_there()
             every: Duration::from_millis(5),
             in_charge: watch::channel(is_in_charge).1,
             seen: watch::channel(seen.clone()).1,
+            words: None,
             notifier: Arc::new(notifier),
             metrics: Metrics::new(&MetricsRegistry::new()),
             reports: TaskTracker::new(),
