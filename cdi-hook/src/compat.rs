@@ -9,6 +9,7 @@
 use crate::error::{HookError, left_out};
 use crate::loader::is_library_name;
 use crate::rootfs::{Reach, RootFs};
+use crate::symlinks::INSTEAD;
 
 const COMPAT: &str = "/usr/local/cuda/compat";
 const CUDA: &str = "libcuda.so.";
@@ -37,7 +38,9 @@ pub(crate) fn enable(root: &RootFs, host_driver: &str, folder: &str) -> Result<(
     let newer = branch(version)
         .zip(branch(host_driver))
         .is_some_and(|(image, host)| image > host);
-    if newer && root.exists(folder) {
+    // The links of a folder that a volume covers are elsewhere.
+    let folder = [folder, INSTEAD].into_iter().find(|path| root.exists(path));
+    if let Some(folder) = folder.filter(|_| newer) {
         // Links, since our folder is the `LD_LIBRARY_PATH` of CUDA images, which wins over any
         // cache.
         for name in names.iter().filter(|name| is_library_name(name)) {

@@ -59,6 +59,8 @@ pub(crate) enum HookError {
     LimitsRefused(String),
     #[error("failed to cap the memory of this share: {0}")]
     LimitsFailed(String),
+    #[error("a volume of the pod is at /etc or at a file of the loader in it")]
+    Covered,
     /// Step inside the container's root.
     #[error("cannot {action} {path} in the container{}", hint(source))]
     Inside {
@@ -102,6 +104,7 @@ impl HookError {
             | Self::Config(_)
             | Self::ConfigForm { .. }
             | Self::Root { .. }
+            | Self::Covered
             | Self::HostsRoot { .. } => 1,
         }
     }

@@ -1,9 +1,12 @@
 //! `update-ldcache`: the driver's libraries become findable by the image's dynamic loader, glibc's
 //! or musl's.
 
+mod covered;
+
 use crate::error::{HookError, left_out};
 use crate::ldcache::{self, Cache};
 use crate::rootfs::{Reach, Rights, RootFs};
+use crate::symlinks::INSTEAD;
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
@@ -11,6 +14,7 @@ mod machine {
     pub(super) const GLIBC: &str = "/lib64/ld-linux-x86-64.so.2";
     pub(super) const MUSL: &str = "/lib/ld-musl-x86_64.so.1";
     pub(super) const MUSL_PATH: &str = "/etc/ld-musl-x86_64.path";
+    pub(super) const DEFAULTS: [&str; 2] = ["/usr/lib64", "/usr/lib/x86_64-linux-gnu"];
 }
 #[cfg(target_arch = "aarch64")]
 mod machine {
@@ -18,6 +22,7 @@ mod machine {
     pub(super) const GLIBC: &str = "/lib/ld-linux-aarch64.so.1";
     pub(super) const MUSL: &str = "/lib/ld-musl-aarch64.so.1";
     pub(super) const MUSL_PATH: &str = "/etc/ld-musl-aarch64.path";
+    pub(super) const DEFAULTS: [&str; 2] = ["/usr/lib64", "/usr/lib/aarch64-linux-gnu"];
 }
 
 const CACHE: &str = "/etc/ld.so.cache";
@@ -32,20 +37,39 @@ const MUSL_DEFAULT: &str = "/lib\n/usr/local/lib\n/usr/lib\n";
 /// Phases: list the libraries; then, for each loader that the image has, write its files. A call
 /// that was cut off between two files leaves each of them whole, and a further call writes all.
 pub(crate) fn update(root: &RootFs, folders: &[String]) -> Result<(), HookError> {
-    let mut libraries = Vec::new();
+    let (mut libraries, mut searched) = (Vec::new(), Vec::new());
     for folder in folders {
-        libraries.extend(libraries_in(root, folder)?);
+        match libraries_in(root, folder) {
+            Err(error) if error.is_outside() => {
+                libraries.extend(covered::libraries_of(root, folder, error)?);
+                // First: it has what an image brings for a newer CUDA.
+                searched.push(INSTEAD.to_owned());
+            }
+            found => libraries.extend(found?),
+        }
+        searched.push(folder.clone());
     }
+    let folders = &*searched;
     if libraries.is_empty() {
         return Ok(());
     }
+    let without_files = |done: Result<(), HookError>, defaults: &[&str]| match done {
+        Err(error) if error.is_outside() => {
+            covered::link_in_defaults(root, defaults, &libraries, error)?;
+            // Never read, whatever the volume has there.
+            let text = "the loader's files are in a volume: its own folders have links instead";
+            left_out(Err(HookError::Covered), text);
+            Ok(())
+        }
+        done => done,
+    };
     let musl = root.exists(machine::MUSL);
     if musl {
-        musl_path(root, folders)?;
+        without_files(musl_path(root, folders), &[])?;
     }
     // An image with neither loader may get one later, from a volume; the cache does no harm.
     if !musl || root.exists(machine::GLIBC) {
-        glibc_cache(root, folders, &libraries)?;
+        without_files(glibc_cache(root, folders, &libraries), &machine::DEFAULTS)?;
         // Only `ldconfig` reads it: the loader has the cache.
         left_out(
             glibc_config(root, folders),

@@ -50,6 +50,16 @@ impl<'a> Opened<'a> {
     }
 }
 
+/// Lists the names of the mounts that are in a folder.
+pub(crate) fn mounts_in(folder: &Path) -> std::io::Result<Vec<String>> {
+    let mounts = fs_err::read(MOUNTS)?;
+    let seen = mounts.split(|b| *b == b'\n').filter_map(Seen::parse);
+    let here = seen.filter(|mount| mount.place.parent() == Some(folder));
+    // A name that is not text belongs to no file of the driver.
+    let names = here.filter_map(|mount| Some(mount.place.file_name()?.to_str()?.to_owned()));
+    Ok(names.collect())
+}
+
 /// Changes the flags of the root's mount.
 fn remount(root: BorrowedFd<'_>, flags: MountFlags) -> Result<(), Errno> {
     // `mount` takes no descriptor. The working directory is the root, whatever a path leads to.

@@ -15,14 +15,14 @@
 
 use std::ffi::CString;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, FileType, Gid, Mode, OFlags, RawDir, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use crate::error::HookError;
-use crate::read_only::Opened;
+use crate::read_only::{Opened, mounts_in};
 
 /// Bounds on what an image can make the hook read and keep.
 const MOST_BYTES: u64 = 16 << 20;
@@ -140,6 +140,35 @@ impl RootFs {
     pub(crate) fn exists(&self, path: &str) -> bool {
         // With `O_PATH` nothing is opened: a look has no effect on a pipe or a device.
         self.way(path, Reach::Image).open(OFlags::PATH).is_ok()
+    }
+
+    /// Returns whether the image has something at `path`, links followed; fails with `EXDEV` if the
+    /// path leads into a mount.
+    pub(crate) fn has(&self, path: &str) -> Result<bool, HookError> {
+        match self.way(path, Reach::Image).open(OFlags::PATH) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            Err(error) => Err(HookError::inside("open", path, error)),
+        }
+    }
+
+    /// Lists the names of mounts that are in a folder, by the list of mounts: a folder of a volume
+    /// is not opened for it.
+    pub(crate) fn mounted_in(&self, folder: &str) -> Result<Vec<String>, HookError> {
+        let failed = |error: io::Error| HookError::inside("list the mounts of", folder, error);
+        let own = format!("/proc/self/fd/{}", self.root.as_raw_fd());
+        let own = fs_err::read_link(own).map_err(failed)?;
+        let folder = own.join(folder.trim_start_matches('/'));
+        mounts_in(&folder).map_err(failed)
+    }
+
+    /// Reads the first bytes of a file that is mounted at `path`, no link followed.
+    pub(crate) fn head_of_mount<const N: usize>(&self, path: &str) -> Result<[u8; N], HookError> {
+        let mut found = self.way(path, Reach::Runtime).find_file()?;
+        let mut bytes = [0; N];
+        let read = found.file.read_exact(&mut bytes);
+        read.map_err(|error| HookError::inside("read", path, error))?;
+        Ok(bytes)
     }
 
     /// Finds a folder of the runtime without opening it.

@@ -1,14 +1,16 @@
 //! The program on root file systems in temporary folders, good and hostile.
 
 mod common;
+mod covered;
 mod cuda;
 mod mounts;
 mod order;
+mod program;
 mod read_only;
 mod rights;
 mod runtimes;
 
-use common::{Container, namespaces_allowed, run_with, sh, skipped};
+use common::{Container, run_with, sh};
 use divvy_host::fixture::minimal_library;
 
 const LIB: &str = "/usr/local/nvidia/lib64";
@@ -478,54 +480,4 @@ fn what_is_not_a_containers_state_is_said() {
         message.starts_with("divvy-cdi-hook: cannot open the container's root "),
         "{message}"
     );
-}
-
-/// Runs the real loader of this machine, in a root where only the cache leads to the C library.
-#[test]
-fn a_program_finds_its_libraries_through_the_cache() {
-    let maps = fs_err::read_to_string("/proc/self/maps").unwrap();
-    let mapped = |name: &str| {
-        maps.lines()
-            .filter_map(|line| line.split_whitespace().nth(5))
-            .find(|path| path.ends_with(name))
-            .map(str::to_owned)
-    };
-    let (Some(libc), Some(loader)) = (mapped("/libc.so.6"), mapped("/ld-linux-x86-64.so.2")) else {
-        skipped("this test program is static or not for x86_64");
-        return;
-    };
-    if !namespaces_allowed() {
-        return;
-    }
-    let container = Container::new();
-    let copy = |from: &str, to: &str| {
-        container.write(to, b"");
-        fs_err::copy(from, container.path(to)).unwrap();
-    };
-    copy(&loader, "/lib64/ld-linux-x86-64.so.2");
-    copy(&libc, &format!("{LIB}/libc.so.6"));
-    if let Some(unwind) = mapped("/libgcc_s.so.1") {
-        copy(&unwind, &format!("{LIB}/libgcc_s.so.1"));
-    }
-    copy(env!("CARGO_BIN_EXE_divvy-cdi-hook"), "/hook");
-    let start = format!(
-        "unshare -Ur chroot {} /hook --version",
-        container.path("/").display()
-    );
-    let before = sh(&start);
-    assert!(
-        !before.success,
-        "without the cache the libraries are not found"
-    );
-    assert!(
-        before
-            .stderr
-            .contains("error while loading shared libraries"),
-        "{}",
-        before.stderr
-    );
-    container.run(&UPDATE).ok();
-    let after = sh(&start);
-    assert!(after.success, "{}", after.stderr);
-    assert!(after.stdout.starts_with("divvy-cdi-hook "));
 }

@@ -8,20 +8,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::common::{Container, Outcome, namespaces_allowed, set_mode, sh};
-use super::{LIB, LINKS, UPDATE, cuda, with_driver, with_glibc};
+use super::{LIB, UPDATE, cuda, with_driver, with_glibc};
 use divvy_host::fixture::minimal_library;
 
-const MUSL: (&str, &str) = if cfg!(target_arch = "aarch64") {
+pub(crate) const MUSL: (&str, &str) = if cfg!(target_arch = "aarch64") {
     ("/lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path")
 } else {
     ("/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path")
 };
 
 /// Volume of a pod, mounted at `/vol`: a folder that only root may enter.
-struct Volume(tempfile::TempDir);
+pub(crate) struct Volume(tempfile::TempDir);
 
 impl Volume {
-    fn with(name: &str, bytes: &[u8]) -> Self {
+    pub(crate) fn with(name: &str, bytes: &[u8]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs_err::write(dir.path().join(name), bytes).unwrap();
         set_mode(&dir.path().join(name), 0o600);
@@ -29,7 +29,7 @@ impl Volume {
         Self(dir)
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
@@ -103,14 +103,9 @@ fn no_cache_is_copied_from_a_mount() {
     let volume = Volume::with("cache", &cache);
     let container = with_glibc();
     container.link("/etc/ld.so.cache", "/vol/cache");
-    let message = volume.run(&container, &UPDATE).failed();
-    assert!(
-        message.contains(
-            "cannot read /etc/ld.so.cache in the container (a volume is mounted there, or a link of the image leads into a mount;"
-        ),
-        "{message}"
-    );
-    assert!(copied(&container, "/etc/ld.so.cache").is_empty());
+    volume.run(&container, &UPDATE).ok();
+    assert_eq!(container.read_link("/etc/ld.so.cache"), "/vol/cache");
+    assert_eq!(container.names("/usr/lib"), ["libcuda.so.580.95.05"]);
 }
 
 #[test]
@@ -122,12 +117,9 @@ fn no_path_file_of_musl_is_copied_from_a_mount() {
     let container = with_driver();
     container.write(MUSL.0, b"");
     container.link(MUSL.1, "/vol/secret");
-    let message = volume.run(&container, &UPDATE).failed();
-    assert!(
-        message.contains(&format!("cannot read {} in the container", MUSL.1)),
-        "{message}"
-    );
-    assert!(copied(&container, MUSL.1).is_empty());
+    volume.run(&container, &UPDATE).ok();
+    assert_eq!(container.read_link(MUSL.1), "/vol/secret");
+    assert_eq!(container.names("/usr/lib"), ["libcuda.so.580.95.05"]);
 }
 
 #[test]
@@ -224,7 +216,7 @@ fn a_configuration_that_the_pod_mounts_is_left_alone() {
 }
 
 /// Runs the hook where a volume is mounted at `place`, perhaps read-only.
-fn under_a_volume(
+pub(crate) fn under_a_volume(
     container: &Container,
     volume: &Path,
     place: &str,
@@ -280,56 +272,6 @@ fn a_volume_among_the_configuration_of_ldconfig_is_in_nobodys_way() {
         under_a_volume(&container, volume.path(), place, is_closed, &UPDATE).ok();
         assert!(has(&copied(&container, "/etc/ld.so.cache"), LIB));
         assert_eq!(fs_err::read_dir(volume.path()).unwrap().count(), 1);
-    }
-}
-
-/// Images of CUDA name the folder in `LD_LIBRARY_PATH`: they need no cache.
-#[test]
-fn a_volume_at_etc_fails_only_containers_that_need_the_cache() {
-    if !namespaces_allowed() {
-        return;
-    }
-    for (path, starts) in [
-        (format!("/usr/local/nvidia/lib:{LIB}"), true),
-        (format!("{LIB}/"), true),
-        (format!("{LIB}64:/opt{LIB}"), false),
-        (String::new(), false),
-    ] {
-        let container = with_glibc();
-        container.set_env(&[&format!("LD_LIBRARY_PATH={path}")]);
-        let volume = Volume::with("passwd", b"");
-        let out = under_a_volume(&container, volume.path(), "/etc", true, &UPDATE);
-        assert_eq!(out.success, starts, "{path}: {}", out.stderr);
-        assert_eq!(out.status, if starts { 0 } else { 75 }, "{path}");
-        assert!(out.stderr.contains("a volume is mounted there"), "{path}");
-        assert_eq!(fs_err::read_dir(volume.path()).unwrap().count(), 1);
-    }
-}
-
-#[test]
-fn volumes_of_the_pod_are_never_written_to() {
-    if !namespaces_allowed() {
-        return;
-    }
-    let container = with_driver();
-    let volume = tempfile::tempdir().unwrap();
-    for (place, arguments) in [
-        ("/etc", &UPDATE[..]),
-        ("/usr/local/nvidia/lib64", &LINKS[..]),
-    ] {
-        fs_err::create_dir_all(container.path(place)).unwrap();
-        let hook = container.command_line(arguments);
-        let (from, to) = (volume.path().display(), container.path(place));
-        let out = sh(&format!(
-            "unshare -Urm sh -c 'mount --bind {from} {} && {hook}'",
-            to.display()
-        ));
-        let message = out.failed();
-        assert!(
-            message.contains("(a volume is mounted there, or a link"),
-            "{message}"
-        );
-        assert_eq!(fs_err::read_dir(volume.path()).unwrap().count(), 0);
     }
 }
 

@@ -10,8 +10,8 @@ use super::{LIB, LINKS, UPDATE, with_glibc};
 const BUSYBOX: &str = "/bin/busybox";
 
 /// Writes a configuration with which the container lists what it has got, or fails if it can write
-/// to its root.
-fn configure(container: &Container, is_read_only: bool) {
+/// to a read-only root. It has volumes at these places.
+fn configure(container: &Container, is_read_only: bool, volumes: &[&str]) {
     let hook = |arguments: &[&str]| {
         let name = ["divvy-cdi-hook"];
         serde_json::json!({
@@ -20,8 +20,21 @@ fn configure(container: &Container, is_read_only: bool) {
         })
     };
     let script = format!(
-        "/busybox touch /x 2>/dev/null && {is_read_only} && exit 1; /busybox ls {LIB} /etc /etc/nvidia"
+        "/busybox touch /x 2>/dev/null && {is_read_only} && exit 1; \
+         /busybox ls {LIB} /etc /etc/nvidia; /busybox ls /usr/lib /usr/lib/divvy; true"
     );
+    let tmpfs =
+        |place: &str| serde_json::json!({"destination": place, "type": "tmpfs", "source": "tmpfs"});
+    let mut mounts: Vec<_> = volumes.iter().map(|place| tmpfs(place)).collect();
+    let own = serde_json::json!([
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            // A ConfigMap, and a device node.
+            {"destination": "/etc/nvidia", "type": "tmpfs", "source": "tmpfs", "options": ["ro"]},
+            {"destination": "/dev/nvidia0", "type": "bind", "source": BUSYBOX, "options": ["bind", "ro"]},
+            {"destination": format!("{LIB}/libdriver.so.1"), "type": "bind", "source": BUSYBOX, "options": ["bind", "ro"]},
+    ]);
+    mounts.extend(own.as_array().unwrap().iter().cloned());
     let config = serde_json::json!({
         "ociVersion": "1.0.2",
         "root": {"path": "rootfs", "readonly": is_read_only},
@@ -29,14 +42,7 @@ fn configure(container: &Container, is_read_only: bool) {
             "user": {"uid": 0, "gid": 0}, "cwd": "/", "env": ["PATH=/"],
             "args": ["/busybox", "sh", "-c", script],
         },
-        "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
-            // A ConfigMap, and a device node.
-            {"destination": "/etc/nvidia", "type": "tmpfs", "source": "tmpfs", "options": ["ro"]},
-            {"destination": "/dev/nvidia0", "type": "bind", "source": BUSYBOX, "options": ["bind", "ro"]},
-            {"destination": format!("{LIB}/libdriver.so.1"), "type": "bind", "source": BUSYBOX, "options": ["bind", "ro"]},
-        ],
+        "mounts": mounts,
         "hooks": {"createContainer": [
             hook(&LINKS), hook(&UPDATE), hook(&["disable-device-node-modification"]),
             hook(&["update-application-profile"]),
@@ -48,9 +54,9 @@ fn configure(container: &Container, is_read_only: bool) {
     fs_err::write(container.bundle().join("config.json"), config.to_string()).unwrap();
 }
 
-/// crun before 1.26 makes a root read-only before it calls the hook, runc and later crun after it.
-#[test]
-fn each_runtime_starts_containers_with_open_and_with_read_only_roots() {
+/// Starts a container by each runtime that can run here, and returns the names that it listed.
+fn listed(is_read_only: bool, volumes: &[&str]) -> Vec<(&'static str, Vec<String>)> {
+    let mut all = Vec::new();
     for runtime in ["crun --cgroup-manager=disabled", "runc"] {
         let (program, _) = runtime.split_once(' ').unwrap_or((runtime, ""));
         // Control groups of version 2 in a place of their own: crun wants them whole.
@@ -62,31 +68,50 @@ fn each_runtime_starts_containers_with_open_and_with_read_only_roots() {
             skipped(&format!("{program} cannot run here"));
             continue;
         }
-        for is_read_only in [false, true] {
-            let container = with_glibc();
-            fs_err::copy(BUSYBOX, container.path("/busybox")).unwrap();
-            for folder in ["/proc", "/dev", "/sys", "/etc"] {
-                fs_err::create_dir_all(container.path(folder)).unwrap();
-            }
-            configure(&container, is_read_only);
-            let bundle = container.bundle();
-            let name = bundle
-                .file_name()
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .trim_start_matches('.');
-            let out = sh(&format!(
-                "unshare -m sh -c 'mount -t cgroup2 none /sys/fs/cgroup; {runtime} --root {bundle}/state \
-                 run --bundle {bundle} {name}'",
-                bundle = bundle.display(),
-            ));
-            assert!(out.success, "{runtime} {is_read_only}: {out:?}");
-            let has = |name: &str| out.stdout.lines().any(|line| line == name);
+        let container = with_glibc();
+        fs_err::copy(BUSYBOX, container.path("/busybox")).unwrap();
+        for folder in ["/proc", "/dev", "/sys", "/etc"] {
+            fs_err::create_dir_all(container.path(folder)).unwrap();
+        }
+        configure(&container, is_read_only, volumes);
+        let bundle = container.bundle();
+        let name = bundle.file_name().unwrap().to_str().unwrap();
+        let out = sh(&format!(
+            "unshare -m sh -c 'mount -t cgroup2 none /sys/fs/cgroup; {runtime} --root {bundle}/state \
+             run --bundle {bundle} {name}'",
+            bundle = bundle.display(),
+            name = name.trim_start_matches('.'),
+        ));
+        assert!(out.success, "{runtime} {is_read_only}: {out:?}");
+        all.push((program, out.stdout.lines().map(str::to_owned).collect()));
+    }
+    all
+}
+
+/// crun before 1.26 makes a root read-only before it calls the hook, runc and later crun after it.
+#[test]
+fn each_runtime_starts_containers_with_open_and_with_read_only_roots() {
+    for is_read_only in [false, true] {
+        for (runtime, lines) in listed(is_read_only, &[]) {
+            let has = |name: &str| lines.iter().any(|line| line == name);
             for name in ["libcuda.so.1", "libcuda.so", "ld.so.cache", "ld.so.conf"] {
-                assert!(has(name), "{runtime} {is_read_only}: {out:?}");
+                assert!(has(name), "{runtime} {is_read_only}: {lines:?}");
             }
             assert!(!has("nvidia-application-profiles-rc.d"), "{runtime}");
+        }
+    }
+}
+
+/// The runtime mounts the driver's libraries in a volume at their place.
+#[test]
+fn each_runtime_starts_containers_with_volumes_in_the_way() {
+    for is_read_only in [false, true] {
+        for (runtime, lines) in listed(is_read_only, &["/etc", "/usr/local/nvidia"]) {
+            let count = |name: &str| lines.iter().filter(|line| *line == name).count();
+            // In the folder that the loader searches last, and by names in another.
+            assert_eq!(count("libdriver.so.1"), 2, "{runtime}: {lines:?}");
+            assert_eq!(count("libcuda.so.1"), 2, "{runtime}: {lines:?}");
+            assert_eq!(count("ld.so.cache"), 0, "{runtime}: {lines:?}");
         }
     }
 }
