@@ -14,13 +14,18 @@ use super::shares::groups::Runtimes;
 use crate::case::{Env, PATIENCE};
 use crate::config::Layout;
 use crate::images::busybox_image;
-use crate::objects::{claim, product};
+use crate::objects::{SAY_AND_STAY, claim, product};
 use crate::process::say;
 use crate::wait::wait_for;
 
 const IMAGE: &str = "localhost/with-cuda:1";
 const LDCONFIG: &str = "/sbin/ldconfig";
 const LIBRARY: &str = "/usr/local/nvidia/lib64/libcuda.so.1";
+const LIBRARY_DIR: &str = "/usr/local/nvidia/lib64";
+/// Folder for names of libraries that a volume keeps from their own.
+const INSTEAD: &str = "/usr/lib/divvy";
+/// Folder that the loader searches last, in an image without any other.
+const LAST: &str = "/usr/lib";
 /// Folder of the image with a driver older than the node's, and the file that enters it.
 const COMPAT: &str = "/usr/local/cuda-12.9/compat";
 const COMPAT_FILE: &str = "/etc/ld.so.conf.d/00-cuda-compat.conf";
@@ -60,22 +65,40 @@ pub(super) fn roots_and_volumes(env: &Env) -> Result<()> {
             found(&said, is_read_only).with_context(|| format!("pod {name} said {said}"))?;
         }
     }
+    for (name, runtime) in [("runc", None)].into_iter().chain(by_crun) {
+        let name = format!("{name}-covered");
+        let places = ["/etc", "/usr/local/nvidia"];
+        let script = format!("ls -l {INSTEAD}/libcuda.so.1 {LAST}/libcuda.so.1; {SAY_AND_STAY}");
+        env.create(&with_volumes(&name, runtime, &places, &script))?;
+        env.wait_until_running(&name)?;
+        let said = env.log(&name, "main")?;
+        for link in [
+            format!("{INSTEAD}/libcuda.so.1 -> {LIBRARY_DIR}/libcuda.so."),
+            format!("{LAST}/libcuda.so.1 -> {INSTEAD}/libcuda.so.1"),
+        ] {
+            ensure!(said.contains(&link), "pod {name} has no {link}: {said}");
+        }
+    }
     // A step that the GPU needs: the pod does not start, and crun shows the reason's number.
     if let Some((_, runtime)) = by_crun {
-        let mut stopped = pod("stopped", runtime, true);
-        let place = "/spec/containers/0/volumeMounts/0/mountPath";
-        let place = stopped.pointer_mut(place).context("a mount")?;
-        *place = json!("/etc/ld.so.cache");
-        let mount = "/spec/containers/0/volumeMounts/0";
-        let mount = stopped.pointer_mut(mount).context("a mount")?;
-        mount["subPath"] = json!("app.conf");
-        env.create(&stopped)?;
+        let places = ["/etc", LAST];
+        env.create(&with_volumes("stopped", runtime, &places, "exit 0"))?;
         wait_for("status of a hook that fails", PATIENCE, || {
             let messages = env.messages("stopped");
             Ok(messages
                 .into_iter()
                 .find(|text| text.contains("exit code: 75")))
         })?;
+        // The words that crun does not show.
+        for (kind, name) in [("claim", "one"), ("pod", "stopped")] {
+            let note = wait_for("the hook's words", PATIENCE, || {
+                let mut events = env.messages(name).into_iter();
+                Ok(events.find(|note| note.contains("of divvy-cdi-hook")))
+            })?;
+            let words = "does not start: cannot read /etc/ld.so.cache in the container";
+            ensure!(note.contains(words), "{kind} {name}: {note}");
+            say(&format!("Event of {kind} {name}: {note}"));
+        }
     }
     Ok(())
 }
@@ -120,6 +143,20 @@ fn found(said: &str, is_read_only: bool) -> Result<()> {
         ensure!(after.ends_with(LIBRARY), "after ldconfig: {after}");
     }
     Ok(())
+}
+
+/// Describes a pod with volumes at these places.
+fn with_volumes(name: &str, runtime: Option<&str>, places: &[&str], script: &str) -> Value {
+    let mut pod = pod(name, runtime, false);
+    let name = |nr: usize| format!("volume-{nr}");
+    let numbers = 0..places.len();
+    let volumes = numbers.map(|nr| json!({"name": name(nr), "emptyDir": {}}));
+    let mounts = places.iter().enumerate();
+    let mounts = mounts.map(|(nr, place)| json!({"name": name(nr), "mountPath": place}));
+    pod["spec"]["volumes"] = volumes.collect();
+    pod["spec"]["containers"][0]["volumeMounts"] = mounts.collect();
+    pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", script]);
+    pod
 }
 
 /// Describes a pod with a ConfigMap at `/etc/nvidia`, as for an application that computes.

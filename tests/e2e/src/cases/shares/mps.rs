@@ -30,8 +30,14 @@ pub(in crate::cases) fn mps(env: &Env) -> Result<()> {
 
 /// Does something on a node with NVIDIA's programs for MPS and the chart's supervisor.
 pub(super) fn with_mps(env: &Env, what: fn(&Env) -> Result<()>) -> Result<()> {
+    with_mps_of(env, &[], what)
+}
+
+/// The same with further values of the chart.
+pub(super) fn with_mps_of(env: &Env, values: &[&str], what: fn(&Env) -> Result<()>) -> Result<()> {
     env.driver.install_mps()?;
-    env.driver.change(&["mps.enabled=true"])?;
+    env.driver
+        .change(&[&["mps.enabled=true"], values].concat())?;
     let outcome = what(env);
     env.driver.change(&[])?;
     env.driver.wait_until_alone()?;

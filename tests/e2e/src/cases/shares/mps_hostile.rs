@@ -10,9 +10,10 @@ use divvy_api::names;
 use fs_err as fs;
 use serde_json::json;
 
-use super::mps::{only_daemon, running, with_mps, with_share};
+use super::mps::{only_daemon, running, with_mps_of, with_share};
 use super::{Policy, create, end, h100, request, wait_for_modes};
 use crate::case::{Env, PATIENCE};
+use crate::gpus::Gpus;
 use crate::objects::{Pod, SAY_AND_STAY, claim_for};
 use crate::process::Signal;
 use crate::wait::{poll, wait_for};
@@ -25,24 +26,64 @@ const MARK: &str = "7654321";
 /// File in which daemons write their number.
 const FILE: &str = "nvidia-cuda-mps-control.pid";
 
-/// Returns what the container does: it writes the number of a process of the node in the place of
-/// its daemon's, again and again, and later, once a file is there, puts a FIFO without a writer
-/// there.
+/// Size of the memory that a server shares with its clients: soon full.
+const MEMORY_MIB: u64 = 64;
+
+/// Returns what the container does: it fills the memory and the folder of sockets, puts links and a
+/// FIFO there, and writes the number of a process of the node in the place of its daemon's, again
+/// and again. Later, once a file is there, it puts a FIFO without a writer in that place.
 fn attack(victim: u32) -> String {
     format!(
         "cd $CUDA_MPS_PIPE_DIRECTORY || exit 1; echo left > /dev/shm/left; mkfifo fifo; \
+         ln -s /dev/zero zero; ln -s / node; \
+         dd if=/dev/zero of=/dev/shm/fill bs=1M 2> /dev/null; \
+         echo memory: $(stat -c %s /dev/shm/fill); rm /dev/shm/fill; \
+         mkdir full; n=0; while echo > full/$n; do n=$((n+1)); done 2> /dev/null; echo files: $n; \
          (while ! test -e /dev/shm/fifo; do printf {victim:015} > {FILE}; done; \
           while true; do test -p {FILE} || mkfifo {FILE} 2>/dev/null || rm -f {FILE}; done) & \
          {SAY_AND_STAY}"
     )
 }
 
-/// Two pods share a server, and one of them attacks. Its daemon ends twice, as by the command
-/// `quit`, and the supervisor is replaced. A process of the node whose number it has written lives,
+/// Two pods share a server, and one of them attacks. It has the daemon quit, whose next one is
+/// killed, and the supervisor is replaced. A process of the node whose number it has written lives,
 /// another pod gets a share of the GPU after it, `/run` is out of its reach, and the next tenant
 /// finds nothing of it.
 pub(in crate::cases) fn hostile_mps(env: &Env) -> Result<()> {
-    with_mps(env, hostile)
+    let size = format!("mps.sharedMemory={MEMORY_MIB}Mi");
+    with_mps_of(env, &[&size], hostile)
+}
+
+/// Commands the daemon through the container's folder, as root in it may: its image has no libc for
+/// the program that the CDI file mounts.
+fn has_it_quit(env: &Env) -> Result<()> {
+    let folder = inside_node(env, "echo left", "/run/divvy/mps")?;
+    let program = format!("{}/usr/bin/nvidia-cuda-mps-control", Gpus::DRIVER_ROOT);
+    let line = format!("echo quit | CUDA_MPS_PIPE_DIRECTORY={folder} {program}");
+    let status = env.cluster.command("sh", &["-c", &line]).status()?;
+    ensure!(
+        status.success(),
+        "the daemon was not told to quit: {status}"
+    );
+    Ok(())
+}
+
+/// Returns what the container says it has filled.
+fn filled(env: &Env) -> Result<()> {
+    let number = |said: &str, label: &str| {
+        let mut lines = said.lines();
+        lines.find_map(|line| line.strip_prefix(label)?.trim().parse::<u64>().ok())
+    };
+    let (memory, files) = wait_for("the end of its filling", PATIENCE, || {
+        let said = env.log("hostile", "main")?;
+        Ok(number(&said, "memory:").zip(number(&said, "files:")))
+    })?;
+    ensure!(
+        (1..=MEMORY_MIB << 20).contains(&memory),
+        "it has filled {memory} bytes"
+    );
+    ensure!((1..4096).contains(&files), "it has made {files} files");
+    Ok(())
 }
 
 fn hostile(env: &Env) -> Result<()> {
@@ -89,6 +130,11 @@ fn lives(env: &Env, victim: u32) -> Result<()> {
 
 /// Returns a file of the container that runs a script with this in it.
 fn inside(env: &Env, script: &str, path: &str) -> Result<PathBuf> {
+    Ok(env.cluster.node_path(inside_node(env, script, path)?))
+}
+
+/// Returns the same as the node names it.
+fn inside_node(env: &Env, script: &str, path: &str) -> Result<String> {
     let found = wait_for("the process of the container", PATIENCE, || {
         let found = env.cluster.processes(|args| {
             args.first().is_some_and(|program| program == "/bin/sh")
@@ -96,7 +142,7 @@ fn inside(env: &Env, script: &str, path: &str) -> Result<PathBuf> {
         })?;
         Ok(found.first().copied())
     })?;
-    Ok(env.cluster.node_path(format!("/proc/{found}/root{path}")))
+    Ok(format!("/proc/{found}/root{path}"))
 }
 
 fn under_attack(env: &Env, gpu: &str, victim: u32) -> Result<()> {
@@ -115,7 +161,8 @@ fn under_attack(env: &Env, gpu: &str, victim: u32) -> Result<()> {
 
     // A number that is not its own, while a daemon is started in this folder.
     let before = only_daemon(env)?;
-    env.cluster.send(before, Signal::Kill)?;
+    filled(env)?;
+    has_it_quit(env)?;
     wait_for("another MPS daemon", SOME_ROUNDS, || {
         let daemons = env.driver.mps_daemons()?;
         Ok(daemons.into_iter().find(|pid| *pid != before))
