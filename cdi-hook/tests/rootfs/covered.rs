@@ -143,29 +143,34 @@ fn a_volume_at_etc_leaves_links_where_the_loader_searches_last() {
 }
 
 /// Nothing is left to be written to: the container does not start, and its volumes are as they
-/// were.
+/// were. Programs that search the driver's folder need none of it.
 #[test]
 fn volumes_in_all_places_are_not_written_to_and_said() {
     if !namespaces_allowed() {
         return;
     }
-    let container = with_glibc();
-    let [etc, lib] = ["passwd", "own"].map(|name| Volume::with(name, b""));
-    fs_err::create_dir_all(container.path("/etc")).unwrap();
-    fs_err::create_dir_all(container.path("/usr/lib")).unwrap();
-    let out = sh(&format!(
-        "unshare -Urm sh -ec 'mount --bind {} {}; mount --bind {} {}; {}'",
-        etc.path().display(),
-        container.path("/etc").display(),
-        lib.path().display(),
-        container.path("/usr/lib").display(),
-        container.command_line(&UPDATE)
-    ));
-    assert_eq!(out.status, 75, "{}", out.stderr);
-    let message = out.failed();
-    assert!(message.contains("a volume is mounted there"), "{message}");
-    for volume in [&etc, &lib] {
-        assert_eq!(fs_err::read_dir(volume.path()).unwrap().count(), 1);
+    for (path, status) in [
+        (String::new(), 75),
+        (format!("{LIB}64:/opt{LIB}"), 75),
+        (format!("/usr/local/nvidia/lib:{LIB}/"), 0),
+    ] {
+        let container = with_glibc();
+        container.set_env(&[&format!("LD_LIBRARY_PATH={path}")]);
+        let volumes = ["/etc", "/usr/lib"].map(|place| (place, Volume::with("own", b"")));
+        let mut lines = Vec::new();
+        for (place, volume) in &volumes {
+            let (from, to) = (volume.path().display(), container.path(place));
+            fs_err::create_dir_all(&to).unwrap();
+            lines.push(format!("mount --bind {from} {}", to.display()));
+        }
+        lines.push(container.command_line(&UPDATE));
+        let out = sh(&format!("unshare -Urm sh -ec '{}'", lines.join("\n")));
+        assert_eq!(out.status, status, "{path}: {}", out.stderr);
+        assert!(out.stderr.contains("a volume is mounted there"), "{path}");
+        for (place, volume) in &volumes {
+            let left = fs_err::read_dir(volume.path()).unwrap().count();
+            assert_eq!(left, 1, "{place}");
+        }
     }
     // And where the names of libraries go: the volume covers both folders.
     let container = with_glibc();

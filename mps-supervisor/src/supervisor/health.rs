@@ -1,10 +1,15 @@
 //! Servers that do not serve: found when their daemon is asked, and since when that is so.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use divvy_model::{GpuTarget, MpsFault, MpsProtocol, lock};
 
-use super::{Files, Supervisor, SupervisorError};
+use super::error::SupervisorError;
+use super::files::Files;
+use super::logs;
+use super::programs::Settings;
 use crate::control::{ControlError, Row};
 use crate::holder;
 use crate::note::{Daemon, Note};
@@ -37,22 +42,26 @@ struct Found {
 
 /// A server that does not serve, as it was last seen.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+struct Seen {
     /// The daemon that was asked: nothing of it says anything about the next one.
     daemon: Daemon,
     found: Found,
     since: Instant,
 }
 
-impl Supervisor {
+/// The servers that do not serve. Lost with this process: their time begins anew then.
+#[derive(Debug, Default)]
+pub(super) struct Health(Mutex<BTreeMap<GpuTarget, Seen>>);
+
+impl Health {
     /// Asks a daemon that runs for its namespaces and for the state of its server. A daemon of
     /// protocol v2 has no namespaces, and is asked only if `all` are, or if its server did not
     /// serve when it was last asked: a claim that waits does not wait for this, but nothing is
     /// ended because of what is not so any more. `None` for the namespaces: they are not known.
     pub(super) fn ask(
         &self,
-        target: &GpuTarget,
-        files: &Files,
+        settings: &Settings,
+        (target, files): (&GpuTarget, &Files),
         note: &Note,
         all: bool,
     ) -> Option<Vec<Row>> {
@@ -61,9 +70,9 @@ impl Supervisor {
             return Some(Vec::new());
         }
         // Each question is logged.
-        super::logs::bound(&files.log);
+        logs::bound(&files.log);
         // Ask. A server that serves is not asked for its clients.
-        let answer = self.with_control(files, protocol, |control| match protocol {
+        let answer = settings.with_control(files, protocol, |control| match protocol {
             MpsProtocol::V2 => Ok((Vec::new(), control.faulty_server(ASK_WITHIN)?)),
             MpsProtocol::V3 => {
                 let rows = control.namespaces(ASK_WITHIN)?;
@@ -99,7 +108,7 @@ impl Supervisor {
 
     /// Returns how a server that does not serve was last seen; `None` of one that serves.
     pub(super) fn unwell(&self, target: &GpuTarget, note: &Note) -> Option<Unwell> {
-        let unwell = lock(&self.unwell);
+        let unwell = lock(&self.0);
         let seen = unwell.get(target);
         let seen = seen.filter(|seen| seen.daemon == note.daemon)?;
         Some(Unwell {
@@ -111,7 +120,7 @@ impl Supervisor {
     }
 
     fn keep(&self, target: &GpuTarget, daemon: &Daemon, found: Option<Found>) {
-        let mut unwell = lock(&self.unwell);
+        let mut unwell = lock(&self.0);
         match found {
             Some(found) => {
                 // Its time goes on from one fault to another: it has served in neither.

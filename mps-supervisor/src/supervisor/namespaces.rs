@@ -1,75 +1,69 @@
 //! Namespaces of a server of protocol v3: made, found and ended, one claim's at a time.
 
-use std::sync::PoisonError;
-
 use divvy_model::{GpuTarget, MpsNamespace, MpsNamespaceName, MpsProtocol, MpsServer};
 
-use super::{COMMAND_WITHIN, Files, Supervisor, SupervisorError, change_note, remove};
+use super::error::SupervisorError;
+use super::files::{Files, remove};
+use super::find::find;
+use super::known::COMMAND_WITHIN;
+use super::programs::Settings;
 use crate::control::{Control, Row};
 use crate::note::Note;
 use crate::plan::Found;
 
-impl Supervisor {
-    /// Makes a namespace, or one of another size in its place. Leaves nothing if it fails.
-    pub fn put_namespace(
-        &self,
-        target: &GpuTarget,
-        namespace: MpsNamespace,
-    ) -> Result<(), SupervisorError> {
-        let lock = self.lock(target);
-        let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.files(target);
-        let (Some(note), Found::Running(MpsServer::NAMESPACES)) = self.find(&files)? else {
-            return Err(SupervisorError::NoServer(target.clone()));
-        };
-        tracing::info!(%target, ?namespace, "MPS namespace");
-        self.with_control(&files, MpsProtocol::V3, |control| {
-            let name = namespace.name;
-            match listed(control, name)? {
-                Some(row) if known(&row, &note) == Some(namespace) => return Ok(()),
-                Some(_) => {
-                    delete(control, name, &[false], SupervisorError::InUse(name))?;
-                    forget(&files, name)?;
-                }
-                None => {}
+/// Makes a namespace, or one of another size in its place. Leaves nothing if it fails.
+pub(super) fn put(
+    settings: &Settings,
+    (target, files): (&GpuTarget, &Files),
+    namespace: MpsNamespace,
+) -> Result<(), SupervisorError> {
+    let (Some(note), Found::Running(MpsServer::NAMESPACES)) = find(settings, files)? else {
+        return Err(SupervisorError::NoServer(target.clone()));
+    };
+    tracing::info!(%target, ?namespace, "MPS namespace");
+    settings.with_control(files, MpsProtocol::V3, |control| {
+        let name = namespace.name;
+        match listed(control, name)? {
+            Some(row) if known(&row, &note) == Some(namespace) => return Ok(()),
+            Some(_) => {
+                delete(control, name, &[false], SupervisorError::InUse(name))?;
+                forget(files, name)?;
             }
-            let made = make(control, &namespace).and_then(|()| {
-                change_note(&files, |note| {
-                    note.namespaces.insert(name, namespace);
-                })
-            });
-            if made.is_err()
-                && let Err(left) = delete(control, name, &[true], SupervisorError::Left(name))
-            {
-                tracing::error!(%target, %left, "failed to end what a failed namespace has left");
-            }
-            made
-        })
-    }
-
-    /// Ends a namespace. Clients that are left in it are ended: their claim is gone.
-    pub fn remove_namespace(
-        &self,
-        target: &GpuTarget,
-        name: MpsNamespaceName,
-    ) -> Result<(), SupervisorError> {
-        let lock = self.lock(target);
-        let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.files(target);
-        // Without a server there are no namespaces.
-        if let Found::Running(MpsServer::NAMESPACES) = self.find(&files)?.1 {
-            tracing::info!(%target, %name, "end of an MPS namespace");
-            self.with_control(&files, MpsProtocol::V3, |control| {
-                if listed(control, name)?.is_some() {
-                    delete(control, name, &[false, true], SupervisorError::Left(name))?;
-                }
-                Ok(())
-            })?;
-            forget(&files, name)?;
+            None => {}
         }
-        // Of a daemon that has died, or that leaves it.
-        remove(&files.pipe(MpsProtocol::V3).join(name.folder()))
+        let made = make(control, &namespace).and_then(|()| {
+            files.change_note(|note| {
+                note.namespaces.insert(name, namespace);
+            })
+        });
+        if made.is_err()
+            && let Err(left) = delete(control, name, &[true], SupervisorError::Left(name))
+        {
+            tracing::error!(%target, %left, "failed to end what a failed namespace has left");
+        }
+        made
+    })
+}
+
+/// Ends a namespace. Clients that are left in it are ended: their claim is gone.
+pub(super) fn end(
+    settings: &Settings,
+    (target, files): (&GpuTarget, &Files),
+    name: MpsNamespaceName,
+) -> Result<(), SupervisorError> {
+    // Without a server there are no namespaces.
+    if let Found::Running(MpsServer::NAMESPACES) = find(settings, files)?.1 {
+        tracing::info!(%target, %name, "end of an MPS namespace");
+        settings.with_control(files, MpsProtocol::V3, |control| {
+            if listed(control, name)?.is_some() {
+                delete(control, name, &[false, true], SupervisorError::Left(name))?;
+            }
+            Ok(())
+        })?;
+        forget(files, name)?;
     }
+    // Of a daemon that has died, or that leaves it.
+    remove(&files.pipe(MpsProtocol::V3).join(name.folder()))
 }
 
 /// Returns the namespaces of a daemon that runs, as it lists them. A namespace that is not noted,
@@ -95,7 +89,7 @@ fn known(row: &Row, note: &Note) -> Option<MpsNamespace> {
 }
 
 fn forget(files: &Files, name: MpsNamespaceName) -> Result<(), SupervisorError> {
-    change_note(files, |note| {
+    files.change_note(|note| {
         note.namespaces.remove(&name);
     })
 }

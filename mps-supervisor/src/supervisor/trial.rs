@@ -3,14 +3,17 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Mutex;
 
 use divvy_host::Driver;
 use divvy_model::lock;
 
-use super::{
-    COMMAND_WITHIN, CONTROL, GONE_WITHIN, READY_WITHIN, Supervisor, SupervisorError, file,
-    listening, logs, program, wait_for, wait_until_gone,
-};
+use super::error::{SupervisorError, file};
+use super::files::remove;
+use super::known::{COMMAND_WITHIN, CONTROL, GONE_WITHIN, READY_WITHIN};
+use super::logs;
+use super::programs::{Settings, listening, program};
+use super::wait::{wait_for, wait_until_gone};
 use crate::control::{Control, Launch};
 use crate::process;
 
@@ -29,7 +32,7 @@ struct Program {
 
 /// Ability of a program.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Tried {
+struct Tried {
     program: Program,
     for_all: Option<&'static str>,
 }
@@ -45,19 +48,27 @@ impl Program {
     }
 }
 
-impl Supervisor {
+/// Abilities of the driver's programs, once they were tried.
+#[derive(Debug, Default)]
+pub(super) struct Trial(Mutex<Option<Tried>>);
+
+impl Trial {
     /// Returns how a daemon for programs of all users is started; the error says where none can be.
     /// Each program is tried once.
-    pub(super) fn for_all(&self, driver: &Driver) -> Result<Launch, SupervisorError> {
+    pub(super) fn for_all(
+        &self,
+        settings: &Settings,
+        driver: &Driver,
+    ) -> Result<Launch, SupervisorError> {
         let inside = program(driver, CONTROL)?;
         let path = driver.root.see(&inside);
         let now = Program::of(&path).map_err(|source| file(&path, "read", source))?;
         // Held while it is tried: two daemons in one folder would be one.
-        let mut tried = lock(&self.tried);
+        let mut tried = lock(&self.0);
         let known = tried.filter(|tried| tried.program == now);
         let found = match known {
             Some(known) => known.for_all,
-            None => self.try_flags(driver, &inside)?,
+            None => try_flags(settings, driver, &inside)?,
         };
         *tried = Some(Tried {
             program: now,
@@ -70,63 +81,63 @@ impl Supervisor {
 
     /// Returns whether servers of protocol v2 can serve programs of all users, by the programs of
     /// the driver that is there now.
-    pub fn serves_all_users(&self) -> Result<bool, SupervisorError> {
-        match self.for_all(&self.driver()?) {
+    pub(super) fn serves_all_users(&self, settings: &Settings) -> Result<bool, SupervisorError> {
+        match self.for_all(settings, &settings.driver()?) {
             Ok(_) => Ok(true),
             Err(SupervisorError::OneUser(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }
+}
 
-    /// Ends what a trial has left that was cut short.
-    pub(super) fn end_trial(&self) -> Result<(), SupervisorError> {
-        let dir = self.settings.dir.join(FOLDER);
-        let pipe = dir.join("pipe");
-        end(&process::daemons(&self.seen_program(CONTROL), &[&pipe]))?;
-        super::remove(&dir)
-    }
+/// Ends what a trial has left that was cut short.
+pub(super) fn end_trial(settings: &Settings) -> Result<(), SupervisorError> {
+    let dir = settings.dir.join(FOLDER);
+    let pipe = dir.join("pipe");
+    end(&process::daemons(&settings.seen_program(CONTROL), &[&pipe]))?;
+    remove(&dir)
+}
 
-    /// Tries the flags, and a daemon without them: where that does not start either, nothing is
-    /// known.
-    fn try_flags(
-        &self,
-        driver: &Driver,
-        inside: &Path,
-    ) -> Result<Option<&'static str>, SupervisorError> {
-        let dir = self.settings.dir.join(FOLDER);
-        let (pipe, log) = (dir.join("pipe"), dir.join("log"));
-        let control = Control {
-            driver,
-            program: inside,
-            pipe: &pipe,
-            log: &log,
-            memory: None,
-            // It sees no GPU, and starts no server.
-            device: "",
-        };
-        self.end_trial()?;
-        let ways = FLAGS.map(Launch::ForAll).into_iter();
-        let mut done = Ok(None);
-        for how in ways.chain([Launch::ForOne]) {
-            done = try_one(&control, how).map(|()| match how {
-                Launch::ForAll(flag) => Some(flag),
-                Launch::ForOne | Launch::Namespaces => None,
-            });
-            if done.is_ok() {
-                break;
-            }
+/// Tries the flags, and a daemon without them: where that does not start either, nothing is
+/// known.
+fn try_flags(
+    settings: &Settings,
+    driver: &Driver,
+    inside: &Path,
+) -> Result<Option<&'static str>, SupervisorError> {
+    let dir = settings.dir.join(FOLDER);
+    let (pipe, log) = (dir.join("pipe"), dir.join("log"));
+    let control = Control {
+        driver,
+        program: inside,
+        pipe: &pipe,
+        log: &log,
+        memory: None,
+        // It sees no GPU, and starts no server.
+        device: "",
+    };
+    end_trial(settings)?;
+    let ways = FLAGS.map(Launch::ForAll).into_iter();
+    let mut done = Ok(None);
+    for how in ways.chain([Launch::ForOne]) {
+        done = try_one(&control, how).map(|()| match how {
+            Launch::ForAll(flag) => Some(flag),
+            Launch::ForOne | Launch::Namespaces => None,
+        });
+        if done.is_ok() {
+            break;
         }
-        // Nothing of a trial stays, whatever came of it.
-        self.end_trial()?;
-        done
     }
+    // Nothing of a trial stays, whatever came of it.
+    end_trial(settings)?;
+    done
 }
 
 /// Starts a daemon and ends it. The error is that of one that is not there.
 fn try_one(control: &Control<'_>, how: Launch) -> Result<(), SupervisorError> {
     let ours = || process::daemons(&control.driver.root.see(control.program), &[control.pipe]);
     for dir in [control.pipe, control.log] {
-        super::remove(dir)?;
+        remove(dir)?;
         fs_err::create_dir_all(dir).map_err(|source| file(dir, "created", source))?;
     }
     let launched = control.launch(how, READY_WITHIN);
