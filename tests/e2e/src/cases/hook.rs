@@ -147,20 +147,44 @@ fn found(said: &str, is_read_only: bool) -> Result<()> {
 
 /// Describes a pod with volumes at these places.
 fn with_volumes(name: &str, runtime: Option<&str>, places: &[&str], script: &str) -> Value {
-    let mut pod = pod(name, runtime, false);
-    let name = |nr: usize| format!("volume-{nr}");
+    let volume = |nr: usize| format!("volume-{nr}");
     let numbers = 0..places.len();
-    let volumes = numbers.map(|nr| json!({"name": name(nr), "emptyDir": {}}));
+    let volumes = numbers.map(|nr| json!({"name": volume(nr), "emptyDir": {}}));
     let mounts = places.iter().enumerate();
-    let mounts = mounts.map(|(nr, place)| json!({"name": name(nr), "mountPath": place}));
-    pod["spec"]["volumes"] = volumes.collect();
-    pod["spec"]["containers"][0]["volumeMounts"] = mounts.collect();
-    pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", script]);
-    pod
+    let mounts = mounts.map(|(nr, place)| json!({"name": volume(nr), "mountPath": place}));
+    describe(
+        name,
+        runtime,
+        &volumes.collect::<Vec<_>>().into(),
+        &json!({
+            "name": "main",
+            "image": IMAGE,
+            "command": ["/bin/sh", "-c", script],
+            "resources": {"claims": [{"name": "one"}]},
+            "volumeMounts": mounts.collect::<Vec<_>>(),
+        }),
+    )
 }
 
 /// Describes a pod with a ConfigMap at `/etc/nvidia`, as for an application that computes.
 fn pod(name: &str, runtime: Option<&str>, is_read_only: bool) -> Value {
+    let app = json!([{"name": "app", "configMap": {"name": "app"}}]);
+    describe(
+        name,
+        runtime,
+        &app,
+        &json!({
+            "name": "main",
+            "image": IMAGE,
+            "command": ["/bin/sh", "-c", SCRIPT],
+            "resources": {"claims": [{"name": "one"}]},
+            "securityContext": {"readOnlyRootFilesystem": is_read_only},
+            "volumeMounts": [{"name": "app", "mountPath": "/etc/nvidia", "readOnly": true}],
+        }),
+    )
+}
+
+fn describe(name: &str, runtime: Option<&str>, volumes: &Value, container: &Value) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -170,15 +194,8 @@ fn pod(name: &str, runtime: Option<&str>, is_read_only: bool) -> Value {
             "automountServiceAccountToken": false,
             "runtimeClassName": runtime,
             "resourceClaims": [{"name": "one", "resourceClaimName": "one"}],
-            "volumes": [{"name": "app", "configMap": {"name": "app"}}],
-            "containers": [{
-                "name": "main",
-                "image": IMAGE,
-                "command": ["/bin/sh", "-c", SCRIPT],
-                "resources": {"claims": [{"name": "one"}]},
-                "securityContext": {"readOnlyRootFilesystem": is_read_only},
-                "volumeMounts": [{"name": "app", "mountPath": "/etc/nvidia", "readOnly": true}],
-            }],
+            "volumes": volumes,
+            "containers": [container],
         },
     })
 }
