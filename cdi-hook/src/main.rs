@@ -19,7 +19,7 @@
 //! - `limits --socket PATH --claim UID --device NAME` has divvy's node plugin cap the memory of a
 //!   share before its program runs ([`limits`]).
 //!
-//! A call that fails tells the node plugin why ([`tell`]).
+//! A call that fails reports to the node plugin why ([`report`]).
 //!
 //! It runs as root on the host with files of an unchecked image, before the container is confined.
 //! Hence: nothing of the image is ever executed; every path is resolved by the kernel with the
@@ -39,9 +39,9 @@ mod limits;
 mod loader;
 mod profile;
 mod read_only;
+mod report;
 mod rootfs;
 mod symlinks;
-mod tell;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -82,7 +82,7 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
         Command::InRoot(command) => command,
     };
     in_root(command)
-        .inspect_err(tell::plugin)
+        .inspect_err(report::to_plugin)
         .map(|()| String::new())
 }
 

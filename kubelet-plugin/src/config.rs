@@ -116,8 +116,8 @@ impl Config {
         }
     }
 
-    /// Returns the socket on which the hook program asks for caps of memory, and tells why it
-    /// failed.
+    /// Returns the socket on which the hook program asks for caps of memory, and reports
+    /// why it failed.
     pub fn hook_socket(&self) -> PathBuf {
         self.own_run_dir().join(HOOK_SOCKET)
     }

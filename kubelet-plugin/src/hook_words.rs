@@ -30,7 +30,7 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// Reports of all pods within [`AGAIN`].
 const AT_ONCE: usize = 20;
 
-/// What the hook says.
+/// Message of the hook.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Words {
     /// Its exit status.

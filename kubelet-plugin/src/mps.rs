@@ -145,7 +145,7 @@ impl SupervisedMps {
     /// Keeps which process holds up the daemon of a target.
     fn keep_holder(&self, target: &GpuTarget, said: Option<&proto::Unwell>) {
         let pid = said.and_then(|said| said.holder_pid);
-        // Looked for now: the process may be gone when somebody asks for its pod.
+        // Looked for now: the process may be gone when its pod is asked for.
         let holder = pid.map(|pid| MpsHolder {
             pid,
             pod: of_processes(&self.host, &[pid], &BTreeMap::new()).remove(&pid),

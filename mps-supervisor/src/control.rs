@@ -243,7 +243,7 @@ impl Control<'_> {
     }
 }
 
-/// Waits for a program to end; `None` if it has not in time. What it writes is read meanwhile: a
+/// Waits for a program to end; `None` if it has not in time. Its answer is read meanwhile: a
 /// program that has written more than a pipe holds waits for its reader.
 fn wait(
     child: &mut Child,
@@ -269,7 +269,7 @@ fn wait(
     }
 }
 
-/// What a program writes, as far as it is kept.
+/// Answer of a program, as far as it is kept.
 struct Said {
     from: Option<OwnedFd>,
     text: Vec<u8>,
@@ -337,7 +337,7 @@ mod tests {
         assert!(text.contains("usr/bin/nvidia-cuda-mps-control"), "{text}");
     }
 
-    /// What stands in for NVIDIA's program writes this, and waits until it is read.
+    /// The stand-in for NVIDIA's program writes this, and waits until it is read.
     #[test]
     fn an_answer_that_no_pipe_holds_is_read_and_bounded() {
         let dir = tempfile::tempdir().unwrap();

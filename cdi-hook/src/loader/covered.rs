@@ -8,7 +8,7 @@ use crate::symlinks::INSTEAD;
 use super::{is_library_name, is_native};
 
 /// Lists names and paths of this machine's libraries of a folder in a volume: those that are
-/// mounted in it, and the links to them in the folder instead. What else is in the volume is not
+/// mounted in it, and the links to them in the folder instead. Nothing else of the volume is
 /// looked at.
 pub(super) fn libraries_of(
     root: &RootFs,

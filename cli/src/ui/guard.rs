@@ -407,7 +407,7 @@ mod tests {
         }
         assert_eq!(guard.folder().len(), "/f0lder/".len());
         let secrets = Secrets::new().unwrap();
-        assert_eq!(secrets.folder.len(), 64, "nobody guesses it");
+        assert_eq!(secrets.folder.len(), 64, "too long to be guessed");
         assert_ne!(secrets.folder, secrets.cookie);
     }
 

@@ -29,7 +29,8 @@ pub enum LibraryDelivery {
 pub struct HookProgram {
     /// Path on the host.
     pub path: String,
-    /// Socket of the node plugin, which the program asks for caps and tells why it failed.
+    /// Socket of the node plugin, which the program asks for caps, and to which it reports why it
+    /// failed.
     pub socket: String,
 }
 

@@ -478,7 +478,7 @@ mod tests {
         ] {
             let found = MpsAbility::of_node(driver, true, true, Some(for_all));
             assert_eq!(found, expected, "{driver} {for_all}");
-            // While nobody says it any more, it is as it was: nothing comes or goes with that.
+            // While no supervisor says it any more, it is as it was.
             let known = found.for_all_users();
             assert_eq!(MpsAbility::of_node(driver, true, true, known), expected);
         }

@@ -1,5 +1,5 @@
-//! The socket of the hook, on which it asks for caps and tells why it failed, and the rounds that
-//! keep caps.
+//! The socket of the hook, on which it asks for caps and reports why it failed, and the rounds
+//! that keep caps.
 
 use std::path::PathBuf;
 use std::sync::Arc;

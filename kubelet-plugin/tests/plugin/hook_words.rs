@@ -1,4 +1,4 @@
-//! The hook tells why it has failed, and users read it in Events of their claim and pod.
+//! The hook reports why it has failed, and users read it in Events of their claim and pod.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -24,7 +24,7 @@ use crate::plan::Step;
 use crate::process::{self, Process};
 use crate::{cgroup, shared};
 
-/// Whoever does them.
+/// Daemon of a target with all that its steps need.
 #[derive(Clone, Copy)]
 pub(super) struct Steps<'a> {
     pub(super) settings: &'a Settings,

@@ -17,7 +17,7 @@ fn note(node: &Node) -> std::path::PathBuf {
     node.folder().join(gpu(1).to_string()).join("daemon.json")
 }
 
-/// What cannot be read is not gone, and is only what it is.
+/// A server is not gone because its note cannot be read, and its neighbours are as they were.
 #[test]
 fn a_note_that_cannot_be_read_hides_no_other_daemon() {
     let node = Node::new();
@@ -94,7 +94,7 @@ fn a_daemon_without_a_note_is_ended_by_whatever_comes_next() {
         let before = daemon(&supervisor);
         fs_err::remove_file(note(&node)).unwrap();
         let state = supervisor.state(None).unwrap();
-        assert!(state.running.is_empty(), "it serves nobody that is known");
+        assert!(state.running.is_empty(), "no server that is known");
         next(&node.supervisor());
         assert!(process::read(before).is_none(), "{nr}");
         let left = if nr == 2 { 2 } else { 0 };

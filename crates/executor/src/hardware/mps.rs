@@ -54,8 +54,8 @@ pub struct ServerStart<'a> {
 /// target are carried out one after the other: an unanswered one is over before the next.
 pub trait MpsServers: Send + Sync {
     /// Returns the servers that run, at least those of this GPU, or in words why they are not
-    /// known. Of all, those of a GPU that are not known are left out. Not past `until` (time since
-    /// boot).
+    /// known. An answer about all leaves out those of a GPU that are not known. Not past `until`
+    /// (time since boot).
     fn running(
         &self,
         of: Option<&GpuUuid>,

@@ -61,10 +61,7 @@ fn has_it_quit(env: &Env) -> Result<()> {
     let program = format!("{}/usr/bin/nvidia-cuda-mps-control", Gpus::DRIVER_ROOT);
     let line = format!("echo quit | CUDA_MPS_PIPE_DIRECTORY={folder} {program}");
     let status = env.cluster.command("sh", &["-c", &line]).status()?;
-    ensure!(
-        status.success(),
-        "the daemon was not told to quit: {status}"
-    );
+    ensure!(status.success(), "the daemon got no command: {status}");
     Ok(())
 }
 

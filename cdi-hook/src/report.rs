@@ -1,5 +1,5 @@
-//! The word to divvy's node plugin that a container does not start, and why. crun shows nothing of
-//! a hook but its exit status; the plugin puts the words into Events of the claim and the pod.
+//! The report to divvy's node plugin that a container does not start, and why. crun shows nothing
+//! of a hook but its exit status; the plugin puts the words into Events of the claim and the pod.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -21,31 +21,31 @@ const WITHIN: Duration = Duration::from_secs(1);
 /// reads.
 const LONGEST: usize = 600;
 
-/// Tells the plugin why a call failed. Its answer, or that there is none, changes nothing.
-pub(crate) fn plugin(error: &HookError) {
+/// Reports to the plugin why a call failed. Its answer, or that there is none, changes nothing.
+pub(crate) fn to_plugin(error: &HookError) {
     if let Some(socket) = std::env::var_os(SOCKET) {
-        plugin_at(socket, error);
+        to_plugin_at(socket, error);
     }
 }
 
-fn plugin_at(socket: OsString, error: &HookError) {
+fn to_plugin_at(socket: OsString, error: &HookError) {
     let words = json!({ "status": error.exit_code(), "why": cut(&chain(error)) });
     let line = format!("{words}\n");
     let (done, waits) = mpsc::channel();
     // On a thread, which ends with this program: a listener with a full queue holds up even the
     // connection.
-    let told = thread::Builder::new().spawn(move || {
-        drop(tell(socket, &line));
+    let begun = thread::Builder::new().spawn(move || {
+        drop(say(socket, &line));
         drop(done);
     });
-    if told.is_ok() {
+    if begun.is_ok() {
         // Nothing is ever sent: it ends with the thread, or with the time.
         let _: Result<(), _> = waits.recv_timeout(WITHIN);
     }
 }
 
 /// Says it, and waits until the plugin has looked whose process this is.
-fn tell(socket: OsString, line: &str) -> io::Result<()> {
+fn say(socket: OsString, line: &str) -> io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     stream.write_all(line.as_bytes())?;
     let mut answer = [0; 1];
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plugin_is_told_status_and_words_and_answers() {
+    fn the_plugin_gets_status_and_words_and_answers() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -89,7 +89,7 @@ mod tests {
                 line
             });
             // Its end is the answer.
-            plugin_at(socket.clone().into(), &error("/etc/ld.so.cache"));
+            to_plugin_at(socket.clone().into(), &error("/etc/ld.so.cache"));
             server.join().unwrap()
         });
         let said: Value = serde_json::from_str(&said).unwrap();
@@ -118,7 +118,7 @@ mod tests {
         let _queued = UnixStream::connect(at("full")).unwrap();
         for name in ["away", "silent", "full"] {
             let begun = Instant::now();
-            plugin_at(at(name).into(), &error("/etc/x"));
+            to_plugin_at(at(name).into(), &error("/etc/x"));
             // Far less than any runtime gives a hook, and more than a busy machine needs.
             assert!(begun.elapsed() < WITHIN * 8, "{name}");
         }
