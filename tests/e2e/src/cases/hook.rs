@@ -89,16 +89,6 @@ pub(super) fn roots_and_volumes(env: &Env) -> Result<()> {
                 .into_iter()
                 .find(|text| text.contains("exit code: 75")))
         })?;
-        // The words that crun does not show.
-        for (kind, name) in [("claim", "one"), ("pod", "stopped")] {
-            let note = wait_for("the hook's words", PATIENCE, || {
-                let mut events = env.messages(name).into_iter();
-                Ok(events.find(|note| note.contains("of divvy-cdi-hook")))
-            })?;
-            let words = "does not start: cannot read /etc/ld.so.cache in the container";
-            ensure!(note.contains(words), "{kind} {name}: {note}");
-            say(&format!("Event of {kind} {name}: {note}"));
-        }
     }
     Ok(())
 }
