@@ -81,6 +81,26 @@ pub enum OneMode {
     CountersDropped,
 }
 
+/// Why no partitions may be published, nor anything else that draws on counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum NoPartitions {
+    /// The server does not store counters, or its version is not known yet.
+    #[error("that needs Kubernetes 1.35 or later with the feature gate DRAPartitionableDevices")]
+    NotStored,
+    /// The scheduler ends with a nil pointer at a claim that asks for all devices, as long as one
+    /// of them draws on counters.
+    #[error(
+        "any user's claim with `allocationMode: All` would end the scheduler of Kubernetes {found}; that needs {needed} or later, or `modeLock: Enabled` of a GpuPolicy where the scheduler was mended or such claims are refused (docs/versions.md)"
+    )]
+    EndsScheduler {
+        /// The version that counts.
+        found: KubeVersion,
+        /// The first release of its minor version whose scheduler goes on.
+        needed: KubeVersion,
+    },
+}
+
 impl OneMode {
     /// Returns it as metrics and `/debug/state` name it.
     pub fn name(&self) -> &'static str {
@@ -109,6 +129,16 @@ impl ServerFeatures {
     pub const SEVERAL_MODES: KubeVersion = KubeVersion::new(1, 36, 2);
     /// From here on counter sets have slices of their own.
     pub const PARTITIONS: KubeVersion = KubeVersion::new(1, 35, 0);
+    /// Versions whose scheduler ends at a claim for all devices of which one draws on counters
+    /// (kubernetes#138882): the first of each row, and the release that mends it. Pre-releases of
+    /// 1.36.0 are in the second row.
+    const ENDS_AT_ALL: [(KubeVersion, KubeVersion); 2] = [
+        (KubeVersion::new(1, 35, 0), KubeVersion::new(1, 35, 6)),
+        (
+            KubeVersion::new(1, 35, u32::MAX),
+            KubeVersion::new(1, 36, 2),
+        ),
+    ];
     /// From here on the scheduler compares what a claim asks for with the device that it is about
     /// to give. 1.34 compares it with another device of the same slice, the one whose place there
     /// is the number of the request's device: it refuses what that one lacks or has given away, and
@@ -188,11 +218,25 @@ impl ServerFeatures {
         let new_enough = match feature {
             Feature::Taints => true,
             Feature::Shares => self.lowest().is_none_or(|version| version >= Self::SHARES),
-            Feature::Partitions => self
-                .lowest()
-                .is_some_and(|version| version >= Self::PARTITIONS),
+            Feature::Partitions => return self.no_partitions().is_none(),
         };
         new_enough && !self.dropped.contains(&feature)
+    }
+
+    /// Returns why nothing that draws on counters may be published; `None` if it may.
+    pub fn no_partitions(&self) -> Option<NoPartitions> {
+        let stored = !self.dropped.contains(&Feature::Partitions);
+        let stores = |version: &KubeVersion| stored && *version >= Self::PARTITIONS;
+        let Some(found) = self.lowest().filter(stores) else {
+            return Some(NoPartitions::NotStored);
+        };
+        // With `On` the administrator vouches for the scheduler, whatever its version is.
+        if self.lock == ModeLock::On {
+            return None;
+        }
+        let mut rows = Self::ENDS_AT_ALL.into_iter();
+        let row = rows.find(|(first, mended)| (first..mended).contains(&&found));
+        row.map(|(_, needed)| NoPartitions::EndsScheduler { found, needed })
     }
 
     /// Why a GPU may be published in one mode only; `None` if it may be in several.
@@ -234,7 +278,7 @@ mod tests {
             .observe(V(1, 36, 1))
             .observe(V(1, 37, 1));
         assert_eq!(old.lowest(), Some(V(1, 36, 1)));
-        assert!(old.one_mode().is_some() && old.supports(Feature::Partitions));
+        assert!(old.one_mode().is_some() && !old.supports(Feature::Partitions));
         let new = (0..ServerFeatures::MEMORY).fold(old, |f, _| f.observe(V(1, 37, 1)));
         assert_eq!(new.one_mode(), None);
         let lower = new.observe(V(1, 34, 9));
@@ -274,6 +318,49 @@ mod tests {
             assert!(!upgraded.supports(Feature::Shares));
         }
         assert!(upgraded.supports(Feature::Taints));
+    }
+
+    #[test]
+    fn counters_are_not_sent_to_a_scheduler_that_a_claim_can_end() {
+        let ends = |needed| move |found| Some(NoPartitions::EndsScheduler { found, needed });
+        let (of_135, of_136) = (ends(V(1, 35, 6)), ends(V(1, 36, 2)));
+        for (version, why) in [
+            (V(1, 34, 9), Some(NoPartitions::NotStored)),
+            (V(1, 35, 0), of_135(V(1, 35, 0))),
+            (V(1, 35, 5), of_135(V(1, 35, 5))),
+            (V(1, 35, 6), None),
+            (V(1, 35, 8), None),
+            // A pre-release of 1.36.0 counts as the last of 1.35, and is not mended.
+            (
+                KubeVersion::parse("v1.36.0-rc.1").unwrap(),
+                of_136(V(1, 35, u32::MAX)),
+            ),
+            (V(1, 36, 0), of_136(V(1, 36, 0))),
+            (V(1, 36, 1), of_136(V(1, 36, 1))),
+            (
+                KubeVersion::parse("v1.36.2-rc.1").unwrap(),
+                of_136(V(1, 36, 1)),
+            ),
+            (V(1, 36, 2), None),
+            (V(1, 37, 0), None),
+        ] {
+            let features = ServerFeatures::default().observe(version);
+            assert_eq!(features.no_partitions(), why, "{version}");
+            assert_eq!(features.supports(Feature::Partitions), why.is_none());
+            // Shares alone draw on none.
+            assert_eq!(
+                features.supports(Feature::Shares),
+                version >= ServerFeatures::SHARES
+            );
+            let vouched = features.with_mode_lock(ModeLock::On);
+            let stored = version >= ServerFeatures::PARTITIONS;
+            assert_eq!(vouched.supports(Feature::Partitions), stored, "{version}");
+            let off = features.with_mode_lock(ModeLock::Off);
+            assert_eq!(off.no_partitions(), why, "{version}");
+            // What the server drops counts before what its scheduler does.
+            let dropped = vouched.without([Feature::Partitions]);
+            assert_eq!(dropped.no_partitions(), Some(NoPartitions::NotStored));
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
 use divvy_model::{ClaimUid, DeviceName, Form, GpuUuid, MpsFault};
 
-use crate::{OneMode, PolicyProblem, RuleRef, Use};
+use crate::{NoPartitions, OneMode, PolicyProblem, RuleRef, Use};
 
 pub use news::{News, news};
 pub use table::{Event, Severity, Shown};
@@ -261,11 +261,9 @@ pub enum Finding {
         /// The claims, each with its device; without those that have admin access.
         claims: Vec<String>,
     },
-    /// Its MIG mode is on, and the server cannot store what partitions need.
-    #[error(
-        "{gpu} is not offered in partitions: that needs Kubernetes 1.35 or later with the feature gate DRAPartitionableDevices"
-    )]
-    NoCounters { gpu: GpuUuid },
+    /// The server cannot store what partitions need, or its scheduler does not survive it.
+    #[error("{gpu} is not offered in partitions: {why}")]
+    NoCounters { gpu: GpuUuid, why: NoPartitions },
     /// Its grid is larger than a counter set of the API.
     #[error(
         "{gpu} is not offered in partitions: it has {found} memory slices, a counter set has room for {max}"

@@ -44,7 +44,7 @@ mod world;
 pub use attributes::attributes;
 pub use carve::{Carved, Input, carve, pool_name};
 pub use divvy_model::AttributeValue;
-pub use features::{Feature, OneMode, ServerFeatures};
+pub use features::{Feature, NoPartitions, OneMode, ServerFeatures};
 pub use finding::{Event, Finding, News, Object, Severity, Shown, news};
 pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
 pub use neighbour::{Use, Uses};

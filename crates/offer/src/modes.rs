@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use divvy_model::{Form, Sharing, TargetKind};
 
-use crate::{Feature, Instances, Modes, OneMode, ServerFeatures};
+use crate::{Feature, Instances, Modes, NoPartitions, OneMode, ServerFeatures};
 
 /// Facts that the choice depends on.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +56,7 @@ pub(crate) struct Choice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// Partitions need counters.
-    NoCounters,
+    NoCounters(NoPartitions),
     /// Shares need what the server drops.
     NoShares,
     /// MPS shares need what the GPU or its node lacks.
@@ -140,7 +140,7 @@ pub(crate) fn choose(facts: &Facts<'_>) -> Choice {
 
 fn obstacle(facts: &Facts<'_>, mode: Form) -> Option<Refused> {
     let fits = fits_mig_mode(mode, facts.on);
-    let counts = facts.features.supports(Feature::Partitions);
+    let no_counters = facts.features.no_partitions().map(Refused::NoCounters);
     let is_static = facts.instances == Instances::Static;
     match mode.target {
         // The server first: without the fields that it drops, a share would be another kind of
@@ -154,7 +154,7 @@ fn obstacle(facts: &Facts<'_>, mode: Form) -> Option<Refused> {
         // Without profiles it is not known what partitions there are, and without counters the
         // scheduler would allocate those that overlap.
         TargetKind::Partition if !facts.cuttable => Some(Refused::NoMig),
-        TargetKind::Partition if !counts => Some(Refused::NoCounters),
+        TargetKind::Partition if no_counters.is_some() => no_counters,
         // Instances of an administrator are for one claim each.
         TargetKind::Partition if is_static && mode.sharing.is_shared() => Some(Refused::Static),
         // None lives, and none is made: a GPU in one mode only would be offered as nothing.
@@ -322,7 +322,7 @@ mod tests {
                 recorded: [Form::SHARED_PARTITIONS].into(),
                 ..h100()
             };
-            assert_eq!(chosen(&case(KubeVersion::new(1, 36, 1))), old);
+            assert_eq!(chosen(&case(KubeVersion::new(1, 35, 8))), old);
             let all: Vec<_> = chosen(&case(NEW));
             assert_eq!(all.len(), more.len() + 2, "{all:?}");
         }
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn where_only_one_mode_is_allowed_holds_decide_then_the_mig_mode() {
         let old = || Case {
-            version: KubeVersion::new(1, 36, 1),
+            version: KubeVersion::new(1, 35, 8),
             ..h100()
         };
         assert_eq!(chosen(&old()), [WHOLE]);
@@ -427,7 +427,7 @@ mod tests {
             }),
             [WHOLE, TIME_SLICED]
         );
-        let old = KubeVersion::new(1, 36, 1);
+        let old = KubeVersion::new(1, 35, 8);
         assert_eq!(
             chosen(&Case {
                 on: true,

@@ -66,8 +66,9 @@ impl Carving<'_> {
         }
         for refused in &choice.refused {
             match refused {
-                Refused::NoCounters if on || choice.one_mode.is_none() => {
-                    self.findings.push(Finding::NoCounters { gpu: gpu() });
+                Refused::NoCounters(why) if on || choice.one_mode.is_none() => {
+                    let (gpu, why) = (gpu(), *why);
+                    self.findings.push(Finding::NoCounters { gpu, why });
                 }
                 Refused::NoMps(lack) => self.findings.push(Finding::NoMps {
                     gpu: gpu(),
@@ -80,7 +81,7 @@ impl Carving<'_> {
                     self.findings.push(Finding::NothingOffered { gpu: gpu() });
                 }
                 Refused::NeedsReset => self.findings.push(Finding::NeedsReset { gpu: gpu() }),
-                Refused::NoCounters | Refused::NoMig | Refused::Static => {}
+                Refused::NoCounters(_) | Refused::NoMig | Refused::Static => {}
             }
         }
         if let (Some(why), Some(mode)) = (&choice.one_mode, choice.modes.first()) {

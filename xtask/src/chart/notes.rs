@@ -49,14 +49,32 @@ const CASES: &[(&str, &str, &str, &str)] = &[
     (
         "{}",
         "1.36.1",
-        "ends the scheduler of 1.36.0, 1.36.1 and of 1.35",
-        "several modes of one GPU at once, and",
+        "No partitions: any user's claim with `allocationMode: All` would end the scheduler of Kubernetes v1.36.1",
+        "partitions and shares",
+    ),
+    (
+        "modeLock: 'on'",
+        "1.35.5",
+        "modeLock is on: where partitions or several modes are offered",
+        "No partitions",
+    ),
+    (
+        "modeLock: 'on'",
+        "1.35.6",
+        "partitions (DRAPartitionableDevices)",
+        "the scheduler",
+    ),
+    (
+        "{}",
+        "1.35.5",
+        "No partitions: any user's claim",
+        "DRAPartitionableDevices",
     ),
     (
         "{}",
         "1.36.2",
         "Kubernetes v1.36.2: whole GPUs",
-        "ends the scheduler",
+        "the scheduler",
     ),
     (
         "{}",

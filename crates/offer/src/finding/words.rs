@@ -83,7 +83,7 @@ impl Finding {
             | Self::NoMps { gpu, .. }
             | Self::NothingToShare { gpu }
             | Self::NotOneComputeInstance { gpu, .. }
-            | Self::NoCounters { gpu }
+            | Self::NoCounters { gpu, .. }
             | Self::TooManySlices { gpu, .. }
             | Self::UnknownProfile { gpu, .. }
             | Self::CounterDropped { gpu, .. } => Object::Gpu(gpu),

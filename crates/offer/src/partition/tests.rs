@@ -352,13 +352,23 @@ fn what_is_offered_follows_mode_policy_board_and_server() {
         ("A30, on", Node::new("a30x1").mig_on(), (false, 7, 1, 0)),
         (
             "both, scheduler too old, off",
-            Node::both("h100x1").server(36, 1),
+            Node::both("h100x1").server(35, 8),
             (true, 0, 0, 1),
         ),
         (
             "both, scheduler too old, on",
-            Node::both("h100x1").server(36, 1).mig_on(),
+            Node::both("h100x1").server(35, 8).mig_on(),
             (false, 18, 1, 1),
+        ),
+        (
+            "both, scheduler that a claim can end, on",
+            Node::both("h100x1").server(36, 1).mig_on(),
+            (true, 0, 0, 1),
+        ),
+        (
+            "as it is, scheduler that a claim can end, on",
+            Node::new("h100x1").server(35, 5).mig_on(),
+            (false, 0, 0, 2),
         ),
         (
             "both, just new enough",

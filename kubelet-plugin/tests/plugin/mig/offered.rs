@@ -51,6 +51,9 @@ async fn older_servers_get_what_they_can_hold() {
         ("1.34.2", true, vec!["gpu-0"]),
         ("1.35.0", false, vec!["gpu-0"]),
         ("1.36.1", false, vec!["gpu-0"]),
+        // A claim could end these schedulers, if anything drew on counters.
+        ("1.35.5", true, vec!["gpu-0"]),
+        ("1.36.1", true, vec!["gpu-0"]),
     ] {
         let node = Node::new("h100x1");
         node.api.set_version(version);

@@ -244,3 +244,30 @@ fn whatever_goes_in_the_pool_is_valid_and_what_is_held_stays() {
         }
     }
 }
+
+/// An update of divvy finds claims on partitions that it would not offer: they stay, and draw on
+/// nothing that a claim for all devices could end the scheduler with.
+#[test]
+fn where_a_claim_can_end_the_scheduler_nothing_draws_on_counters() {
+    for version in [(35, 0), (35, 5), (36, 0), (36, 1)] {
+        let mut node = Node::only("h100x2", &Form::OFFERED).server(version.0, version.1);
+        node.hold("gpu-0-mig-1g10gb-19-3");
+        node.hold("gpu-1-ts");
+        let carved = node.carve(None);
+        for held in ["gpu-0-mig-1g10gb-19-3", "gpu-1-ts"] {
+            assert!(carved.pool.device(&held.parse().unwrap()).is_some());
+        }
+        assert!(
+            carved
+                .pool
+                .devices()
+                .all(|device| device.consumes.is_empty())
+        );
+        let mut sets = carved
+            .pool
+            .slices
+            .iter()
+            .flat_map(|slice| &slice.counter_sets);
+        assert!(sets.next().is_none(), "{version:?}");
+    }
+}

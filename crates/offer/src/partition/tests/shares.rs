@@ -566,9 +566,9 @@ fn an_old_scheduler_gets_one_mode_for_each_gpu_by_what_is_held() {
             one,
         )
     };
-    let old = || Node::only("h100x1", &EVERYTHING).server(36, 1);
+    let old = || Node::only("h100x1", &EVERYTHING).server(35, 8);
     let why = OneMode::TooOld {
-        found: KubeVersion::new(1, 36, 1),
+        found: KubeVersion::new(1, 35, 8),
         needed: KubeVersion::new(1, 36, 2),
     };
     let one = |mode| (vec![mode], 0, vec![(mode, why.clone())]);

@@ -104,7 +104,7 @@ fn shares_of_a_partition_stay_for_their_holder_when_the_rule_goes() {
 
 #[test]
 fn where_the_scheduler_is_old_partitions_have_no_shares() {
-    let carved = twins("h100x1").server(36, 1).carve(None);
+    let carved = twins("h100x1").server(35, 8).carve(None);
     assert!(
         names(&carved.pool)
             .iter()
