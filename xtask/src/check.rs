@@ -16,6 +16,7 @@ const PURE: &[&str] = &[
     "divvy-cdi",
     "divvy-claims",
     "divvy-model",
+    "divvy-forms",
     "divvy-offer",
     "divvy-usage",
 ];
@@ -55,7 +56,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-telemetry", &["divvy-model"]),
     ("divvy-cdi-hook", &[]),
     ("divvy-api", &["divvy-model"]),
-    ("divvy-offer", &["divvy-api", "divvy-model"]),
+    ("divvy-forms", &["divvy-api", "divvy-model"]),
+    ("divvy-offer", &["divvy-api", "divvy-forms", "divvy-model"]),
     ("divvy-claims", &["divvy-api", "divvy-model"]),
     ("divvy-usage", &["divvy-claims", "divvy-model"]),
     ("divvy-nvml", &["divvy-model"]),

@@ -3,10 +3,14 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::attributes as attr;
+use divvy_forms::Builder;
+use divvy_forms::admin::device as admin;
+use divvy_forms::partition::device as partition;
+use divvy_forms::share::device as share;
+use divvy_forms::whole::device::{self as whole, Links};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, NamedTarget, Sharing, TimeSlice};
 
-use crate::whole::{self, Builder, Links};
-use crate::{AttributeValue, admin, partition, share};
+use crate::AttributeValue;
 
 /// The attributes of a device of a GPU that answers, as they are published; of shares with the time
 /// slice that they have, and without the memory that shares by percent divide and the largest

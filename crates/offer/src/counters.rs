@@ -3,38 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use divvy_api::names::{capacity as cap, counters as names};
+use divvy_api::names::counters as names;
+use divvy_forms::partition::device::{RESOURCES, amounts};
 use divvy_model::mig::{GpuInstanceProfile, MigCapabilities, Placement};
 
 use crate::validate::MAX_COUNTERS;
 use crate::{Amount, CounterSet, CounterUse};
-
-/// Resources that are counted by number: the counter and the capacity of a device that says the
-/// same.
-pub(crate) const RESOURCES: [(&str, &str); 7] = [
-    (names::COPY_ENGINES, cap::COPY_ENGINES),
-    (names::DECODERS, cap::DECODERS),
-    (names::ENCODERS, cap::ENCODERS),
-    (names::JPEG_ENGINES, cap::JPEG_ENGINES),
-    (names::MEMORY, cap::MEMORY),
-    (names::MULTIPROCESSORS, cap::MULTIPROCESSORS),
-    (names::OFA_ENGINES, cap::OFA_ENGINES),
-];
-
-/// Returns what an instance of a profile has, in the order of [`RESOURCES`].
-pub(crate) fn amounts(profile: &GpuInstanceProfile) -> [Amount; 7] {
-    let engines = profile.engines;
-    let count = |n: u32| Amount::Count(n.into());
-    [
-        count(engines.copy),
-        count(engines.decoders),
-        count(engines.encoders),
-        count(engines.jpeg),
-        Amount::Bytes(profile.memory_bytes()),
-        count(profile.multiprocessors),
-        count(engines.ofa),
-    ]
-}
 
 /// Name of a GPU's counter set.
 pub(crate) fn set_name(ordinal: u32) -> String {

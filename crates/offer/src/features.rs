@@ -225,8 +225,8 @@ impl ServerFeatures {
 
     /// Returns why nothing that draws on counters may be published; `None` if it may.
     pub fn no_partitions(&self) -> Option<NoPartitions> {
-        let stored = !self.dropped.contains(&Feature::Partitions);
-        let stores = |version: &KubeVersion| stored && *version >= Self::PARTITIONS;
+        let is_dropped = self.dropped.contains(&Feature::Partitions);
+        let stores = |version: &KubeVersion| !is_dropped && *version >= Self::PARTITIONS;
         let Some(found) = self.lowest().filter(stores) else {
             return Some(NoPartitions::NotStored);
         };

@@ -5,6 +5,7 @@ mod news;
 mod table;
 mod words;
 
+use divvy_forms::LeftOut;
 use divvy_model::health::Ailment;
 use divvy_model::mig::Placement;
 use divvy_model::{ClaimUid, DeviceName, Form, GpuUuid, MpsFault};
@@ -302,6 +303,12 @@ pub enum Finding {
         "a claim holds {device}, which this version of the driver does not know: delete the claim, or run the version that published the device"
     )]
     HeldUnknown { device: DeviceName },
+}
+
+impl From<LeftOut> for Finding {
+    fn from(LeftOut { device, name, why }: LeftOut) -> Self {
+        Self::ValueLeftOut { device, name, why }
+    }
 }
 
 fn by(claims: &[String]) -> String {

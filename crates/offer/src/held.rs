@@ -4,14 +4,17 @@
 //! Counters are charged only for devices that are still published, so a device that is allocated is
 //! never withdrawn.
 
+use divvy_forms::Builder;
+use divvy_forms::admin::device as admin;
+use divvy_forms::partition::device::identify;
+use divvy_forms::share::device as share;
+use divvy_forms::whole::device as whole;
 use divvy_model::mig::{MigCapabilities, PartitionName};
 use divvy_model::{DeviceKind, DeviceName, GpuUuid, MemoryCaps, NamedTarget, Sharing};
 
 use crate::carve::{Carving, is_of};
-use crate::partition::identify;
 use crate::taints::{Standing, Subject};
-use crate::whole::{self, Builder};
-use crate::{Device, Finding, Pool, admin, share};
+use crate::{Device, Finding, Pool};
 
 impl Carving<'_> {
     /// GPUs that NVML lists and cannot read, or that only health still knows: published as they

@@ -10,7 +10,6 @@
 //! on one set of counters, so that the first claim decides what the GPU becomes. `divvy demo` and
 //! `divvy inventory` call it too.
 
-mod admin;
 mod asking;
 mod attributes;
 mod carve;
@@ -24,38 +23,32 @@ mod held;
 mod layout;
 mod lean;
 mod modes;
-mod mps;
 mod neighbour;
 mod partition;
 mod policy;
 mod pool;
 mod readable;
-mod rules;
 mod settle;
-mod share;
 mod step;
 mod taints;
 mod validate;
 mod version;
-mod whole;
 mod withdrawal;
 mod world;
 
 pub use attributes::attributes;
 pub use carve::{Carved, Input, carve, pool_name};
+pub use divvy_forms::{
+    Allowed, Amount, Capacity, CounterUse, Device, GpuRules, Instances, ModeLock, Modes,
+    PlacementOrder, RequestPolicy, Rules, ShareRules, Taint, TaintEffect, UsageRules,
+};
 pub use divvy_model::AttributeValue;
 pub use features::{Feature, NoPartitions, OneMode, ServerFeatures};
 pub use finding::{Event, Finding, News, Object, Severity, Shown, news};
 pub use health::{HealthView, Sick, Unmonitored, sentence, taint};
 pub use neighbour::{Use, Uses};
 pub use policy::{NodeFacts, PolicyProblem, Resolved, RuleRef, fits_node, is_like, resolve};
-pub use pool::{
-    Allowed, Amount, Capacity, CounterSet, CounterUse, Device, Pool, RequestPolicy, Slice, Taint,
-    TaintEffect,
-};
-pub use rules::{
-    GpuRules, Instances, ModeLock, Modes, PlacementOrder, Rules, ShareRules, UsageRules,
-};
+pub use pool::{CounterSet, Pool, Slice};
 pub use step::{Outputs, step};
 pub use validate::{Limit, LimitError, validate};
 pub use version::KubeVersion;

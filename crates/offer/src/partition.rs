@@ -1,29 +1,27 @@
 //! The partitions of a GPU: every profile at every placement, beside the whole GPU where both are
 //! offered, all of them drawing on the GPU's counters.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use divvy_api::names::attributes as attr;
+use divvy_forms::Builder;
+use divvy_forms::mps::device as mps;
+use divvy_forms::partition::device::{describe, of_profile};
+use divvy_forms::share::device as share;
 use divvy_model::mig::{
     GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement,
-    ProfileName,
 };
 use divvy_model::{
-    DeviceKind, Form, Gpu, GpuTarget, GpuUuid, MigMode, MigUuid, MpsServer, Place, ShareUnit,
-    Sharing, SystemFacts, Target, TargetKind,
+    DeviceKind, Form, GpuTarget, GpuUuid, MigMode, MigUuid, MpsServer, Place, ShareUnit, Sharing,
+    Target, TargetKind,
 };
 
 use crate::carve::Carving;
-use crate::counters::{Budget, RESOURCES, amounts};
+use crate::counters::Budget;
 use crate::modes::{self, Choice, Facts, Refused};
 use crate::readable::ReadableGpu;
 use crate::taints::{Standing, Subject};
-use crate::whole::{self, Builder};
-use crate::{
-    AttributeValue, Capacity, Device, Feature, Finding, GpuRules, Instances, Modes, PlacementOrder,
-    mps, share,
-};
+use crate::{AttributeValue, Device, Feature, Finding, GpuRules, Instances, Modes, PlacementOrder};
 
 impl Carving<'_> {
     /// In which modes a GPU is offered, with findings of those that it could not be.
@@ -161,9 +159,13 @@ impl Carving<'_> {
     fn template(&mut self, one: &ReadableGpu<'_>) -> Device {
         // Notes of values left out name the whole GPU, once.
         let name = DeviceKind::whole(one.ordinal).device_name();
-        let mut to = Builder::new(name, &mut self.findings);
+        let mut left_out = Vec::new();
+        let mut to = Builder::new(name, &mut left_out);
         describe(&mut to, one.uuid, one.gpu, &self.input.inventory.system);
-        to.device
+        let device = to.device;
+        self.findings
+            .extend(left_out.into_iter().map(Finding::from));
+        device
     }
 
     fn publish_profiles(&mut self, from: &Source<'_>, held: &[DeviceKind], template: &Device) {
@@ -365,52 +367,6 @@ struct OfProfile<'a> {
     device: Device,
     offered: bool,
     label: String,
-}
-
-/// Writes what all partitions of a GPU say. No `uuid`, which there is only once it lives, and no
-/// NVLink, which partitions cannot use.
-pub(crate) fn describe(to: &mut Builder<'_>, uuid: &GpuUuid, gpu: &Gpu, system: &SystemFacts) {
-    identify(to, uuid);
-    whole::describe(to, gpu, system);
-}
-
-pub(crate) fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {
-    to.string(attr::TYPE, Some(Form::PARTITIONS.device_type()));
-    to.string(attr::PARENT_UUID, Some(gpu.as_str()));
-    to.string(attr::GPU_UUID, Some(gpu.as_str()));
-    to.string(attr::SHARING, Some(Sharing::Exclusive.attribute()));
-    to.limits(TargetKind::Partition, Sharing::Exclusive);
-}
-
-/// Returns what all partitions of a profile say.
-fn of_profile(
-    template: &Device,
-    profile: &GpuInstanceProfile,
-    name: Option<&ProfileName>,
-) -> Device {
-    let mut nothing = Vec::new();
-    let mut to = Builder {
-        device: template.clone(),
-        findings: &mut nothing,
-    };
-    to.string(attr::PROFILE, name.map(ToString::to_string).as_deref());
-    for ((_, capacity), amount) in RESOURCES.iter().zip(amounts(profile)) {
-        // Memory that is the host's is not the partition's; of engines, none is an answer.
-        let shared = *capacity == divvy_api::names::capacity::MEMORY && amount.value() == 0;
-        to.capacity(capacity, (!shared).then_some(amount));
-    }
-    to.device
-}
-
-/// The engines of a whole GPU, which NVML reports only for its profiles.
-pub(crate) fn engines(budget: &Budget) -> Vec<(Cow<'static, str>, Capacity)> {
-    use divvy_api::names::capacity as cap;
-    RESOURCES
-        .iter()
-        .zip(budget.largest)
-        .filter(|((_, capacity), _)| ![cap::MEMORY, cap::MULTIPROCESSORS].contains(capacity))
-        .map(|((_, capacity), amount)| (Cow::Borrowed(*capacity), Capacity::whole(amount)))
-        .collect()
 }
 
 #[cfg(test)]

@@ -6,11 +6,15 @@ use divvy_model::{DeviceKind, Form, Gpu, GpuTarget, GpuUuid, MpsProtocol, Sharin
 
 use crate::carve::Carving;
 use crate::modes::{Choice, fits_mig_mode};
-use crate::partition::{self, Source};
+use crate::partition::Source;
 use crate::settle::CounterSets;
 use crate::taints::{Standing, Subject};
-use crate::whole::{self, Links};
-use crate::{Device, Finding, admin, mps, share};
+use divvy_forms::admin::device as admin;
+use divvy_forms::mps::device as mps;
+use divvy_forms::share::device as share;
+use divvy_forms::whole::device::{self as whole, Links};
+
+use crate::{Device, Finding};
 
 /// A GPU that answers.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +68,10 @@ impl Carving<'_> {
 
         // Phase 2: its devices, without taints. Share and admin device are made from the whole GPU
         // before engines are added to it: these have no engines to give out.
-        let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut self.findings);
+        let mut left_out = Vec::new();
+        let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut left_out);
+        self.findings
+            .extend(left_out.into_iter().map(Finding::from));
         let shares = |sharing| {
             let given_out = (unit, system.memory_caps);
             share::device((ordinal, sharing), &whole, &gpu.facts, rules, given_out)
@@ -90,7 +97,9 @@ impl Carving<'_> {
         // Where the profile of the whole GPU is missing, others have fewer engines than the GPU.
         let is_listed = caps.is_some_and(|caps| caps.whole().is_some());
         if let Some(budget) = budget.as_ref().filter(|_| is_listed) {
-            whole.capacity.extend(partition::engines(budget));
+            whole
+                .capacity
+                .extend(divvy_forms::partition::device::engines(budget.largest));
         }
         // Phase 3: each form that is offered or held goes onto the card, with its taints.
         if let (Some(caps), Some(budget)) = (caps, &budget) {

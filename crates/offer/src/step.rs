@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_forms::mps::device as mps;
 use divvy_model::{
     DeviceKind, DeviceName, Form, GpuUuid, Grant, Inventory, MpsProtocol, MpsServer, Ordinals,
     Sharing, TargetKind,
@@ -16,7 +17,7 @@ use crate::withdrawal::{DeviceState, Observed};
 use crate::world::{Ask, Fact, Records, World};
 use crate::{
     Carved, Feature, Finding, GpuRules, HealthView, Input, Modes, NodeFacts, OneMode, Pool,
-    Resolved, ServerFeatures, carve, mps, resolve, validate,
+    Resolved, ServerFeatures, carve, resolve, validate,
 };
 
 /// For how long an allocation of a device that was withdrawn proves nothing about the scheduler.

@@ -4,14 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_forms::{MAX_INTEGER, MAX_STRING};
+
 use crate::{Allowed, Amount, AttributeValue, Capacity, CounterUse, Device, Pool, Slice, Taint};
 
 // The limits of `resource.k8s.io/v1`, from its types (`k8s.io/api/resource/v1/types.go`) and their
 // validation.
 pub(crate) const MAX_POOL_NAME: usize = 253;
-pub(crate) const MAX_STRING: usize = 64;
-// The scheduler adds amounts up as `int64`.
-pub(crate) const MAX_INTEGER: u64 = i64::MAX.unsigned_abs();
 pub(crate) const MAX_TAINTS: usize = 16;
 /// Devices in a slice in which any device has taints or consumes counters.
 pub(crate) const MAX_DEVICES_TAINTED: u32 = 64;

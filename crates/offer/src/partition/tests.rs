@@ -5,8 +5,8 @@ use divvy_model::mig::ProfileVariant;
 
 use super::*;
 use crate::{
-    Amount, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, Rules, ServerFeatures, Taint,
-    carve, validate,
+    Amount, Capacity, Carved, CounterSet, CounterUse, Input, KubeVersion, Pool, Rules,
+    ServerFeatures, Taint, carve, validate,
 };
 use divvy_api::names::taints as keys;
 use divvy_model::{DeviceName, Inventory, MigMode, MpsServer, Ordinals};

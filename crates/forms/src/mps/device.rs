@@ -8,12 +8,12 @@ use divvy_api::names::{attributes as attr, capacity as cap};
 use divvy_model::mig::PartitionName;
 use divvy_model::{GpuFacts, MemoryCaps, MpsAbility, MpsProtocol, MpsServer, Sharing};
 
-use crate::share::{bare, bare_of_partition};
+use crate::share::device::{bare, bare_of_partition};
 use crate::{Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy};
 
 /// Returns the server that the rules of a GPU ask for on such a node. `None` if nothing of its
 /// memory is left.
-pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Option<MpsServer> {
+pub fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Option<MpsServer> {
     if node.protocol() == Some(MpsProtocol::V3) {
         return Some(MpsServer::NAMESPACES);
     }
@@ -23,23 +23,19 @@ pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Op
 }
 
 /// Returns what a GPU or its node lacks for MPS; `None` if it lacks nothing.
-pub(crate) fn lack(facts: &GpuFacts, node: MpsAbility) -> Option<&'static str> {
+pub fn lack(facts: &GpuFacts, node: MpsAbility) -> Option<&'static str> {
     node.lack_for(facts.architecture)
 }
 
 /// The equal slots of a GPU that is `whole` as a whole, with this server.
-pub(crate) fn slots(ordinal: u32, whole: &Device, server: MpsServer) -> Device {
+pub fn slots(ordinal: u32, whole: &Device, server: MpsServer) -> Device {
     // The driver's caps of memory come with R615, whose servers have no slots.
     let device = bare(ordinal, whole, Sharing::Mps, MemoryCaps::default());
     with_slots(device, server)
 }
 
 /// The equal slots of a partition that is `plain` for one claim, with this server.
-pub(crate) fn slots_of_partition(
-    name: &PartitionName,
-    plain: &Device,
-    server: MpsServer,
-) -> Device {
+pub fn slots_of_partition(name: &PartitionName, plain: &Device, server: MpsServer) -> Device {
     with_slots(bare_of_partition(name, plain, Sharing::Mps), server)
 }
 

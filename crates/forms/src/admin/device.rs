@@ -7,7 +7,7 @@ use divvy_model::{DeviceKind, Form, Sharing};
 use crate::{AttributeValue, Device, Taint};
 
 /// The device beside `whole`. Its type keeps it out of every class but its own.
-pub(crate) fn device(ordinal: u32, whole: &Device) -> Device {
+pub fn device(ordinal: u32, whole: &Device) -> Device {
     let mut device = Device::new(DeviceKind::of_gpu(ordinal, Sharing::Admin).device_name());
     device.attributes.clone_from(&whole.attributes);
     device.attributes.insert(
@@ -19,7 +19,7 @@ pub(crate) fn device(ordinal: u32, whole: &Device) -> Device {
 }
 
 /// Its taints: those of the GPU that say more than that it is in use.
-pub(crate) fn taints(of_gpu: &[Taint]) -> Vec<Taint> {
+pub fn taints(of_gpu: &[Taint]) -> Vec<Taint> {
     let of_use = [
         keys::FENCED,
         keys::FOREIGN,

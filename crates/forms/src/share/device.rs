@@ -9,7 +9,7 @@ use divvy_model::{
     DeviceKind, GpuFacts, MemoryCaps, MpsServer, NamedTarget, ShareUnit, Sharing, TimeSlice,
 };
 
-use crate::whole::limits;
+use crate::builder::limits;
 use crate::{
     Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy, ShareRules,
 };
@@ -20,7 +20,7 @@ const ALL: u64 = 100;
 
 /// The shares of a GPU that is `whole` as a whole, by this sharing and in this unit. `None` if
 /// nothing of its memory is left for them.
-pub(crate) fn device(
+pub fn device(
     (ordinal, sharing): (u32, Sharing),
     whole: &Device,
     facts: &GpuFacts,
@@ -76,7 +76,7 @@ fn give_out(
 /// The shares of a partition that is `plain` for one claim, in this unit. They have all of its
 /// memory: `reservedMemory` is of GPUs that are shared as a whole. Nothing is capped in partitions,
 /// and no time slice is set.
-pub(crate) fn of_partition(
+pub fn of_partition(
     name: &PartitionName,
     plain: &Device,
     rules: &ShareRules,
@@ -95,7 +95,7 @@ pub(crate) fn of_partition(
 }
 
 /// The same, with nothing to give out.
-pub(crate) fn bare_of_partition(name: &PartitionName, plain: &Device, sharing: Sharing) -> Device {
+pub fn bare_of_partition(name: &PartitionName, plain: &Device, sharing: Sharing) -> Device {
     let kind = DeviceKind {
         target: NamedTarget::Partition(name.clone()),
         sharing,
@@ -147,7 +147,7 @@ fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules, caps: Memo
 }
 
 /// The same, with nothing to give out.
-pub(crate) fn described(
+pub fn described(
     ordinal: u32,
     whole: &Device,
     time_slice: Option<TimeSlice>,
@@ -163,7 +163,7 @@ pub(crate) fn described(
 }
 
 /// The shares of a GPU in this way, with what `whole` says alone.
-pub(crate) fn bare(ordinal: u32, whole: &Device, sharing: Sharing, caps: MemoryCaps) -> Device {
+pub fn bare(ordinal: u32, whole: &Device, sharing: Sharing, caps: MemoryCaps) -> Device {
     shares(&DeviceKind::of_gpu(ordinal, sharing), whole, caps)
 }
 

@@ -1,0 +1,3 @@
+//! The GPU for those with admin access.
+
+pub mod device;

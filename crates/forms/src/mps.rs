@@ -1,0 +1,3 @@
+//! MPS shares of GPUs and partitions.
+
+pub mod device;

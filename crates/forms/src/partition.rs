@@ -1,0 +1,3 @@
+//! MIG partitions, each for one claim.
+
+pub mod device;

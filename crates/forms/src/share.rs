@@ -1,0 +1,3 @@
+//! Time-sliced shares of GPUs and partitions.
+
+pub mod device;

@@ -1,0 +1,3 @@
+//! The whole GPU, for one claim.
+
+pub mod device;
