@@ -282,6 +282,7 @@ async fn of_two_pods_that_are_due_one_goes_where_the_limit_is_one() {
     let renewed = api.count("get", "leases");
     wait("a while", || api.count("get", "leases") > renewed + 10).await;
     assert!(there(&api, "b"));
+    assert_eq!(api.count("get", "pods"), 1, "the other is not even read");
     instance.stop().await;
 }
 
@@ -661,11 +662,185 @@ async fn a_dry_run_that_looks_at_a_pod_again_reports_it_once() {
             ..config("a")
         },
     );
+    let began = tokio::time::Instant::now();
     wait_for(Duration::from_mins(10), "several looks", || {
         api.count("get", "pods") > 3
     })
     .await;
+    assert!(
+        began.elapsed() > Duration::from_mins(2),
+        "it is left alone for a minute each time"
+    );
     assert!(instance.shows(r#"divvy_reclaims_total{reason="idle",result="dry-run"} 1"#));
     assert_eq!(api.count("*", "events"), 1);
+    instance.stop().await;
+}
+
+/// Returns what the Lease says of evictions.
+fn departures(api: &FakeApi) -> Option<String> {
+    let lease = api.get::<Lease>("divvy", "divvy-cluster-controller")?;
+    lease.metadata.annotations?.remove("divvy.dev/departures")
+}
+
+/// The Lease still names it, but it has not renewed it for so long that another instance may begin.
+#[tokio::test(start_paused = true)]
+async fn one_whose_time_ends_while_it_reads_takes_its_eviction_back() {
+    let api = fake();
+    let instance = Instance::start(
+        &api,
+        Config {
+            renew: Duration::from_mins(5),
+            ..config("a")
+        },
+    );
+    wait("it", || instance.shows("divvy_leader 1")).await;
+    let held = api.hold("get", "pods");
+    tokio::time::advance(Duration::from_secs(7)).await;
+    put(&api, "p", "gpu-0", "Idle");
+    wait("it to read", || api.count("get", "pods") == 1).await;
+    tokio::time::advance(Duration::from_secs(4)).await;
+    drop(held);
+    wait("the eviction to be taken back", || {
+        departures(&api).as_deref() == Some("[]")
+    })
+    .await;
+    assert!(there(&api, "p"));
+    assert_eq!(api.count("create", "pods/eviction"), 0);
+    instance.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_of_an_instance_counts_from_when_its_write_began() {
+    let api = fake();
+    let held = api.hold("create", "leases");
+    let instance = Instance::start(
+        &api,
+        Config {
+            renew: Duration::from_mins(5),
+            ..config("a")
+        },
+    );
+    wait("its write", || api.count("create", "leases") == 1).await;
+    tokio::time::advance(Duration::from_secs(4)).await;
+    drop(held);
+    wait("it", || instance.shows("divvy_leader 1")).await;
+    // Seven seconds after the answer are eleven after the question.
+    tokio::time::advance(Duration::from_secs(7)).await;
+    put(&api, "p", "gpu-0", "Idle");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(api.count("get", "pods"), 0);
+    instance.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_writes_nothing_of_a_pod_that_is_ending() {
+    let api = fake();
+    put(&api, "p", "gpu-0-ts", "OverGrant");
+    let uid = put_last(&api);
+    let claim = api.get::<ResourceClaim>("n", "p").unwrap();
+    api.put(&reserved(claim, "last", &uid)).unwrap();
+    api.delete::<Pod>("n", "last").unwrap();
+    let instance = Instance::start(
+        &api,
+        Config {
+            dry_run: true,
+            ..config("a")
+        },
+    );
+    wait("it to be seen again", || api.count("get", "pods") > 3).await;
+    assert_eq!(departures(&api), None);
+    instance.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_reports_a_pod_anew_that_was_not_due_meanwhile() {
+    let api = fake();
+    put(&api, "p", "gpu-0", "Idle");
+    let instance = Instance::start(
+        &api,
+        Config {
+            dry_run: true,
+            ..config("a")
+        },
+    );
+    let reported = |times: u32| {
+        let line = format!(r#"divvy_reclaims_total{{reason="idle",result="dry-run"}} {times}"#);
+        instance.shows(&line)
+    };
+    let candidates = |number: u32| {
+        instance.shows(&format!(
+            r#"divvy_reclaim_candidates{{reason="idle"}} {number}"#
+        ))
+    };
+    wait("the report", || reported(1)).await;
+    let say = |reason: &str| {
+        api.modify::<ResourceClaim>("n", "p", |claim| {
+            let devices = claim.status.as_mut().unwrap().devices.as_mut().unwrap();
+            let conditions = devices[0].conditions.as_mut().unwrap();
+            conditions[0].reason = reason.to_owned();
+        })
+        .unwrap();
+    };
+    say("NotDue");
+    wait("it to be seen", || candidates(0)).await;
+    say("Idle");
+    wait_for(Duration::from_mins(3), "the second report", || reported(2)).await;
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_opts_out_stays_whatever_its_claim_says() {
+    let api = fake();
+    put(&api, "kept", "gpu-0", "Idle");
+    api.modify::<Pod>("n", "kept", |pod| {
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert("divvy.dev/keep-idle".into(), "true".into());
+    })
+    .unwrap();
+    let instance = Instance::start(&api, config("a"));
+    wait("it to be read", || api.count("get", "pods") == 1).await;
+    put(&api, "next", "gpu-1", "Idle");
+    wait("the next", || !there(&api, "next")).await;
+    assert!(there(&api, "kept"));
+    assert_eq!(api.count("create", "pods/eviction"), 1);
+    instance.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_gone_is_looked_for_once_a_minute() {
+    let api = fake();
+    put(&api, "p", "gpu-0", "Idle");
+    api.delete::<Pod>("n", "p").unwrap();
+    let instance = Instance::start(&api, config("a"));
+    let began = tokio::time::Instant::now();
+    wait_for(Duration::from_mins(5), "two looks", || {
+        api.count("get", "pods") == 2
+    })
+    .await;
+    assert!(began.elapsed() > Duration::from_secs(50));
+    instance.stop().await;
+}
+
+/// By its clock it leads, and the Lease says that another instance does.
+#[tokio::test(start_paused = true)]
+async fn one_that_does_not_know_of_its_loss_reads_no_pod() {
+    let api = fake();
+    let instance = Instance::start(
+        &api,
+        Config {
+            renew: Duration::from_mins(5),
+            ..config("a")
+        },
+    );
+    wait("it", || instance.shows("divvy_leader 1")).await;
+    api.modify::<Lease>("divvy", "divvy-cluster-controller", |lease| {
+        lease.spec.as_mut().unwrap().holder_identity = Some("other".into());
+    })
+    .unwrap();
+    put(&api, "p", "gpu-0", "Idle");
+    let before = api.count("get", "leases");
+    wait("some looks", || api.count("get", "leases") > before + 5).await;
+    assert!(there(&api, "p"));
+    assert_eq!(api.count("get", "pods"), 0);
     instance.stop().await;
 }
