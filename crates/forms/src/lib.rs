@@ -1,13 +1,14 @@
 //! Pure: the forms in which GPUs are published, a folder for each.
 
+mod admin;
 mod builder;
 mod device;
+mod form;
+mod mps;
 mod rules;
+mod share;
 
-pub mod admin;
-pub mod mps;
 pub mod partition;
-pub mod share;
 pub mod whole;
 
 pub use builder::{Builder, LeftOut};
@@ -16,6 +17,7 @@ pub use device::{
     TaintEffect,
 };
 pub use divvy_model::AttributeValue;
+pub use form::{Definition, FORMS, Said, Source, definition};
 pub use rules::{
     GpuRules, Instances, ModeLock, Modes, PlacementOrder, Rules, ShareRules, UsageRules,
 };

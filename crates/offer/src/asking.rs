@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use divvy_forms::Definition;
 use divvy_model::mig::MigCapabilities;
 use divvy_model::{DeviceKind, DeviceName, Form, GpuUuid, Ordinals, Sharing, TargetKind};
 
@@ -39,7 +40,7 @@ impl World {
                 ordinals,
                 &self.memory.capabilities,
                 plain,
-                look.shares_by_mps(),
+                &look.forms().map(Definition::form).collect::<Vec<_>>(),
             )
         {
             return true;
@@ -236,12 +237,12 @@ impl World {
 }
 
 /// Returns whether a numbered GPU is not offered as all that it may have been offered as. It may be
-/// held as such from before this process began. `by_mps`: the node can share GPUs by MPS.
+/// held as such from before this process began, in one of these forms.
 fn offers_less_than_it_may(
     ordinals: &Ordinals,
     capabilities: &BTreeMap<GpuUuid, MigCapabilities>,
     pool: &Pool,
-    by_mps: bool,
+    forms: &[Form],
 ) -> bool {
     let kinds: BTreeSet<_> = pool
         .devices()
@@ -264,9 +265,9 @@ fn offers_less_than_it_may(
         places.all(|(profile, start)| partitions.contains(&(ordinal, profile, start, sharing)))
     };
     ordinals.iter().any(|(gpu, ordinal)| {
-        Form::HELD
+        forms
             .iter()
-            .filter(|held| by_mps || held.sharing != Sharing::Mps)
+            .filter(|form| form.sharing.holds())
             .any(|offered| match offered.target {
                 TargetKind::Gpu => !kinds.contains(&DeviceKind::of_gpu(ordinal, offered.sharing)),
                 TargetKind::Partition => !cut(gpu, ordinal, offered.sharing),

@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::attributes as attr;
-use divvy_forms::Builder;
-use divvy_forms::admin::device as admin;
-use divvy_forms::partition::device as partition;
-use divvy_forms::share::device as share;
-use divvy_forms::whole::device::{self as whole, Links};
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, NamedTarget, Sharing, TimeSlice};
+use divvy_forms::whole::{self, Links};
+use divvy_forms::{Builder, Said, definition, partition};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, Inventory, NamedTarget, TimeSlice};
 
 use crate::AttributeValue;
 
@@ -30,17 +27,11 @@ pub fn attributes(
         pair: pairs.get(gpu).map(String::as_str),
     };
     let (system, mut left_out) = (&inventory.system, Vec::new());
-    let mut whole = || whole::device(kind.ordinal(), gpu, found, system, &links, &mut left_out);
-    let published = match (&kind.target, kind.sharing) {
-        (NamedTarget::Gpu { .. }, Sharing::Exclusive) => whole(),
-        (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole()),
-        (NamedTarget::Gpu { ordinal }, Sharing::Mps) => {
-            share::bare(*ordinal, &whole(), Sharing::Mps, system.memory_caps)
+    let plain = match &kind.target {
+        NamedTarget::Gpu { ordinal } => {
+            whole::device(*ordinal, gpu, found, system, &links, &mut left_out)
         }
-        (NamedTarget::Gpu { ordinal }, Sharing::TimeSliced) => {
-            share::described(*ordinal, &whole(), time_slice, system.memory_caps)
-        }
-        (NamedTarget::Partition(name), sharing) => {
+        NamedTarget::Partition(name) => {
             let mut to = Builder::new(device.clone(), &mut left_out);
             partition::describe(&mut to, gpu, found, system);
             let caps = found.mig.as_ref().map(|mig| &mig.capabilities);
@@ -49,13 +40,17 @@ pub fn attributes(
                 attr::PROFILE,
                 profile.map(|name| name.to_string()).as_deref(),
             );
-            if sharing.is_shared() {
-                share::bare_of_partition(name, &to.device, sharing)
-            } else {
-                to.device
-            }
+            to.device
         }
     };
+    let said = Said {
+        time_slice: Some(time_slice.unwrap_or(TimeSlice::Default)),
+        caps: system.memory_caps,
+    };
+    let Some(form) = definition(kind.form()) else {
+        return BTreeMap::new();
+    };
+    let published = form.described(&kind, plain, said);
     published
         .attributes
         .into_iter()

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use divvy_api::names::attributes;
+use divvy_forms::definition;
 use divvy_model::mig::{MigCapabilities, Placement};
 use divvy_model::{
-    DeviceKind, DeviceName, Form, GpuTarget, GpuUuid, Inventory, MpsProtocol, MpsServer, Ordinals,
-    ShareUnit, Sharing, TargetKind, fnv1a,
+    DeviceKind, DeviceName, Form, GpuTarget, GpuUuid, Inventory, MpsServer, Ordinals, ShareUnit,
+    TargetKind, fnv1a,
 };
 
 use crate::settle::CounterSets;
@@ -109,17 +110,10 @@ impl<'a> Input<'a> {
         published.unwrap_or(self.rules_of(gpu).shares.unit)
     }
 
-    /// Returns whether shares of this kind are given out in a unit: all but equal slots.
-    pub(crate) fn has_units(&self, mode: Form) -> bool {
-        match (mode.sharing, mode.target) {
-            (Sharing::TimeSliced, _) => true,
-            (Sharing::Mps, TargetKind::Gpu) => {
-                self.inventory.system.mps.protocol() == Some(MpsProtocol::V3)
-            }
-            (Sharing::Mps, TargetKind::Partition) | (Sharing::Exclusive | Sharing::Admin, _) => {
-                false
-            }
-        }
+    /// Returns whether devices of this form are given out in a unit: shares but for equal slots.
+    pub(crate) fn has_units(&self, form: Form) -> bool {
+        let node = self.inventory.system.mps;
+        definition(form).is_some_and(|form| form.has_units(node))
     }
 
     /// Returns whether a device must stay published.

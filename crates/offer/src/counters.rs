@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::counters as names;
-use divvy_forms::partition::device::{RESOURCES, amounts};
+use divvy_forms::partition::{RESOURCES, amounts};
 use divvy_model::mig::{GpuInstanceProfile, MigCapabilities, Placement};
 
 use crate::validate::MAX_COUNTERS;

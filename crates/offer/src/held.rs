@@ -4,13 +4,9 @@
 //! Counters are charged only for devices that are still published, so a device that is allocated is
 //! never withdrawn.
 
-use divvy_forms::Builder;
-use divvy_forms::admin::device as admin;
-use divvy_forms::partition::device::identify;
-use divvy_forms::share::device as share;
-use divvy_forms::whole::device as whole;
+use divvy_forms::{Builder, Said, definition, partition, whole};
 use divvy_model::mig::{MigCapabilities, PartitionName};
-use divvy_model::{DeviceKind, DeviceName, GpuUuid, MemoryCaps, NamedTarget, Sharing};
+use divvy_model::{DeviceKind, DeviceName, GpuUuid, NamedTarget};
 
 use crate::carve::{Carving, is_of};
 use crate::taints::{Standing, Subject};
@@ -182,23 +178,19 @@ fn of<'a>(kind: &DeviceKind, gpu: &'a GpuUuid) -> Subject<'a> {
     Subject::offered(gpu, kind.form())
 }
 
-/// A device of a GPU that nothing is known about but its UUID.
+/// Returns a device of a GPU that nothing is known about but its UUID.
 fn bare(kind: &DeviceKind, uuid: &GpuUuid) -> Device {
-    let whole = |ordinal| whole::bare(ordinal, uuid);
-    match (&kind.target, kind.sharing) {
-        (NamedTarget::Gpu { ordinal }, Sharing::Exclusive) => whole(*ordinal),
-        (NamedTarget::Gpu { ordinal }, Sharing::Admin) => admin::device(*ordinal, &whole(*ordinal)),
-        (NamedTarget::Gpu { ordinal }, sharing @ (Sharing::TimeSliced | Sharing::Mps)) => {
-            share::bare(*ordinal, &whole(*ordinal), sharing, MemoryCaps::default())
-        }
-        (NamedTarget::Partition(name), sharing) => {
+    let plain = match &kind.target {
+        NamedTarget::Gpu { ordinal } => whole::bare(*ordinal, uuid),
+        NamedTarget::Partition(_) => {
             let mut nothing = Vec::new();
-            let mut to = Builder::new(name.device_name(), &mut nothing);
-            identify(&mut to, uuid);
-            if sharing.is_shared() {
-                return share::bare_of_partition(name, &to.device, sharing);
-            }
+            let mut to = Builder::new(kind.device_name(), &mut nothing);
+            partition::identify(&mut to, uuid);
             to.device
         }
+    };
+    match definition(kind.form()) {
+        Some(form) => form.described(kind, plain, Said::default()),
+        None => plain,
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Sharing, TargetKind};
+use divvy_model::TargetKind;
 
 use crate::carve::GpuOffer;
 use crate::validate::{MAX_COUNTER_SETS, MAX_DEVICES_TAINTED};
@@ -36,19 +36,14 @@ pub(crate) fn slices(cards: BTreeMap<u32, GpuOffer>) -> Vec<Slice> {
         let group = ordinal / ONE_EACH;
         let (mut partitions, mut beside) = (Vec::new(), Vec::new());
         for (used, devices) in card.by {
-            match (used.target, used.sharing) {
-                (TargetKind::Partition, sharing) if sharing.is_shared() => beside.extend(devices),
-                (TargetKind::Partition, _) => partitions.extend(devices),
-                (TargetKind::Gpu, Sharing::Exclusive) => {
-                    whole.entry(group).or_default().extend(devices);
-                }
-                (TargetKind::Gpu, Sharing::TimeSliced | Sharing::Mps) => {
-                    shares.entry(group).or_default().extend(devices);
-                }
-                (TargetKind::Gpu, Sharing::Admin) => {
-                    admins.entry(group).or_default().extend(devices);
-                }
-            }
+            let to = match used.target {
+                TargetKind::Partition if used.sharing.is_shared() => &mut beside,
+                TargetKind::Partition => &mut partitions,
+                TargetKind::Gpu if !used.sharing.holds() => admins.entry(group).or_default(),
+                TargetKind::Gpu if used.sharing.is_shared() => shares.entry(group).or_default(),
+                TargetKind::Gpu => whole.entry(group).or_default(),
+            };
+            to.extend(devices);
         }
         cut.entry(ordinal / GPUS_IN_SLICE)
             .or_default()

@@ -1,7 +1,7 @@
 //! In which modes one GPU is offered: what its rules ask for, less what the board, its MIG mode and
 //! the cluster cannot.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Form, Sharing, TargetKind};
 
@@ -28,8 +28,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) toggles: bool,
     /// True if its profiles are known, and its counters fit the API.
     pub(crate) cuttable: bool,
-    /// Lack of the GPU or its node for MPS, if there is any.
-    pub(crate) mps_lack: Option<&'static str>,
+    /// Lacks of the GPU or its node, by the form that needs it.
+    pub(crate) lacks: &'a BTreeMap<Form, &'static str>,
     pub(crate) features: &'a ServerFeatures,
     /// The modes in which it is used or allocated.
     pub(crate) in_use: &'a BTreeSet<Form>,
@@ -148,9 +148,7 @@ fn obstacle(facts: &Facts<'_>, mode: Form) -> Option<Refused> {
         _ if mode.sharing.is_shared() && !facts.features.supports(Feature::Shares) => {
             Some(Refused::NoShares)
         }
-        _ if mode.sharing == Sharing::Mps && facts.mps_lack.is_some() => {
-            facts.mps_lack.map(Refused::NoMps)
-        }
+        _ if facts.lacks.contains_key(&mode) => facts.lacks.get(&mode).copied().map(Refused::NoMps),
         // Without profiles it is not known what partitions there are, and without counters the
         // scheduler would allocate those that overlap.
         TargetKind::Partition if !facts.cuttable => Some(Refused::NoMig),
@@ -215,6 +213,8 @@ mod tests {
 
     fn chosen(case: &Case) -> Vec<Form> {
         let features = ServerFeatures::default().observe(case.version);
+        let lack = case.mps_lack;
+        let lacks = lack.map(|lack| [Form::MPS, Form::MPS_PARTITIONS].map(|form| (form, lack)));
         let facts = Facts {
             asked: &case.asked,
             instances: case.instances,
@@ -224,7 +224,7 @@ mod tests {
             found_on: case.found_on.unwrap_or(case.on),
             toggles: case.toggles,
             cuttable: true,
-            mps_lack: case.mps_lack,
+            lacks: &lacks.into_iter().flatten().collect(),
             features: &features,
             in_use: &case.in_use,
             leaving: &BTreeSet::new(),

@@ -4,16 +4,14 @@
 use std::collections::BTreeSet;
 
 use divvy_api::names::attributes as attr;
-use divvy_forms::Builder;
-use divvy_forms::mps::device as mps;
-use divvy_forms::partition::device::{describe, of_profile};
-use divvy_forms::share::device as share;
+use divvy_forms::partition::{describe, of_profile};
+use divvy_forms::{Builder, Definition, FORMS};
 use divvy_model::mig::{
     GpuInstanceProfile, GpuInstanceProfileId, MigCapabilities, PartitionName, Placement,
 };
 use divvy_model::{
-    DeviceKind, Form, GpuTarget, GpuUuid, MigMode, MigUuid, MpsServer, Place, ShareUnit, Sharing,
-    Target, TargetKind,
+    DeviceKind, Form, GpuTarget, GpuUuid, MigMode, MigUuid, NamedTarget, Place, ShareUnit, Target,
+    TargetKind,
 };
 
 use crate::carve::Carving;
@@ -33,6 +31,9 @@ impl Carving<'_> {
     ) -> Choice {
         let facts = &one.gpu.facts;
         let on = facts.mig_mode.is_on();
+        let node = self.input.inventory.system.mps;
+        let lack = |one: &&dyn Definition| Some((one.form(), one.lack(facts, node)?));
+        let lacks = FORMS.iter().filter_map(lack);
         let nothing = BTreeSet::new();
         let in_use = self.in_use.get(&one.ordinal).unwrap_or(&nothing);
         let choice = modes::choose(&Facts {
@@ -49,7 +50,7 @@ impl Carving<'_> {
             found_on: self.input.mig_found.get(one.uuid).copied().unwrap_or(on),
             toggles: facts.architecture.toggles_mig_without_reset(),
             cuttable,
-            mps_lack: mps::lack(facts, self.input.inventory.system.mps),
+            lacks: &lacks.collect(),
             features: self.input.features,
             in_use,
             leaving: self.leaving.get(&one.ordinal).unwrap_or(&nothing),
@@ -242,13 +243,17 @@ impl Carving<'_> {
             let offered = of_profile.offered
                 && name.is_static == is_static
                 && (!is_static || living.is_some());
-            for sharing in [Sharing::Exclusive, Sharing::TimeSliced, Sharing::Mps] {
-                let offered = offered && from.offered.contains(&sharing);
+            for definition in FORMS {
+                let form = definition.form();
+                if form.target != TargetKind::Partition {
+                    continue;
+                }
+                let offered = offered && from.offered.contains(&form);
                 // A profile's name changes with the driver. The device keeps the one that a claim
                 // was given.
                 let mut names: Vec<_> = held
                     .iter()
-                    .filter(|held| held.sharing == sharing)
+                    .filter(|held| held.sharing == form.sharing)
                     .filter_map(DeviceKind::partition)
                     .filter(|held| held.is_same_partition(&name))
                     .collect();
@@ -256,8 +261,12 @@ impl Carving<'_> {
                     names.push(&name);
                 }
                 for called in names {
+                    let kind = DeviceKind {
+                        target: NamedTarget::Partition(called.clone()),
+                        sharing: form.sharing,
+                    };
                     let mut plain = Device {
-                        name: called.device_name(),
+                        name: kind.device_name(),
                         ..of_profile.device.clone()
                     };
                     if let Some(uuid) = living.filter(|_| name.is_static) {
@@ -269,36 +278,40 @@ impl Carving<'_> {
                             .consumes
                             .push(from.budget.partition(profile, placement));
                     }
-                    let device = match sharing {
-                        Sharing::Exclusive | Sharing::Admin => Some(plain),
-                        Sharing::TimeSliced => {
-                            let (rules, unit) = (&from.rules.shares, from.unit);
-                            Some(share::of_partition(called, &plain, rules, unit))
-                        }
-                        Sharing::Mps => {
-                            let place = Place {
-                                profile: profile.id,
-                                placement,
-                            };
-                            let server = self.server_of(from, place, profile.memory_mib);
-                            server.map(|server| mps::slots_of_partition(called, &plain, server))
-                        }
+                    let place = Place {
+                        profile: profile.id,
+                        placement,
                     };
-                    if let Some(device) = device {
-                        self.publish_partition(from, (placement, sharing), device, offered);
+                    let made = definition.device(plain, &self.source(from, &kind, place));
+                    if let Some(device) = made {
+                        self.publish_partition(from, definition, placement, device, offered);
                     }
                 }
             }
         }
     }
 
-    /// Returns the MPS server of a partition with this memory: the one that runs, since claims have
-    /// its slots, or the one that rules ask for. `None` if a slot would have no memory.
-    fn server_of(&self, from: &Source<'_>, place: Place, memory_mib: u64) -> Option<MpsServer> {
+    /// Returns what a device of a partition is made from.
+    fn source<'s>(
+        &'s self,
+        from: &Source<'s>,
+        kind: &'s DeviceKind,
+        place: Place,
+    ) -> divvy_forms::Source<'s> {
         let (gpu, target) = (from.one.uuid.clone(), Target::Partition(place));
-        let running = self.input.mps_servers.get(&GpuTarget { gpu, target });
-        let running = running.filter(|server| server.slots.is_some()).copied();
-        running.or_else(|| MpsServer::of_partition(from.rules.shares.slots, memory_mib))
+        divvy_forms::Source {
+            kind,
+            gpu: from.one.gpu,
+            system: &self.input.inventory.system,
+            rules: from.rules,
+            unit: from.unit,
+            server: self
+                .input
+                .mps_servers
+                .get(&GpuTarget { gpu, target })
+                .copied(),
+            largest: None,
+        }
     }
 
     /// Publishes a partition or the shares of one, with its taints: they depend on the place, and
@@ -306,23 +319,19 @@ impl Carving<'_> {
     fn publish_partition(
         &mut self,
         from: &Source<'_>,
-        (placement, sharing): (Placement, Sharing),
+        definition: &dyn Definition,
+        placement: Placement,
         device: Device,
         offered: bool,
     ) {
-        let mode = Form::new(TargetKind::Partition, sharing);
+        let mode = definition.form();
         let mut subject = Subject {
             place: Some(placement),
             mode,
             ..from.subject
         };
         if !offered {
-            let why = match mode {
-                Form::SHARED_PARTITIONS => "as shares of such partitions",
-                Form::MPS_PARTITIONS => "as MPS shares of such partitions",
-                _ => "in such partitions",
-            };
-            let why = format!("this GPU is currently not offered {why}");
+            let why = format!("this GPU is currently not offered {}", definition.offered());
             self.keep(&device.name, why);
             subject.standing = Standing::Withdrawn("not-offered");
         }
@@ -344,8 +353,8 @@ pub(crate) struct Source<'a> {
     pub(crate) subject: Subject<'a>,
     /// The unit of its shares.
     pub(crate) unit: ShareUnit,
-    /// The ways in which partitions are offered.
-    pub(crate) offered: BTreeSet<Sharing>,
+    /// The forms in which partitions are offered.
+    pub(crate) offered: BTreeSet<Form>,
 }
 
 impl Source<'_> {

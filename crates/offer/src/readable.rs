@@ -1,19 +1,14 @@
 //! Devices of GPUs that answer: every form that is offered, and those that claims hold.
 
-use std::collections::BTreeSet;
-
-use divvy_model::{DeviceKind, Form, Gpu, GpuTarget, GpuUuid, MpsProtocol, Sharing, TargetKind};
+use divvy_forms::whole::{self, Links};
+use divvy_forms::{Amount, Definition, FORMS, definition};
+use divvy_model::{DeviceKind, Form, Gpu, GpuTarget, GpuUuid, ShareUnit, TargetKind};
 
 use crate::carve::Carving;
 use crate::modes::{Choice, fits_mig_mode};
 use crate::partition::Source;
 use crate::settle::CounterSets;
-use crate::taints::{Standing, Subject};
-use divvy_forms::admin::device as admin;
-use divvy_forms::mps::device as mps;
-use divvy_forms::share::device as share;
-use divvy_forms::whole::device::{self as whole, Links};
-
+use crate::taints::{Standing, Subject, beside_use};
 use crate::{Device, Finding};
 
 /// A GPU that answers.
@@ -45,8 +40,7 @@ impl Carving<'_> {
 
     /// Publishes the forms of a GPU that answers.
     fn make_gpu(&mut self, one: &ReadableGpu<'_>, links: &Links<'_>) {
-        let ReadableGpu { ordinal, uuid, gpu } = *one;
-        let system = &self.input.inventory.system;
+        let ReadableGpu { ordinal, uuid, .. } = *one;
         let rules = self.input.rules_of(uuid);
         let caps = self.input.capabilities.get(uuid);
         // Phase 1: what the GPU may be offered as. The budget first, since a GPU without counters
@@ -66,49 +60,10 @@ impl Carving<'_> {
             ..Subject::offered(uuid, mode)
         };
 
-        // Phase 2: its devices, without taints. Share and admin device are made from the whole GPU
-        // before engines are added to it: these have no engines to give out.
-        let mut left_out = Vec::new();
-        let mut whole = whole::device(ordinal, uuid, gpu, system, links, &mut left_out);
-        self.findings
-            .extend(left_out.into_iter().map(Finding::from));
-        let shares = |sharing| {
-            let given_out = (unit, system.memory_caps);
-            share::device((ordinal, sharing), &whole, &gpu.facts, rules, given_out)
-        };
-        let share = shares(Sharing::TimeSliced);
-        // That of a claim which has the GPU alone says nothing about slots.
-        let server = self.input.mps_servers.get(&GpuTarget::whole(uuid.clone()));
-        let server = server.copied();
-        let server = server.filter(|server| server.slots.is_some());
-        let server = server.or_else(|| mps::server(&gpu.facts, rules, system.mps));
-        let mps = server.and_then(|server| match server.protocol {
-            MpsProtocol::V2 => Some(mps::slots(ordinal, &whole, server)),
-            MpsProtocol::V3 => shares(Sharing::Mps),
-        });
-        let is_share_of_gpu =
-            |mode: &Form| mode.sharing.is_shared() && mode.target == TargetKind::Gpu;
-        let is_all_reserved = share.is_none() || mps.is_none();
-        if is_all_reserved && choice.modes.iter().any(is_share_of_gpu) {
-            self.findings
-                .push(Finding::NothingToShare { gpu: uuid.clone() });
-        }
-        let admin = admin::device(ordinal, &whole);
-        // Where the profile of the whole GPU is missing, others have fewer engines than the GPU.
-        let is_listed = caps.is_some_and(|caps| caps.whole().is_some());
-        if let Some(budget) = budget.as_ref().filter(|_| is_listed) {
-            whole
-                .capacity
-                .extend(divvy_forms::partition::device::engines(budget.largest));
-        }
-        // Phase 3: each form that is offered or held goes onto the card, with its taints.
+        // Phase 2: partitions that are offered or held, also those without a known place.
         if let (Some(caps), Some(budget)) = (caps, &budget) {
-            let offered: BTreeSet<_> = choice
-                .modes
-                .iter()
-                .filter(|mode| mode.target == TargetKind::Partition)
-                .map(|mode| mode.sharing)
-                .collect();
+            let is_of_partition = |form: &&Form| form.target == TargetKind::Partition;
+            let offered = choice.modes.iter().filter(is_of_partition);
             let subject = subject(Form::PARTITIONS);
             self.partitions(&Source {
                 one,
@@ -117,29 +72,45 @@ impl Carving<'_> {
                 rules,
                 subject,
                 unit,
-                offered,
+                offered: offered.copied().collect(),
             });
         }
         for kind in lost {
             let subject = subject(kind.form());
             self.publish_kept(&kind, "its profile is unknown", subject);
         }
-        for (sharing, shares) in [(Sharing::TimeSliced, &share), (Sharing::Mps, &mps)] {
-            let kind = DeviceKind::of_gpu(ordinal, sharing);
-            if shares.is_none() && self.stays(&kind.device_name()) {
-                let why = "its rule reserves all of the GPU's memory";
-                self.publish_kept(&kind, why, subject(kind.form()));
+
+        // Phase 3: each form of the whole GPU that is offered or held goes onto the card. Where the
+        // profile of the whole GPU is missing, others have fewer engines than the GPU.
+        let is_listed = caps.is_some_and(|caps| caps.whole().is_some());
+        let largest = budget.as_ref().filter(|_| is_listed);
+        let made = self.of_whole_gpu(one, links, unit, largest.map(|budget| budget.largest));
+        let is_share_of_gpu =
+            |form: &Form| form.sharing.is_shared() && form.target == TargetKind::Gpu;
+        let is_any_reserved = made.iter().any(|(_, device)| device.is_none());
+        if is_any_reserved && choice.modes.iter().any(is_share_of_gpu) {
+            self.findings
+                .push(Finding::NothingToShare { gpu: uuid.clone() });
+        }
+        let mut beside = Vec::new();
+        for (kind, device) in made {
+            let form = kind.form();
+            match device {
+                None if self.stays(&kind.device_name()) => {
+                    let why = "its rule reserves all of the GPU's memory";
+                    self.publish_kept(&kind, why, subject(form));
+                }
+                None => {}
+                // Without a use of its own: see the next phase.
+                Some(device) if !form.sharing.holds() => beside.push((form, device)),
+                Some(device) => {
+                    if let Some(device) = self.form(one, device, &choice, subject(form)) {
+                        self.card(ordinal).add(form, device);
+                    }
+                }
             }
         }
-        if let Some(whole) = self.form(one, whole, &choice, subject(Form::WHOLE)) {
-            self.card(ordinal).add(Form::WHOLE, whole);
-        }
-        for (mode, shares) in [(Form::TIME_SLICED, share), (Form::MPS, mps)] {
-            let shares = shares.and_then(|shares| self.form(one, shares, &choice, subject(mode)));
-            if let Some(shares) = shares {
-                self.card(ordinal).add(mode, shares);
-            }
-        }
+
         // Phase 4: what is only known once the card is full.
         let Some(card) = self.cards.get_mut(&ordinal) else {
             return;
@@ -147,11 +118,55 @@ impl Carving<'_> {
         card.sets = Some(CounterSets::new(ordinal, budget.as_ref()));
         // A GPU that is there for one claim as a whole can be had with admin access as it is.
         if card.held_as().any(|(used, _)| used != Form::WHOLE) {
-            let given = self.input.taints.get(uuid).map_or(&[][..], Vec::as_slice);
-            if let Some(admin) = self.tainted(uuid, admin, admin::taints(given), false) {
-                self.card(ordinal).add(Form::ADMIN, admin);
+            self.publish_beside(one, beside);
+        }
+    }
+
+    /// Publishes devices that go with any use of their GPU.
+    fn publish_beside(&mut self, one: &ReadableGpu<'_>, devices: Vec<(Form, Device)>) {
+        let given = self.input.taints.get(one.uuid);
+        let given = given.map_or(&[][..], Vec::as_slice);
+        for (form, device) in devices {
+            if let Some(device) = self.tainted(one.uuid, device, beside_use(given), false) {
+                self.card(one.ordinal).add(form, device);
             }
         }
+    }
+
+    /// Returns the devices of the whole GPU in every form, without taints. `None` for one that has
+    /// nothing left to give out.
+    fn of_whole_gpu(
+        &mut self,
+        one: &ReadableGpu<'_>,
+        links: &Links<'_>,
+        unit: ShareUnit,
+        largest: Option<[Amount; 7]>,
+    ) -> Vec<(DeviceKind, Option<Device>)> {
+        let ReadableGpu { ordinal, uuid, gpu } = *one;
+        let system = &self.input.inventory.system;
+        let mut left_out = Vec::new();
+        let plain = whole::device(ordinal, uuid, gpu, system, links, &mut left_out);
+        self.findings
+            .extend(left_out.into_iter().map(Finding::from));
+        let target = GpuTarget::whole(uuid.clone());
+        let of_gpus = FORMS
+            .iter()
+            .filter(|definition| definition.form().target == TargetKind::Gpu);
+        let made = of_gpus.map(|definition| {
+            let kind = DeviceKind::of_gpu(ordinal, definition.form().sharing);
+            let from = divvy_forms::Source {
+                kind: &kind,
+                gpu,
+                system,
+                rules: self.input.rules_of(uuid),
+                unit,
+                server: self.input.mps_servers.get(&target).copied(),
+                largest,
+            };
+            let device = definition.device(plain.clone(), &from);
+            (kind, device)
+        });
+        made.collect()
     }
 
     /// The whole GPU or its shares, if they are offered or held.
@@ -174,8 +189,10 @@ impl Carving<'_> {
                     let why = format!("this GPU is to be shared {}", unit.in_words());
                     (why, "not-offered")
                 } else if fits_mig_mode(mode, on) {
+                    let offered = definition(mode).map(Definition::offered);
+                    let offered = offered.unwrap_or_default();
                     (
-                        format!("this GPU is currently not offered as {}", mode.name()),
+                        format!("this GPU is currently not offered {offered}"),
                         "not-offered",
                     )
                 } else {

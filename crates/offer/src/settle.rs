@@ -92,20 +92,16 @@ fn counter_set(input: &Input<'_>, ordinal: u32, card: &mut GpuOffer) -> Option<C
 /// Makes the counters of partitions and of the shares of them as few as refuse the same: together,
 /// since they draw on one set.
 fn lean_all(full: &CounterSet, by: &mut BTreeMap<Form, Vec<Device>>) -> CounterSet {
-    let ways = [
-        Form::PARTITIONS,
-        Form::SHARED_PARTITIONS,
-        Form::MPS_PARTITIONS,
-    ];
-    let each = ways.map(|used| (used, by.remove(&used).unwrap_or_default()));
-    let counts = each
-        .each_ref()
-        .map(|(used, devices)| (*used, devices.len()));
-    let mut all: Vec<Device> = each.into_iter().flat_map(|(_, devices)| devices).collect();
+    let each = by.extract_if(.., |form, _| form.target == TargetKind::Partition);
+    let (mut counts, mut all) = (Vec::new(), Vec::new());
+    for (form, devices) in each {
+        counts.push((form, devices.len()));
+        all.extend(devices);
+    }
     let set = lean(full, &mut all);
     let mut rest = all.into_iter();
-    for (used, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
-        by.insert(used, rest.by_ref().take(count).collect());
+    for (form, count) in counts {
+        by.insert(form, rest.by_ref().take(count).collect());
     }
     set
 }

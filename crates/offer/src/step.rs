@@ -6,10 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_forms::mps::device as mps;
+use divvy_forms::{Definition, FORMS};
 use divvy_model::{
-    DeviceKind, DeviceName, Form, GpuUuid, Grant, Inventory, MpsProtocol, MpsServer, Ordinals,
-    Sharing, TargetKind,
+    DeviceKind, DeviceName, GpuUuid, Grant, Inventory, Ordinals, Sharing, TargetKind,
 };
 
 use crate::taints::{Hazards, foreign};
@@ -101,26 +100,21 @@ impl Look {
         }
     }
 
-    /// Returns the MPS server that a GPU is to have while claims have MPS shares of it. `None` if
-    /// its rules name no MPS, or it does not answer.
-    fn mps_server(&self, gpu: &GpuUuid, rules: &GpuRules) -> Option<MpsServer> {
-        let asked = matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Form::MPS));
-        let found = self.inventory.gpus.get(gpu).filter(|_| asked)?;
-        mps::server(&found.facts, rules, self.inventory.system.mps)
+    /// Returns the forms that the node can publish.
+    pub(crate) fn forms(&self) -> impl Iterator<Item = &'static dyn Definition> {
+        let node = self.inventory.system.mps;
+        let forms = FORMS.iter().copied();
+        forms.filter(move |form| form.node_lacks(node).is_none())
     }
 
-    /// Returns whether the node can share GPUs by MPS.
-    pub(crate) fn shares_by_mps(&self) -> bool {
-        self.inventory.system.mps.lack().is_none()
-    }
-
-    /// Returns the kinds of shares that are given out in a unit: all but equal slots.
-    fn with_units(&self) -> &'static [Sharing] {
-        if self.inventory.system.mps.protocol() == Some(MpsProtocol::V3) {
-            &[Sharing::TimeSliced, Sharing::Mps]
-        } else {
-            &[Sharing::TimeSliced]
-        }
+    /// Returns the ways of sharing a GPU whose shares are given out in a unit.
+    fn with_units(&self) -> Vec<Sharing> {
+        let node = self.inventory.system.mps;
+        let of_gpus = FORMS
+            .iter()
+            .filter(|one| one.form().target == TargetKind::Gpu);
+        let with_units = of_gpus.filter(|form| form.has_units(node));
+        with_units.map(|one| one.form().sharing).collect()
     }
 
     fn carve(
@@ -158,11 +152,6 @@ impl Look {
             Duration::ZERO
         }
     }
-}
-
-/// Returns whether rules offer partitions in MPS shares.
-fn offers_mps_in_partitions(rules: &GpuRules) -> bool {
-    matches!(&rules.modes, Modes::Only(asked) if asked.contains(&Form::MPS_PARTITIONS))
 }
 
 impl World {
@@ -382,12 +371,12 @@ impl World {
             let earlier = look.records.share_units.get(gpu).filter(|_| begins);
             if let Some(unit) = earlier.filter(|unit| **unit != rules.shares.unit) {
                 self.memory.share_units.insert(gpu.clone(), *unit);
-                for sharing in shares {
+                for sharing in &shares {
                     let name = DeviceKind::of_gpu(ordinal, *sharing).device_name();
                     let state = self.memory.devices.entry(name);
                     state.or_insert(DeviceState::Offered);
                 }
-            } else if !self.memory.has_shares(ordinal, shares) {
+            } else if !self.memory.has_shares(ordinal, &shares) {
                 self.memory.share_units.remove(gpu);
             }
         }
@@ -403,7 +392,7 @@ impl World {
                 continue;
             };
             let unit = rules.shares.unit;
-            if self.memory.has_shares(ordinal, shares) {
+            if self.memory.has_shares(ordinal, &shares) {
                 self.memory.share_units.entry(gpu.clone()).or_insert(unit);
             } else {
                 come_back |= self
@@ -442,18 +431,18 @@ impl World {
             let ordinal = look.records.ordinals.of(gpu)?;
             let open = !self.memory.asking.answered || withdrawing.contains(&ordinal);
             let offers = look.offers_partitions(gpu, &rules.modes);
-            let grant = Grant {
+            let mut grant = Grant {
                 may_change_mode: (may || !open).then_some(may),
                 offers_partitions: (offers || !open).then_some(offers),
-                share_time_slice: rules.shares.time_slice,
                 share_unit: self.memory.share_units.get(gpu).copied(),
                 share_reserved_mib: look.withheld_mib(gpu, rules),
                 share_burst: rules.shares.burst,
-                mps: look.mps_server(gpu, rules),
-                mps_slots_in_partitions: offers_mps_in_partitions(rules)
-                    .then_some(rules.shares.slots),
-                restarts_wedged_mps: rules.restarts_wedged_mps,
+                ..Grant::default()
             };
+            let facts = look.inventory.gpus.get(gpu).map(|found| &found.facts);
+            for form in FORMS {
+                form.grant(rules, facts, look.inventory.system.mps, &mut grant);
+            }
             Some((gpu.clone(), grant))
         });
         let grants = grants.collect();

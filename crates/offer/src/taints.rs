@@ -284,6 +284,23 @@ pub(crate) fn add(taints: &mut Vec<Taint>, taint: Taint) {
     taints.sort();
 }
 
+/// Returns the taints of a device that goes with any use of its GPU: those of the GPU that say more
+/// than that it is in use.
+pub(crate) fn beside_use(of_gpu: &[Taint]) -> Vec<Taint> {
+    let of_use = [
+        keys::FENCED,
+        keys::FOREIGN,
+        keys::LINGERING,
+        keys::MODE,
+        keys::WITHDRAWN,
+    ];
+    of_gpu
+        .iter()
+        .filter(|taint| !of_use.contains(&taint.key.as_str()))
+        .cloned()
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -5,15 +5,13 @@
 //! attributes.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::mig::PartitionName;
-use divvy_model::{GpuFacts, MemoryCaps, MpsAbility, MpsProtocol, MpsServer, Sharing};
+use divvy_model::{GpuFacts, MpsAbility, MpsProtocol, MpsServer};
 
-use crate::share::device::{bare, bare_of_partition};
 use crate::{Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy};
 
 /// Returns the server that the rules of a GPU ask for on such a node. `None` if nothing of its
 /// memory is left.
-pub fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Option<MpsServer> {
+pub(crate) fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Option<MpsServer> {
     if node.protocol() == Some(MpsProtocol::V3) {
         return Some(MpsServer::NAMESPACES);
     }
@@ -22,25 +20,15 @@ pub fn server(facts: &GpuFacts, rules: &GpuRules, node: MpsAbility) -> Option<Mp
     MpsServer::equal(rules.shares.slots, mib)
 }
 
-/// Returns what a GPU or its node lacks for MPS; `None` if it lacks nothing.
-pub fn lack(facts: &GpuFacts, node: MpsAbility) -> Option<&'static str> {
-    node.lack_for(facts.architecture)
-}
-
-/// The equal slots of a GPU that is `whole` as a whole, with this server.
-pub fn slots(ordinal: u32, whole: &Device, server: MpsServer) -> Device {
-    // The driver's caps of memory come with R615, whose servers have no slots.
-    let device = bare(ordinal, whole, Sharing::Mps, MemoryCaps::default());
-    with_slots(device, server)
-}
-
-/// The equal slots of a partition that is `plain` for one claim, with this server.
-pub fn slots_of_partition(name: &PartitionName, plain: &Device, server: MpsServer) -> Device {
-    with_slots(bare_of_partition(name, plain, Sharing::Mps), server)
+/// Returns the memory of a partition in MiB. A board that shares its memory with the processor has
+/// partitions without any of their own.
+pub(crate) fn memory_mib(plain: &Device) -> Option<u64> {
+    let memory = plain.capacity.get(cap::MEMORY)?;
+    Some(memory.value.value() >> 20)
 }
 
 /// Gives out the slots of a server.
-fn with_slots(mut device: Device, server: MpsServer) -> Device {
+pub(crate) fn with_slots(mut device: Device, server: MpsServer) -> Device {
     let mib = server.memory_mib.and_then(|mib| i64::try_from(mib).ok());
     let parts = [
         (attr::SLOT_MEMORY_MIB, mib),

@@ -41,7 +41,7 @@ pub fn amounts(profile: &GpuInstanceProfile) -> [Amount; 7] {
 /// NVLink, which partitions cannot use.
 pub fn describe(to: &mut Builder<'_>, uuid: &GpuUuid, gpu: &Gpu, system: &SystemFacts) {
     identify(to, uuid);
-    whole::device::describe(to, gpu, system);
+    whole::describe(to, gpu, system);
 }
 
 pub fn identify(to: &mut Builder<'_>, gpu: &GpuUuid) {

@@ -4,104 +4,91 @@
 //! namespaces.
 
 use divvy_api::names::{attributes as attr, capacity as cap};
-use divvy_model::mig::PartitionName;
-use divvy_model::{
-    DeviceKind, GpuFacts, MemoryCaps, MpsServer, NamedTarget, ShareUnit, Sharing, TimeSlice,
-};
+use divvy_model::{DeviceKind, MemoryCaps, ShareUnit, TargetKind};
 
 use crate::builder::limits;
 use crate::{
-    Allowed, Amount, AttributeValue, Capacity, Device, GpuRules, RequestPolicy, ShareRules,
+    Allowed, Amount, AttributeValue, Capacity, Device, RequestPolicy, Said, ShareRules, Source,
 };
 
 const MIB: u64 = 1 << 20;
 /// Percent.
 const ALL: u64 = 100;
 
-/// The shares of a GPU that is `whole` as a whole, by this sharing and in this unit. `None` if
-/// nothing of its memory is left for them.
-pub fn device(
-    (ordinal, sharing): (u32, Sharing),
-    whole: &Device,
-    facts: &GpuFacts,
-    rules: &GpuRules,
-    (unit, caps): (ShareUnit, MemoryCaps),
+/// Returns what caps the memory of shares. A board without memory of its own has nothing to cap,
+/// and nothing is capped in partitions.
+pub(crate) fn caps(from: &Source<'_>) -> MemoryCaps {
+    match from.kind.form().target {
+        TargetKind::Gpu if from.gpu.facts.memory_bytes.is_some() => from.system.memory_caps,
+        TargetKind::Gpu | TargetKind::Partition => MemoryCaps::default(),
+    }
+}
+
+/// Returns the shares of a target, with all of it that there is for them to give out. `None` if
+/// nothing of its memory is.
+pub(crate) fn given_out(
+    plain: Device,
+    from: &Source<'_>,
+    said: Said,
+    rules: &ShareRules,
 ) -> Option<Device> {
-    // A board without memory of its own has nothing to cap.
-    let caps = facts
-        .memory_bytes
-        .map_or_else(MemoryCaps::default, |_| caps);
-    let mut device = match sharing {
-        Sharing::TimeSliced => described(ordinal, whole, rules.shares.time_slice, caps),
-        sharing => bare(ordinal, whole, sharing, caps),
-    };
-    let most = match caps {
-        MemoryCaps::Available => rules.shares.burst.percent(),
+    let mib = memory_mib(&plain, from, said.caps);
+    if mib == Some(0) {
+        return None;
+    }
+    let mut device = described(from.kind, plain, said);
+    let most = match said.caps {
+        MemoryCaps::Available => rules.burst.percent(),
         _ => 0,
     };
     let most = AttributeValue::Int(most.into());
     device
         .attributes
         .insert(attr::MEMORY_LIMIT_MAX_PERCENT.into(), most);
-    // Boards without memory of their own give out only compute and places.
-    let mib = match facts.memory_bytes {
-        Some(bytes) => Some(
-            (bytes / MIB)
-                .checked_sub(rules.withheld_mib(facts, caps))
-                .filter(|mib| *mib > 0)?,
-        ),
-        None => None,
-    };
-    let mut shares = rules.shares;
-    if sharing == Sharing::Mps {
-        shares.slots = shares.slots.min(MpsServer::MOST_SLOTS);
+    match from.unit {
+        ShareUnit::Amounts => amounts(&mut device, mib, rules, said.caps),
+        ShareUnit::Percent => percent(&mut device, mib, rules, said.caps),
     }
-    give_out(&mut device, mib, &shares, (unit, caps));
     Some(device)
 }
 
-/// Gives out a target with so much memory.
-fn give_out(
-    device: &mut Device,
-    mib: Option<u64>,
-    rules: &ShareRules,
-    (unit, caps): (ShareUnit, MemoryCaps),
-) {
-    match unit {
-        ShareUnit::Amounts => amounts(device, mib, rules, caps),
-        ShareUnit::Percent => percent(device, mib, rules, caps),
+/// Returns the memory for shares of a target, in MiB; `None` of a board without memory of its own,
+/// which gives out only compute and places. Partitions have all of theirs: `reservedMemory` is of
+/// GPUs that are shared as a whole.
+fn memory_mib(plain: &Device, from: &Source<'_>, caps: MemoryCaps) -> Option<u64> {
+    if from.kind.form().target == TargetKind::Partition {
+        let memory = plain.capacity.get(cap::MEMORY)?;
+        return Some(memory.value.value() / MIB);
     }
+    let facts = &from.gpu.facts;
+    let mib = facts.memory_bytes? / MIB;
+    Some(mib.saturating_sub(from.rules.withheld_mib(facts, caps)))
 }
 
-/// The shares of a partition that is `plain` for one claim, in this unit. They have all of its
-/// memory: `reservedMemory` is of GPUs that are shared as a whole. Nothing is capped in partitions,
-/// and no time slice is set.
-pub fn of_partition(
-    name: &PartitionName,
-    plain: &Device,
-    rules: &ShareRules,
-    unit: ShareUnit,
-) -> Device {
-    let mut device = bare_of_partition(name, plain, Sharing::TimeSliced);
-    let most = AttributeValue::Int(0);
-    device
-        .attributes
-        .insert(attr::MEMORY_LIMIT_MAX_PERCENT.into(), most);
-    // A partition of a board that shares its memory with the processor has none of its own.
-    let memory = plain.capacity.get(cap::MEMORY);
-    let mib = memory.map(|memory| memory.value.value() / MIB);
-    give_out(&mut device, mib, rules, (unit, MemoryCaps::default()));
-    device
-}
-
-/// The same, with nothing to give out.
-pub fn bare_of_partition(name: &PartitionName, plain: &Device, sharing: Sharing) -> Device {
-    let kind = DeviceKind {
-        target: NamedTarget::Partition(name.clone()),
-        sharing,
+/// Returns the shares of a target with nothing to give out: what it says for one claim alone, less
+/// what is not theirs.
+pub(crate) fn described(kind: &DeviceKind, plain: Device, said: Said) -> Device {
+    let form = kind.form();
+    let mut device = Device {
+        name: kind.device_name(),
+        allow_multiple: true,
+        ..plain
     };
-    let mut device = shares(&kind, plain, MemoryCaps::default());
-    device.consumes.clone_from(&plain.consumes);
+    device.capacity.clear();
+    device.attributes.remove(attr::UUID);
+    let own = [
+        (attr::TYPE, form.device_type()),
+        (attr::SHARING, kind.sharing.attribute()),
+    ];
+    let limits = limits(form.target, kind.sharing, said.caps);
+    let slice = said
+        .time_slice
+        .map(|slice| (attr::TIME_SLICE, slice.name()));
+    for (name, value) in own.into_iter().chain(limits).chain(slice) {
+        device
+            .attributes
+            .insert(name.into(), AttributeValue::String(value.to_owned()));
+    }
     device
 }
 
@@ -132,7 +119,7 @@ fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules, caps: Memo
             .attributes
             .insert(attr::MEMORY_MIB.into(), AttributeValue::Int(mib));
     }
-    // Not zero here: `device` makes no shares of a GPU without memory to give out.
+    // Not zero here: `given_out` makes no shares of a GPU without memory to give out.
     let for_context = |mib: u64| (ShareRules::context_mib(caps) * ALL).div_ceil(mib);
     let smallest = match rules.smallest_percent {
         Some(percent) => percent.into(),
@@ -144,47 +131,6 @@ fn percent(device: &mut Device, mib: Option<u64>, rules: &ShareRules, caps: Memo
         cap::PERCENT.into(),
         parts(ALL, smallest, part, Amount::Count),
     );
-}
-
-/// The same, with nothing to give out.
-pub fn described(
-    ordinal: u32,
-    whole: &Device,
-    time_slice: Option<TimeSlice>,
-    caps: MemoryCaps,
-) -> Device {
-    let mut device = bare(ordinal, whole, Sharing::TimeSliced, caps);
-    let slice = time_slice.unwrap_or(TimeSlice::Default);
-    device.attributes.insert(
-        attr::TIME_SLICE.into(),
-        AttributeValue::String(slice.name().to_owned()),
-    );
-    device
-}
-
-/// The shares of a GPU in this way, with what `whole` says alone.
-pub fn bare(ordinal: u32, whole: &Device, sharing: Sharing, caps: MemoryCaps) -> Device {
-    shares(&DeviceKind::of_gpu(ordinal, sharing), whole, caps)
-}
-
-/// Returns the shares of a target, with what it says for one claim alone.
-fn shares(kind: &DeviceKind, exclusive: &Device, caps: MemoryCaps) -> Device {
-    let form = kind.form();
-    let mut device = Device::new(kind.device_name());
-    device.allow_multiple = true;
-    device.attributes.clone_from(&exclusive.attributes);
-    device.attributes.remove(attr::UUID);
-    let own = [
-        (attr::TYPE, form.device_type()),
-        (attr::SHARING, kind.sharing.attribute()),
-    ];
-    let limits = limits(form.target, kind.sharing, caps);
-    for (name, value) in own.into_iter().chain(limits) {
-        device
-            .attributes
-            .insert(name.into(), AttributeValue::String(value.to_owned()));
-    }
-    device
 }
 
 /// A capacity granted from `smallest` up in steps of one. A claim without a request gets `default`,
