@@ -9,6 +9,17 @@ pub struct StateRequest {
 pub struct StateResponse {
     #[prost(message, repeated, tag = "1")]
     pub daemons: ::prost::alloc::vec::Vec<Daemon>,
+    /// The targets of which it cannot be said whether a daemon runs.
+    #[prost(message, repeated, tag = "2")]
+    pub unknown: ::prost::alloc::vec::Vec<Unknown>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Unknown {
+    #[prost(string, tag = "1")]
+    pub target: ::prost::alloc::string::String,
+    /// The reason, for people.
+    #[prost(string, tag = "2")]
+    pub why: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ProgramsRequest {}
