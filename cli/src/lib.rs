@@ -6,6 +6,7 @@ use std::fmt;
 pub mod advice;
 pub mod cause;
 pub mod claim;
+mod comments;
 pub mod convert;
 pub mod device;
 pub mod driver;

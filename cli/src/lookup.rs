@@ -24,13 +24,19 @@ pub fn unknown(
     attributes: &BTreeSet<String>,
     capacities: &BTreeSet<String>,
 ) -> Vec<String> {
-    let mut all = in_map(expression, "attributes", attributes);
-    all.extend(in_map(expression, "capacity", capacities));
+    let mut all = in_map(expression, "attributes", attributes, capacities);
+    all.extend(in_map(expression, "capacity", capacities, attributes));
     all
 }
 
-/// Does the same for one map of a device: `attributes` or `capacity`.
-fn in_map(expression: &str, map: &str, there: &BTreeSet<String>) -> Vec<String> {
+/// Does the same for one map of a device: `attributes` or `capacity`. The names of the other one
+/// are `others`.
+fn in_map(
+    expression: &str,
+    map: &str,
+    there: &BTreeSet<String>,
+    others: &BTreeSet<String>,
+) -> Vec<String> {
     let what = if map == "capacity" { map } else { "attribute" };
     let path = format!("device.{map}");
     let mut all = Vec::new();
@@ -58,6 +64,17 @@ fn in_map(expression: &str, map: &str, there: &BTreeSet<String>) -> Vec<String> 
                     "leave out \".{member}\" behind {path}[{domain:?}].{name}: it is the value itself"
                 ));
             }
+            continue;
+        }
+        // A name of the other map is meant before one that is spelt alike.
+        if others.contains(&format!("{domain}/{name}")) {
+            all.push(if map == "capacity" {
+                format!("{name} is an attribute: write device.attributes[{domain:?}].{name}")
+            } else {
+                format!(
+                    "{name} is a capacity: write device.capacity[{domain:?}].{name}.compareTo(quantity(\"40Gi\")) >= 0"
+                )
+            });
             continue;
         }
         let hint = match meant(domain, name, there) {
@@ -193,6 +210,24 @@ mod tests {
             ]
         );
         assert_eq!(found(text, "device.capacity"), [row("a", "memory", "")]);
+    }
+
+    #[test]
+    fn a_name_of_the_other_map_is_meant_before_one_spelt_alike() {
+        let known = |name: &str| BTreeSet::from([format!("gpu.divvy.dev/{name}")]);
+        let (attributes, capacities) = (known("memoryMiB"), known("memory"));
+        for (expression, expected) in [
+            (
+                r#"device.attributes["gpu.divvy.dev"].memory >= 40"#,
+                r#"memory is a capacity: write device.capacity["gpu.divvy.dev"].memory.compareTo(quantity("40Gi")) >= 0"#,
+            ),
+            (
+                r#"device.capacity["gpu.divvy.dev"].memoryMiB > 1"#,
+                r#"memoryMiB is an attribute: write device.attributes["gpu.divvy.dev"].memoryMiB"#,
+            ),
+        ] {
+            assert_eq!(unknown(expression, &attributes, &capacities), [expected]);
+        }
     }
 
     #[test]

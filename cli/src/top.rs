@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::format::{self, Output};
-use crate::status::read::{Access, ClaimsWanted, PodWanted, Wanted};
+use crate::status::read::{Access, CLAIMS, ClaimsWanted, GPU_NODES, PodWanted, Wanted};
 use crate::table::{Table, or_dash};
 use crate::usage::{ClaimUsage, Usage};
 use crate::view::{self, GpuView, Hold, NodeView, View};
@@ -63,10 +63,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })?;
     let view = view::of(&snapshot, &usage);
     let top = top(&view, args.by, args.namespace.as_deref());
+    let knows = top.holds_known;
     let wide = args.output == Output::Wide;
     format::show(&top, args.output.format(), |top| render(top, wide))
         .context("writing the answer")?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if knows {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Everything that a view is made of.
@@ -96,6 +101,8 @@ pub(crate) async fn read(
 struct Top<'v> {
     #[serde(flatten)]
     lines: Lines<'v>,
+    /// False if claims could not be read, so that nobody knows all that hold GPUs.
+    holds_known: bool,
     /// Kinds that could not be read.
     unread: &'v [String],
 }
@@ -173,6 +180,14 @@ impl Total {
     }
 }
 
+impl Total {
+    /// Shows the sum, of which something is missing unless all parts are known.
+    fn shown(self, is_known: bool) -> String {
+        let unknown = self.unknown + usize::from(!is_known);
+        Self { unknown, ..self }.to_string()
+    }
+}
+
 impl fmt::Display for Total {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.bytes, self.unknown) {
@@ -200,6 +215,15 @@ impl<'v> Sum {
             }
         }
         sum
+    }
+
+    /// Shows the number of parts.
+    fn held(&self, is_known: bool) -> String {
+        match (is_known, self.held) {
+            (true, held) => held.to_string(),
+            (false, 0) => UNKNOWN.to_owned(),
+            (false, held) => format!("≥ {held}"),
+        }
     }
 
     /// The most wasteful first: what has idle parts, then by memory that is not used.
@@ -266,8 +290,11 @@ fn top<'v>(view: &'v View, by: By, only: Option<&str>) -> Top<'v> {
         }
         By::Namespaces => Lines::Namespaces(namespaces(&holds)),
     };
+    let kinds = [&CLAIMS, &GPU_NODES];
+    let is_of_holds = |unread: &String| kinds.iter().any(|kind| unread.starts_with(kind.name));
     Top {
         lines,
+        holds_known: !view.unread.iter().any(is_of_holds),
         unread: &view.unread,
     }
 }
@@ -294,14 +321,16 @@ fn namespaces<'v>(holds: &[(&'v NodeView, &'v GpuView, &'v Hold)]) -> Vec<Of<'v>
 fn render(top: &Top<'_>, wide: bool) -> String {
     let table = match &top.lines {
         Lines::Claims(lines) => claims(lines, wide),
-        Lines::Gpus(lines) => gpus(lines, wide),
-        Lines::Nodes(lines) => sums("NODE", lines),
-        Lines::Namespaces(lines) => sums("NAMESPACE", lines),
+        Lines::Gpus(lines) => gpus(lines, wide, top.holds_known),
+        Lines::Nodes(lines) => sums("NODE", lines, top.holds_known),
+        Lines::Namespaces(lines) => sums("NAMESPACE", lines, top.holds_known),
     };
-    let mut text = table.map_or_else(
-        || "no claim holds a GPU".to_owned(),
-        |table| table.render(0),
-    );
+    let nothing = if top.holds_known {
+        "no claim holds a GPU"
+    } else {
+        "unknown which claims hold GPUs"
+    };
+    let mut text = table.map_or_else(|| nothing.to_owned(), |table| table.render(0));
     if !top.unread.is_empty() {
         text += &format!("\n\nunknown:\n  {}", top.unread.join("\n  "));
     }
@@ -375,7 +404,7 @@ fn note(hold: &Hold) -> String {
     notes.join(", ")
 }
 
-fn gpus(lines: &[OfGpu<'_>], wide: bool) -> Option<Table> {
+fn gpus(lines: &[OfGpu<'_>], wide: bool, is_known: bool) -> Option<Table> {
     let mut table = Table::new([
         "NODE", "GPU", "MODE", "HELD", "MEMORY", "USED", "OUTSIDE", "GRANTED", "WASTED", "IDLE",
         "TROUBLE",
@@ -388,12 +417,12 @@ fn gpus(lines: &[OfGpu<'_>], wide: bool) -> Option<Table> {
             (*node).to_owned(),
             gpu.name.clone(),
             gpu.mode.clone(),
-            sum.held.to_string(),
+            sum.held(is_known),
             bytes(gpu.memory),
             bytes(gpu.usage.memory_used),
             bytes(gpu.usage.memory_unattributed),
-            sum.granted_total.to_string(),
-            sum.wasted_total.to_string(),
+            sum.granted_total.shown(is_known),
+            sum.wasted_total.shown(is_known),
             idle_of(sum),
             or_dash(&gpu.troubles.join("+")),
         ];
@@ -405,17 +434,17 @@ fn gpus(lines: &[OfGpu<'_>], wide: bool) -> Option<Table> {
     (!lines.is_empty()).then_some(table)
 }
 
-fn sums(of: &str, lines: &[Of<'_>]) -> Option<Table> {
+fn sums(of: &str, lines: &[Of<'_>], is_known: bool) -> Option<Table> {
     let mut table = Table::new([of, "GPUS", "HELD", "GRANTED", "USED", "WASTED", "IDLE"]);
     for line in lines {
         let sum = &line.sum;
         table.row([
             line.name.to_owned(),
             line.gpus.to_string(),
-            sum.held.to_string(),
-            sum.granted_total.to_string(),
-            sum.used_total.to_string(),
-            sum.wasted_total.to_string(),
+            sum.held(is_known),
+            sum.granted_total.shown(is_known),
+            sum.used_total.shown(is_known),
+            sum.wasted_total.shown(is_known),
             idle_of(sum),
         ]);
     }

@@ -142,12 +142,6 @@ impl Map {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Node)> {
-        self.0
-            .iter_mut()
-            .map(|(name, value)| (name.as_str(), value))
-    }
-
     pub(crate) fn get(&self, field: &str) -> Option<&Node> {
         self.0
             .iter()

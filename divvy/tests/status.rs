@@ -312,6 +312,31 @@ async fn the_exit_status_of_every_answer_shows_whether_action_is_required() {
     }
 }
 
+/// What may not be read is not taken for what does not exist.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_credentials_and_missing_rights_are_the_answer() {
+    let cluster = Cluster::new().await;
+    cluster
+        .api
+        .fail_next(1, "list", "gpunodes", Fault::Status(401));
+    let (code, text) = cluster.status(&[]).await;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("the API server refuses your credentials (401): log in again"),
+        "{text}"
+    );
+    cluster.api.fail_next(2, "list", "pods", Fault::Status(403));
+    let (code, text) = cluster.status(&["pod", "default/w"]).await;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains(
+            "you may not list pods in namespace default (kubectl auth can-i list pods -n default)"
+        ),
+        "{text}"
+    );
+    assert!(!text.contains("does not exist"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreadable_kinds_are_named_and_a_missing_object_is_an_error() {
     let cluster = Cluster::new().await;

@@ -43,6 +43,8 @@ pub(crate) struct Request {
     pub(crate) selectors: Vec<String>,
     /// Amounts of a share, by capacity.
     pub(crate) capacity: Vec<(&'static str, Node)>,
+    /// Limits of a share above these amounts.
+    pub(crate) limits: Vec<(&'static str, Node)>,
 }
 
 impl Request {
@@ -169,6 +171,9 @@ impl Request {
         if !amounts.is_empty() {
             words += &format!(", capacity.requests {{{}}}", amounts.join(", "));
         }
+        for (name, amount) in &self.limits {
+            words += &format!(", limits.{name}: {}", amount.scalar().unwrap_or_default());
+        }
         words
     }
 }
@@ -188,14 +193,34 @@ impl Claim {
             let all: Vec<Node> = self.same.iter().map(constraint).collect();
             devices.set("constraints", all);
         }
-        if let Some(limit) = &self.limit {
-            let opaque = Map::from([
-                ("driver", self.driver.into()),
-                ("parameters", share_config(limit).into()),
-            ]);
-            devices.set("config", vec![Node::from([("opaque", opaque.into())])]);
+        let own = self.limit.iter().map(|limit| {
+            let limits = vec![(capacity::MEMORY, Node::from(limit.as_str()))];
+            self.config(None, &limits, names::CLASS_SHARE)
+        });
+        let of_requests = self.requests.iter().filter(|one| !one.limits.is_empty());
+        let of_requests = of_requests.map(|one| {
+            let name = (self.requests.len() > 1).then_some(one.name.as_str());
+            self.config(name, &one.limits, one.class)
+        });
+        let configs: Vec<Node> = own.chain(of_requests).collect();
+        if !configs.is_empty() {
+            devices.set("config", configs);
         }
         devices
+    }
+
+    /// Returns the config with the limits of one request, or of all.
+    fn config(&self, request: Option<&str>, limits: &[(&'static str, Node)], class: &str) -> Node {
+        let mut config = Map::default();
+        if let Some(request) = request {
+            config.set("requests", vec![Node::from(request)]);
+        }
+        let opaque = Map::from([
+            ("driver", self.driver.into()),
+            ("parameters", limits_config(class, limits).into()),
+        ]);
+        config.set("opaque", opaque);
+        config.into()
     }
 
     /// Returns the ResourceClaimTemplate.
@@ -214,12 +239,22 @@ impl Claim {
     }
 }
 
-/// Returns the `ShareConfig` with a limit of memory.
-fn share_config(limit: &str) -> Map {
+/// Returns the config of shares of a class with these limits.
+fn limits_config(class: &str, all: &[(&'static str, Node)]) -> Map {
+    let is_mps = [names::CLASS_MPS, names::CLASS_MIG_MPS].contains(&class);
+    let kind = if is_mps {
+        divvy_api::ConfigKind::Mps
+    } else {
+        divvy_api::ConfigKind::Share
+    };
+    let mut limits = Map::default();
+    for (name, amount) in all {
+        limits.set(name, amount.clone());
+    }
     Map::from([
         ("apiVersion", names::API_VERSION.into()),
-        ("kind", divvy_api::ConfigKind::Share.name().into()),
-        ("limits", Map::from([("memory", limit.into())]).into()),
+        ("kind", kind.name().into()),
+        ("limits", limits.into()),
     ])
 }
 

@@ -56,6 +56,11 @@ pub(super) fn is_attribute(name: &str) -> bool {
     ATTRIBUTES.contains(&name)
 }
 
+/// Says whether the capacity, without a domain, is one of divvy's.
+pub(super) fn is_capacity(name: &str) -> bool {
+    CAPACITIES.contains(&name)
+}
+
 /// Rewrites an expression that names NVIDIA's driver, or may do so; `None` for any other.
 pub(super) fn rewrite(expression: &str) -> Option<Rewritten> {
     let reads = Reads::of(expression);

@@ -6,20 +6,10 @@ use divvy_api::names::{self, attributes, capacity, taints};
 
 use super::cel::{self, NVIDIA};
 use super::notes::{Notes, under};
+use super::old;
 use super::resources::ACCOUNTED;
 use crate::format::total;
 use crate::yaml::{Map, Node};
-
-/// Fields of a request that v1beta1 has beside its name, and v1 below `exactly`.
-const EXACTLY: [&str; 7] = [
-    "deviceClassName",
-    "selectors",
-    "allocationMode",
-    "count",
-    "adminAccess",
-    "tolerations",
-    "capacity",
-];
 
 /// Class, and name, of HAMi's DRA driver.
 pub(super) const HAMI: &str = "hami-core-gpu.project-hami.io";
@@ -38,8 +28,8 @@ pub(super) fn is_kind(version: &str, kind: &str) -> bool {
         .contains(&kind)
 }
 
-/// Converts an object; `None` if there is nothing of NVIDIA's or HAMi's in it, or something was
-/// refused. `classes` are those of the input.
+/// Converts an object; `None` if there is nothing of NVIDIA's or HAMi's in it and nothing of an
+/// earlier version, or something was refused. `classes` are those of the input.
 pub(super) fn convert(
     object: &Map,
     kind: &str,
@@ -48,6 +38,7 @@ pub(super) fn convert(
 ) -> Option<Map> {
     let new = notes.attempt(|notes| {
         let mut new = object.clone();
+        let is_old = old::claim(&mut new, kind, notes);
         let mut at = Converter {
             notes,
             classes,
@@ -62,23 +53,14 @@ pub(super) fn convert(
             "DeviceClass" => at.class(&mut new),
             _ => at.taint_rule(&mut new),
         }
-        let changed = at.changed;
-        let version = new
-            .get("apiVersion")
-            .and_then(Node::text)
-            .unwrap_or_default();
-        if changed && version != "resource.k8s.io/v1" {
-            notes.note(
-                "apiVersion",
-                format!("{version} becomes resource.k8s.io/v1"),
-            );
-            new.set("apiVersion", "resource.k8s.io/v1");
-        }
-        changed.then_some(new)
+        (new, at.changed, is_old)
     });
     // The status is about devices of the other driver.
-    let mut new = new.flatten()?;
-    if new.remove("status").is_some() {
+    let (mut new, changed, is_old) = new?;
+    if !changed && !is_old {
+        return None;
+    }
+    if changed && new.remove("status").is_some() {
         notes.note("status", "is about devices of the other driver: removed");
     }
     Some(new)
@@ -111,7 +93,6 @@ impl Converter<'_> {
                 .and_then(Node::text)
                 .unwrap_or_default()
                 .to_owned();
-            flatten(request);
             if let Some(exactly) = request.get_mut("exactly").and_then(Node::map_mut) {
                 let class = self.request(exactly, &under(&at, "exactly"));
                 classes.push((name.clone(), class));
@@ -628,18 +609,4 @@ fn is_of_gpus(class: &str) -> bool {
     words.any(|word| {
         word.ends_with("gpu") || word.ends_with("gpus") || ["mig", "nvidia", "cuda"].contains(&word)
     })
-}
-
-/// Moves the fields of a request of v1beta1 to their place in v1.
-fn flatten(request: &mut Map) {
-    if request.get("deviceClassName").is_none() {
-        return;
-    }
-    let mut exactly = Map::default();
-    for field in EXACTLY {
-        if let Some(value) = request.remove(field) {
-            exactly.set(field, value);
-        }
-    }
-    request.set("exactly", exactly);
 }

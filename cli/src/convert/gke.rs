@@ -39,18 +39,22 @@ pub(super) fn is_of_nodes(label: &str) -> bool {
     rest.is_some_and(|name| name.starts_with("accelerator") || name.contains("gpu"))
 }
 
-/// Takes the labels out of a pod's node selector.
+/// Takes the labels out of a pod's node selector, and out of a node affinity that says the same.
 pub(super) fn take(spec: &mut Map, at: &str, notes: &mut Notes) -> Labels {
     let mut labels = Labels::default();
-    let Some(selector) = spec.get_mut("nodeSelector").and_then(Node::map_mut) else {
-        return labels;
-    };
     for label in [PARTITION, SHARING, CLIENTS] {
-        let Some(value) = selector.remove(label) else {
+        let selector = spec.get_mut("nodeSelector").and_then(Node::map_mut);
+        let by_selector = selector.and_then(|selector| selector.remove(label));
+        let by_selector = by_selector.map(|value| (value, under(at, "nodeSelector")));
+        let by_affinity = || {
+            let value = in_affinity(spec, label)?;
+            Some((value, under(at, "affinity.nodeAffinity")))
+        };
+        let Some((value, at)) = by_selector.or_else(by_affinity) else {
             continue;
         };
         let value = value.scalar().unwrap_or_default();
-        let at = format!("{}[{label}]", under(at, "nodeSelector"));
+        let at = format!("{at}[{label}]");
         let what = match (label, value.as_str()) {
             (PARTITION, size) => {
                 labels.profile = resources::profile_of(size);
@@ -80,6 +84,39 @@ pub(super) fn take(spec: &mut Map, at: &str, notes: &mut Notes) -> Labels {
     }
     spec.remove_if_empty("nodeSelector");
     labels
+}
+
+/// Takes a label out of the required node affinity, if it is one value of all nodes.
+fn in_affinity(spec: &mut Map, label: &str) -> Option<Node> {
+    let affinity = spec.get_mut("affinity")?;
+    let terms = affinity.at_mut(&[
+        "nodeAffinity",
+        "requiredDuringSchedulingIgnoredDuringExecution",
+        "nodeSelectorTerms",
+    ])?;
+    let [term] = terms.items_mut()?.as_mut_slice() else {
+        return None;
+    };
+    let all = term.at_mut(&["matchExpressions"])?.items_mut()?;
+    let is_it = |one: &Node| {
+        let values = one.at(&["values"]).map(Node::items).unwrap_or_default();
+        one.text_at(&["key"]) == Some(label)
+            && one.text_at(&["operator"]) == Some("In")
+            && values.len() == 1
+    };
+    let place = all.iter().position(is_it)?;
+    let value = all.remove(place).at(&["values"])?.items().first()?.clone();
+    let is_empty = all.is_empty() && term.at(&["matchFields"]).is_none();
+    if is_empty {
+        let affinity = affinity.map_mut()?;
+        let node = affinity.get_mut("nodeAffinity").and_then(Node::map_mut);
+        if let Some(node) = node {
+            node.remove("requiredDuringSchedulingIgnoredDuringExecution");
+        }
+        affinity.remove_if_empty("nodeAffinity");
+        spec.remove_if_empty("affinity");
+    }
+    Some(value)
 }
 
 impl Labels {

@@ -3,9 +3,9 @@
 
 use divvy_api::names::{DRIVER, attributes};
 
-use super::gke;
 use super::notes::{Notes, under};
 use super::resources::{Ask, memory_text, percent_of};
+use super::{Settings, gke, nvfractions};
 use crate::claim::template::{Request, attribute};
 use crate::yaml::{Map, Node};
 
@@ -27,7 +27,10 @@ const DOMAINS: [&str; 5] = [
 ];
 
 /// Annotations in which a scheduler or device plugin of these systems keeps what it decided.
-const STATE: [&str; 10] = [
+const STATE: [&str; 13] = [
+    "nvidia.com/gpu-assigned",
+    "nvidia.com/predicate-",
+    "nvidia.com/vcuda-device",
     "hami.io/vgpu-",
     "hami.io/bind-",
     "hami.io/devices-",
@@ -63,9 +66,13 @@ pub(super) struct Hints {
     pub(super) same: Vec<String>,
     /// HAMi makes partitions of what is asked for.
     pub(super) partitions: bool,
-    /// Request of one container, for which KAI has annotations: the container's name, or the first
+    /// Requests of containers, for which KAI has annotations: the container's name, or the first
     /// container, and the path of the annotation.
-    pub(super) part: Option<(Option<String>, Ask, String)>,
+    pub(super) parts: Vec<(Option<String>, Ask, String)>,
+    /// Memory of the GPUs in MiB, if it is known.
+    pub(super) gpu_memory: Option<u64>,
+    /// Upper limit of compute in percent, with its path.
+    pub(super) core_limit: Option<(u64, String)>,
     /// Meaning of GKE's labels of nodes for a GPU.
     pub(super) labels: gke::Labels,
     /// Paths of the annotations that make the conditions.
@@ -74,29 +81,42 @@ pub(super) struct Hints {
 
 /// Says whether a pod with this annotation asks KAI for a part of a GPU.
 pub(super) fn asks_for_part(annotation: &str) -> bool {
-    matches!(annotation, "gpu-fraction" | "gpu-memory")
+    matches!(annotation, "gpu-fraction" | "gpu-memory") || nvfractions::is_request(annotation)
 }
 
 /// Takes out of a pod (or a template of pods) what these systems read of it.
-pub(super) fn take(template: &mut Map, path: &str, notes: &mut Notes) -> Hints {
-    let mut hints = Hints::default();
-    let metadata = under(path, "metadata");
+pub(super) fn take(template: &mut Map, settings: Settings, notes: &mut Notes) -> Hints {
+    let mut hints = Hints {
+        gpu_memory: settings.gpu_memory,
+        ..Hints::default()
+    };
+    let metadata = "metadata";
     if let Some(meta) = template.get_mut("metadata").and_then(Node::map_mut) {
         if let Some(all) = meta.get_mut("annotations").and_then(Node::map_mut) {
-            hints.kai(all, &metadata, notes);
-            hints.annotations(all, &metadata, notes);
+            hints.kai(all, metadata, notes);
+            hints.annotations(all, metadata, notes);
         }
         meta.remove_if_empty("annotations");
-        labels(meta, &metadata, notes);
+        labels(meta, metadata, notes);
     }
     if let Some(spec) = template.get_mut("spec").and_then(Node::map_mut) {
-        scheduler(spec, &under(path, "spec"), notes);
-        hints.labels = gke::take(spec, &under(path, "spec"), notes);
+        hints.labels = gke::take(spec, "spec", notes);
     }
     hints
 }
 
 impl Hints {
+    /// Asks for parts of GPUs by percent, or by amounts where the size of the GPUs is known.
+    pub(super) fn part(&self, count: u64, memory: u64, cores: Option<u64>) -> Ask {
+        let Some(size) = self.gpu_memory else {
+            let percent = cores.map_or(memory, |cores| memory.max(cores));
+            return Ask::new("share", Request::fractions(count, percent));
+        };
+        let mebibytes = size.saturating_mul(memory) / 100;
+        let request = Request::shares(count, Some(&memory_text(mebibytes)), cores);
+        Ask::new("share", request)
+    }
+
     fn select(&mut self, at: &str, expression: String) {
         self.selectors.push(expression);
         self.read.push(at.to_owned());
@@ -109,6 +129,7 @@ impl Hints {
             let value = all.remove(name)?.scalar().unwrap_or_default();
             Some((value, at))
         });
+        let has_new = all.iter().any(|(name, _)| nvfractions::is_request(name));
         let count = count.and_then(|(text, at)| {
             let number = text.parse::<u64>().ok().filter(|number| *number > 0);
             if number.is_none() {
@@ -116,7 +137,7 @@ impl Hints {
                     &at,
                     format!("{text:?} is not a number of GPUs: write 1 or more"),
                 );
-            } else if fraction.is_none() && memory.is_none() {
+            } else if fraction.is_none() && memory.is_none() && !has_new {
                 notes.note(
                     &at,
                     "means nothing without gpu-fraction or gpu-memory: removed",
@@ -125,6 +146,18 @@ impl Hints {
             number
         });
         let count = count.unwrap_or(1);
+        for new in nvfractions::take(all, metadata, count, notes) {
+            self.parts.push((Some(new.container), new.ask, new.at));
+        }
+        if !self.parts.is_empty() {
+            for (_, at) in [&fraction, &memory, &container].into_iter().flatten() {
+                notes.note(
+                    at,
+                    "KAI reads the annotations of the container instead: removed",
+                );
+            }
+            return;
+        }
         let (request, at) = match (fraction, memory) {
             (None, None) => {
                 if let Some((_, at)) = &container {
@@ -147,7 +180,7 @@ impl Hints {
                     if !is_whole_percent(&text) {
                         notes.note(&at, format!("{text} is rounded up to {percent} percent"));
                     }
-                    (Ask::new("share", Request::fractions(count, percent)), at)
+                    (self.part(count, percent, None), at)
                 }
                 _ => {
                     let what = format!(
@@ -173,7 +206,8 @@ impl Hints {
                 }
             },
         };
-        self.part = Some((container.map(|(name, _)| name), request, at));
+        self.parts
+            .push((container.map(|(name, _)| name), request, at));
     }
 
     /// Reads HAMi's annotations, and notes those of the others.
@@ -222,10 +256,17 @@ impl Hints {
                     at,
                     format!("{value}: nodes are the scheduler's choice (its scoring strategy, or pod affinity): removed"),
                 ),
-                "tencent.com/vcuda-core-limit" => notes.note(
-                    at,
-                    format!("{value}: a share has no upper limit of compute; programs run in turns: removed"),
-                ),
+                "tencent.com/vcuda-core-limit" | "nvidia.com/vcuda-core-limit" => {
+                    match value.parse::<u64>() {
+                        Ok(limit) if (1..=100).contains(&limit) => {
+                            self.core_limit = Some((limit, at.clone()));
+                        }
+                        _ => {
+                            let what = format!("{value:?} is not a percentage: write 1 to 100");
+                            notes.refuse(at, what);
+                        }
+                    }
+                }
                 _ if STATE.iter().any(|state| name.starts_with(state)) => {
                     notes.note(at, "was written when the pod was placed: removed");
                 }
@@ -311,14 +352,23 @@ fn labels(meta: &Map, metadata: &str, notes: &mut Notes) {
 }
 
 /// Hands the pod to the standard scheduler, which allocates claims.
-fn scheduler(spec: &mut Map, at: &str, notes: &mut Notes) {
+pub(super) fn scheduler(spec: &mut Map, at: &str, notes: &mut Notes) {
     let name = spec.get("schedulerName").and_then(Node::text);
     let lost = match name {
-        Some("hami-scheduler") => "the standard scheduler allocates claims: removed",
+        // The last is of the gpu-manager that counts in nvidia.com/vcuda-core.
+        Some("hami-scheduler" | "gpu-scheduler") => {
+            "the standard scheduler allocates claims: removed"
+        }
         Some("kai-scheduler") => {
             "the standard scheduler allocates claims: removed, and with it KAI's queues, gangs, preemption and reclaim"
         }
-        _ => return,
+        None | Some("" | "default-scheduler") => return,
+        Some(other) => {
+            let what = format!(
+                "{other} must allocate claims, as the standard scheduler does: else remove it"
+            );
+            return notes.note(&under(at, "schedulerName"), what);
+        }
     };
     notes.note(&under(at, "schedulerName"), lost);
     spec.remove("schedulerName");

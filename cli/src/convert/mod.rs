@@ -1,6 +1,7 @@
 //! `divvy convert`: manifests for the device plugin, HAMi, KAI, gpu-manager and NVIDIA's DRA
 //! driver, as claims of divvy. Pure but for [`run`].
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,17 +10,27 @@ use divvy_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use crate::claim::template::{Claim, Request};
+use crate::claim::template::Request;
+use crate::comments::{self, Comments};
 use crate::yaml::{self, Node};
 use crate::{Usage, format, manifests};
 
+mod beside;
 mod cel;
+mod configs;
 mod dra;
+mod fit;
 mod gke;
 mod hints;
+mod left;
+mod nim;
 mod notes;
+mod nvfractions;
 mod object;
+mod old;
+mod places;
 mod pod;
+mod ray;
 mod resources;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -36,6 +47,37 @@ pub struct Args {
     /// Output format; JSON is one List, and has no comments
     #[arg(short, long, value_enum, default_value_t = Output::Yaml)]
     output: Output,
+    /// Write each file again where something was converted, with its comments; notes are on standard
+    /// error alone
+    #[arg(long, conflicts_with = "output")]
+    in_place: bool,
+    /// Memory of each GPU, such as 80Gi: parts in percent become amounts, with memory and compute apart
+    #[arg(long, value_name = "AMOUNT")]
+    gpu_memory: Option<divvy_model::Quantity>,
+}
+
+/// What is known beside the manifests.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Settings {
+    /// Memory of each GPU in MiB.
+    gpu_memory: Option<u64>,
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings, Usage> {
+        let mebibytes = |amount: &divvy_model::Quantity| {
+            let bytes = u64::try_from(amount.rounded_up()).unwrap_or(0);
+            let mebibytes = bytes >> 20;
+            let unclear = || {
+                Usage(format!(
+                    "--gpu-memory {amount} is less than 1Mi: write an amount such as 80Gi"
+                ))
+            };
+            (mebibytes > 0).then_some(mebibytes).ok_or_else(unclear)
+        };
+        let gpu_memory = self.gpu_memory.as_ref().map(mebibytes).transpose()?;
+        Ok(Settings { gpu_memory })
+    }
 }
 
 /// Format of manifests.
@@ -61,21 +103,38 @@ pub(crate) struct Converted {
 /// part could not be converted.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let usage = |error: anyhow::Error| Usage(format!("{error:#}"));
+    let mut files: Vec<(String, usize)> = Vec::new();
     let mut documents = Vec::new();
-    for file in &args.files {
-        for (name, text) in manifests::texts(file).map_err(usage)? {
-            documents.extend(yaml::documents(&name, &text).map_err(usage)?);
+    for path in &args.files {
+        if args.in_place && path.as_os_str() == "-" {
+            return Err(Usage("--in-place needs files, and - is standard input".to_owned()).into());
+        }
+        for (name, text) in manifests::texts(path).map_err(usage)? {
+            let read = yaml::documents(&name, &text).map_err(usage)?;
+            let mut comments = comments::of(&text).into_iter();
+            documents.extend(
+                read.into_iter()
+                    .map(|node| (node, comments.next().unwrap_or_default())),
+            );
+            files.push((name, documents.len()));
         }
     }
     if documents.is_empty() {
         return Err(Usage("no objects in the files".to_owned()).into());
     }
-    let converted = convert(documents);
-    let text = match args.output {
-        Output::Yaml => converted.yaml()?,
-        Output::Json => converted.json()?,
-    };
-    format::print(text.trim_end())?;
+    let before: Vec<Node> = documents.iter().map(|(node, _)| node.clone()).collect();
+    let converted = convert_all(documents, args.settings()?);
+    if args.in_place {
+        converted.write(&files, &before)?;
+    } else {
+        // On a terminal the notes are read once.
+        let with_notes = !std::io::stdout().is_terminal();
+        let text = match args.output {
+            Output::Yaml => converted.yaml(with_notes)?,
+            Output::Json => converted.json()?,
+        };
+        format::print(text.trim_end())?;
+    }
     converted
         .all_notes()
         .for_each(|note| format::talk(&note.to_string()));
@@ -91,21 +150,58 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Rewrites manifests.
-pub(crate) fn convert(documents: Vec<Node>) -> Converted {
-    let mut objects = Objects::of(&documents);
-    let before = documents.clone();
-    let documents: Vec<Document> = documents
+/// Rewrites manifests without comments.
+#[cfg(test)]
+pub(crate) fn convert(documents: Vec<Node>, settings: Settings) -> Converted {
+    let documents = documents
         .into_iter()
-        .flat_map(|document| objects.convert(document))
-        .collect();
+        .map(|node| (node, Comments::default()));
+    convert_all(documents.collect(), settings)
+}
+
+/// Rewrites manifests, each with its comments.
+fn convert_all(documents: Vec<(Node, Comments)>, settings: Settings) -> Converted {
+    let before: Vec<Node> = documents.iter().map(|(node, _)| node.clone()).collect();
+    let mut objects = Objects::of(&before, settings);
+    let mut all: Vec<Document> = Vec::new();
+    for (origin, (node, comments)) in documents.into_iter().enumerate() {
+        let mut new = objects.convert(node);
+        new.iter_mut().for_each(|document| document.origin = origin);
+        // What is new comes before the object that the comments are of.
+        if let Some(last) = new.last_mut() {
+            last.comments = comments;
+        }
+        all.extend(new);
+    }
+    let documents = all;
     let is_same = documents.iter().map(|document| &document.node).eq(&before);
     let found_any = !is_same || documents.iter().any(|document| !document.notes.is_empty());
+    let notes = standing(&objects.stand)
+        .into_iter()
+        .chain(policies(&objects.requests))
+        .chain(fit::notes(&objects.parts, &objects.requests));
     Converted {
         documents,
-        notes: policies(&objects.requests),
+        notes: notes.collect(),
         found_any,
     }
+}
+
+/// Says what needs no conversion: extended resources that classes of the chart stand for.
+fn standing(pods: &[bool]) -> Option<Note> {
+    let stand = pods.iter().filter(|stands| **stands).count();
+    let what = match stand {
+        0 => return None,
+        _ if stand == pods.len() => {
+            "on Kubernetes 1.36 and later nothing here has to be converted: classes of divvy's chart stand for nvidia.com/gpu and \
+             nvidia.com/mig-PROFILE (docs/migrate/device-plugin.md)"
+        }
+        _ => {
+            "on Kubernetes 1.36 and later nothing has to be converted that asks for nvidia.com/gpu or nvidia.com/mig-PROFILE alone: classes \
+             of divvy's chart stand for them (docs/migrate/device-plugin.md)"
+        }
+    };
+    Some(Note::general(what))
 }
 
 /// Notes the policies that the claims need, since divvy offers neither shares nor, where MIG mode
@@ -159,17 +255,45 @@ impl Converted {
     }
 
     /// Writes the documents, each after its notes.
-    pub(crate) fn yaml(&self) -> Result<String> {
+    pub(crate) fn yaml(&self, with_notes: bool) -> Result<String> {
         let comment = |note: &Note| format!("# {note}\n");
-        let mut text: String = self.notes.iter().map(comment).collect();
+        let mut text = String::new();
+        if with_notes {
+            text.extend(self.notes.iter().map(comment));
+        }
         for (number, document) in self.documents.iter().enumerate() {
             if number > 0 {
                 text += "---\n";
             }
-            text.extend(document.notes.iter().map(comment));
-            text += &yaml::text(&document.node)?;
+            if with_notes {
+                text.extend(document.notes.iter().map(comment));
+            }
+            text += &document.text()?;
         }
         Ok(text)
+    }
+
+    /// Writes each file again in which something changed. `files` are names, each with the number
+    /// of documents up to its end, and `before` is what all documents were.
+    fn write(&self, files: &[(String, usize)], before: &[Node]) -> Result<()> {
+        let mut start = 0;
+        for (name, end) in files {
+            let own = || {
+                let all = self.documents.iter();
+                all.filter(move |document| (start..*end).contains(&document.origin))
+            };
+            let old = before.get(start..*end).unwrap_or_default();
+            if !own().map(|document| &document.node).eq(old) {
+                let texts: Result<Vec<String>> = own().map(Document::text).collect();
+                // Whole or not at all: what is there is the only copy.
+                let new = format!("{name}.divvy-new");
+                fs_err::write(&new, texts?.join("---\n"))?;
+                fs_err::rename(&new, name)?;
+                format::talk(&format!("{name}: converted"));
+            }
+            start = *end;
+        }
+        Ok(())
     }
 
     /// Writes the documents as one object.
@@ -226,13 +350,14 @@ pub(crate) fn foreign(pod: &Pod) -> Option<Foreign> {
     let object = json!({"metadata": {"annotations": pod.metadata.annotations}, "spec": spec});
     let object: Node = serde_json::from_value(object).ok()?;
     let mut meant = None;
-    let mut take = |claim: &Claim| {
-        let words: Vec<String> = claim.requests.iter().map(Request::in_words).collect();
+    let mut take = |asked: pod::Asked| {
+        let requests = asked.claim.requests.iter();
+        let words: Vec<String> = requests.map(Request::in_words).collect();
         meant = Some(words.join("; "));
         String::new()
     };
     let mut notes = notes::Notes::default();
-    pod::convert(object.map()?, "", &mut notes, &mut take);
+    pod::convert(object.map()?, Settings::default(), &mut notes, &mut take);
     let refused = notes.into_all().into_iter();
     let why: Vec<String> = refused
         .filter(|note| note.level == Level::NotConverted)

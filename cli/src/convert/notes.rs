@@ -104,6 +104,22 @@ impl Notes {
         self.refused = true;
     }
 
+    /// Runs a conversion whose paths are those of another place.
+    pub(super) fn at<T>(
+        &mut self,
+        place: impl Fn(&str) -> String,
+        convert: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let before = std::mem::take(&mut self.all);
+        let converted = convert(self);
+        let new = std::mem::replace(&mut self.all, before);
+        for note in new {
+            let field = place(&note.field);
+            self.add(note.level, &field, note.text);
+        }
+        converted
+    }
+
     /// Runs a conversion of a copy. If something in it was refused, the copy is of no use and
     /// neither are the notes about it, but for those that say why.
     pub(super) fn attempt<T>(&mut self, convert: impl FnOnce(&mut Self) -> T) -> Option<T> {

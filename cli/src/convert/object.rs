@@ -4,23 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::names;
 
-use super::notes::{Note, Notes, under};
-use super::{dra, hints, pod, resources};
+use super::Settings;
+use super::notes::{Note, Notes};
+use super::places::{self, Claims, Place};
+use super::resources::Part;
+use super::{beside, configs, dra, hints, left, nim, pod, ray, resources};
 use crate::claim::template::{Claim, Request};
-use crate::yaml::{Map, Node};
-
-/// Kinds of Kubernetes itself that have a template of pods.
-const BUILT_IN: [&str; 9] = [
-    "Pod",
-    "PodTemplate",
-    "ReplicationController",
-    "ReplicaSet",
-    "Deployment",
-    "StatefulSet",
-    "DaemonSet",
-    "Job",
-    "CronJob",
-];
+use crate::comments::Comments;
+use crate::yaml::{self, Map, Node};
 
 /// Key of a ResourceQuota that counts the devices of a class.
 const DEVICES: &str = ".deviceclass.resource.k8s.io/devices";
@@ -30,6 +21,26 @@ const DEVICES: &str = ".deviceclass.resource.k8s.io/devices";
 pub(crate) struct Document {
     pub(crate) node: Node,
     pub(crate) notes: Vec<Note>,
+    /// Comments of the document that it was.
+    pub(super) comments: Comments,
+    /// Number of that document in the input.
+    pub(super) origin: usize,
+}
+
+impl Document {
+    fn of(node: Node, notes: Vec<Note>) -> Self {
+        Self {
+            node,
+            notes,
+            comments: Comments::default(),
+            origin: 0,
+        }
+    }
+
+    /// Writes the document with its comments.
+    pub(super) fn text(&self) -> anyhow::Result<String> {
+        Ok(self.comments.put(&yaml::text(&self.node)?))
+    }
 }
 
 /// Converts the objects of one input, whose names must not clash.
@@ -37,10 +48,19 @@ pub(crate) struct Document {
 pub(super) struct Objects {
     /// Templates by namespace and name: those of the input, and those that were made.
     templates: BTreeMap<(String, String), Node>,
+    /// Claims of the input in the same way.
+    claims: BTreeMap<(String, String), Node>,
     /// Classes of the input.
     classes: BTreeSet<String>,
+    /// Classes of the input with MPS.
+    served: BTreeSet<String>,
     /// Requests of all claims that were made.
     pub(super) requests: Vec<Request>,
+    /// For each pod with a claim, whether classes stand for all that it asked for.
+    pub(super) stand: Vec<bool>,
+    /// Parts of a GPU that were made one number.
+    pub(super) parts: Vec<Part>,
+    settings: Settings,
 }
 
 /// Returns a text of an object's metadata.
@@ -51,10 +71,20 @@ fn meta<'o>(object: &'o Map, field: &str) -> Option<&'o str> {
         .filter(|text| !text.is_empty())
 }
 
+/// Makes documents, of which the first has the notes: they are read first.
+fn documents(objects: Vec<Node>, report: Notes) -> Vec<Document> {
+    let mut notes = Some(report.into_all());
+    let with_notes = |node| Document::of(node, notes.take().unwrap_or_default());
+    objects.into_iter().map(with_notes).collect()
+}
+
 impl Objects {
     /// Takes note of the templates that the input has already.
-    pub(super) fn of(documents: &[Node]) -> Self {
-        let mut objects = Self::default();
+    pub(super) fn of(documents: &[Node], settings: Settings) -> Self {
+        let mut objects = Self {
+            settings,
+            ..Self::default()
+        };
         for document in documents {
             objects.remember(document);
         }
@@ -69,21 +99,23 @@ impl Objects {
         let name = meta(object, "name").unwrap_or_default();
         if node.text_at(&["kind"]) == Some("DeviceClass") {
             self.classes.insert(name.to_owned());
+            if object.get("spec").is_some_and(beside::has_server) {
+                self.served.insert(name.to_owned());
+            }
         }
-        if node.text_at(&["kind"]) == Some("ResourceClaimTemplate") {
-            let namespace = meta(object, "namespace").unwrap_or("default");
-            self.templates
-                .insert((namespace.to_owned(), name.to_owned()), node.clone());
+        let namespace = meta(object, "namespace").unwrap_or("default");
+        let key = (namespace.to_owned(), name.to_owned());
+        match node.text_at(&["kind"]) {
+            Some("ResourceClaimTemplate") => drop(self.templates.insert(key, node.clone())),
+            Some("ResourceClaim") => drop(self.claims.insert(key, node.clone())),
+            _ => {}
         }
     }
 
     /// Converts one document; the templates of its claims come before it, in a list as well.
     pub(super) fn convert(&mut self, node: Node) -> Vec<Document> {
         let Some(object) = node.map() else {
-            return vec![Document {
-                node,
-                notes: Vec::new(),
-            }];
+            return vec![Document::of(node, Vec::new())];
         };
         let text = |field: &str| object.get(field).and_then(Node::text).unwrap_or_default();
         let (version, kind) = (text("apiVersion").to_owned(), text("kind").to_owned());
@@ -95,37 +127,22 @@ impl Objects {
             .unwrap_or("(no name)");
         let namespace = meta(object, "namespace").unwrap_or("default");
         let mut notes = Notes::of(match kind.as_str() {
+            "" => String::new(),
             "DeviceClass" | "DeviceTaintRule" => format!("{kind} {name}"),
             _ => format!("{kind} {namespace}/{name}"),
         });
         let mut made = Vec::new();
-        let new = if dra::is_kind(&version, &kind) {
+        let new = if let Some(policies) = configs::convert(object, &mut notes) {
+            return documents(policies, notes);
+        } else if dra::is_kind(&version, &kind) {
             dra::convert(object, &kind, &self.classes, &mut notes)
         } else if (version.as_str(), kind.as_str()) == ("v1", "ResourceQuota") {
             Some(quota(object, &mut notes))
         } else {
-            Some(self.workload(object, &kind, &mut notes, &mut made))
+            Some(self.workload(object, (&version, &kind), &mut notes, &mut made))
         };
-        let mut documents: Vec<Document> = made
-            .into_iter()
-            .map(|node| Document {
-                node,
-                notes: Vec::new(),
-            })
-            .collect();
-        let notes = notes.into_all();
-        let node = new.map_or(node, Node::Map);
-        documents.push(Document { node, notes });
-        // The notes are read first.
-        if documents.len() > 1
-            && let Some(last) = documents.last_mut()
-        {
-            let notes = std::mem::take(&mut last.notes);
-            if let Some(first) = documents.first_mut() {
-                first.notes = notes;
-            }
-        }
-        documents
+        made.push(new.map_or(node, Node::Map));
+        documents(made, notes)
     }
 
     fn list(&mut self, object: &Map) -> Document {
@@ -144,17 +161,14 @@ impl Objects {
             new.set("apiVersion", "v1");
             new.set("kind", "List");
         }
-        Document {
-            node: new.into(),
-            notes,
-        }
+        Document::of(new.into(), notes)
     }
 
-    /// Converts each template of pods in an object, wherever it is.
+    /// Converts each pod in an object, wherever it is.
     fn workload(
         &mut self,
         object: &Map,
-        kind: &str,
+        (version, kind): (&str, &str),
         notes: &mut Notes,
         made: &mut Vec<Node>,
     ) -> Map {
@@ -168,57 +182,94 @@ impl Objects {
             namespace: meta(object, "namespace").map(str::to_owned),
             kind: kind.to_lowercase(),
             made: Vec::new(),
-            seen: Vec::new(),
         };
-        self.templates_in(&mut new, "", &mut owner, notes);
-        let places: Vec<&String> = owner.seen.iter().map(|(path, _)| path).collect();
-        let changed = owner.seen.iter().filter(|(_, changed)| *changed);
-        let changed: Vec<String> = changed.map(|(path, _)| under(path, "spec")).collect();
-        if !BUILT_IN.contains(&kind) && !changed.is_empty() {
+        nim::convert(&mut new, notes);
+        let claimless = places::claimless(version, kind);
+        let places = if claimless.is_some() {
+            Vec::new()
+        } else {
+            places::of(&new)
+        };
+        let mut guessed = Vec::new();
+        for place in &places {
+            let changed = self.pod(&mut new, place, &mut owner, notes);
+            if changed && !place.is_known {
+                guessed.push(place.spec());
+            }
+        }
+        if !guessed.is_empty() {
             let what =
                 "is converted as a template of pods; see that the kind takes resourceClaims there";
-            notes.note(&changed.join(", "), what);
+            notes.note(&guessed.join(", "), what);
         }
-        if !places.iter().any(|path| path.is_empty()) {
+        let paths: Vec<String> = places.iter().map(Place::path).collect();
+        if !paths.iter().any(String::is_empty) {
             outside(&new, notes);
         }
-        left(&Node::Map(new.clone()), "", &places, notes);
+        left::notes(&new, &paths, claimless, notes);
         made.append(&mut owner.made);
         new
     }
 
-    fn templates_in(&mut self, object: &mut Map, path: &str, owner: &mut Owner, notes: &mut Notes) {
-        let containers = object.get("spec").and_then(|spec| spec.at(&["containers"]));
-        if containers.is_some_and(|containers| matches!(containers, Node::List(_))) {
-            let mut template_of = |claim: &Claim| {
-                self.requests.extend(claim.requests.iter().cloned());
-                self.template(claim, owner)
-            };
-            let new = pod::convert(object, path, notes, &mut template_of);
-            owner.seen.push((path.to_owned(), new.is_some()));
-            if let Some(new) = new {
-                *object = new;
-            }
-            return;
+    /// Converts the pod at a place, and says whether something was converted.
+    fn pod(
+        &mut self,
+        object: &mut Map,
+        place: &Place,
+        owner: &mut Owner,
+        notes: &mut Notes,
+    ) -> bool {
+        let Some((old, template)) = place.host(object).cloned().zip(place.template(object)) else {
+            return false;
+        };
+        let at = place.path();
+        let (mut stands, settings) = (true, self.settings);
+        let new = notes.at(
+            |field| place.layout.field(&old, &at, field),
+            |notes| {
+                let mut template_of = |asked: pod::Asked| {
+                    self.requests.extend(asked.claim.requests.iter().cloned());
+                    self.parts.extend(asked.parts.iter().copied());
+                    stands &= asked.stands;
+                    self.template(&asked.claim, owner)
+                };
+                pod::convert(&template, settings, notes, &mut template_of)
+            },
+        );
+        let after = new.as_ref().unwrap_or(&template);
+        notes.at(
+            |field| place.layout.field(&old, &at, field),
+            |notes| beside::memory(after, |entry| self.is_served(entry, owner), notes),
+        );
+        let Some((new, host)) = new.zip(place.host_mut(object)) else {
+            return false;
+        };
+        place.layout.put(host, new);
+        if place.layout.claims == Claims::Ray {
+            ray::count(host, &template, &at, notes);
         }
-        for (field, node) in object.iter_mut() {
-            if path.is_empty() && ["metadata", "status"].contains(&field) {
-                continue;
-            }
-            let at = under(path, field);
-            match node {
-                Node::Map(map) => self.templates_in(map, &at, owner, notes),
-                Node::List(items) => {
-                    for (number, item) in items.iter_mut().enumerate() {
-                        if let Some(map) = item.map_mut() {
-                            let at = format!("{at}[{number}]");
-                            self.templates_in(map, &at, owner, notes);
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
+        self.stand.push(stands);
+        true
+    }
+
+    /// Says whether an entry of a pod's claims asks for MPS.
+    fn is_served(&self, entry: &Node, owner: &Owner) -> bool {
+        let namespace = owner.namespace.as_deref().unwrap_or("default");
+        let find = |field: &str, all: &BTreeMap<(String, String), Node>, path: &[&str]| {
+            let name = entry.text_at(&[field])?;
+            let found = all.get(&(namespace.to_owned(), name.to_owned()))?;
+            let devices = found.at(path)?;
+            Some(beside::asks_for_mps(devices, |class| {
+                self.served.contains(class)
+            }))
+        };
+        let by_template = find(
+            "resourceClaimTemplateName",
+            &self.templates,
+            &["spec", "spec", "devices"],
+        );
+        let by_name = find("resourceClaimName", &self.claims, &["spec", "devices"]);
+        by_template.or(by_name) == Some(true)
     }
 
     /// Makes the template of a claim, and returns its name. The same claim of the same object needs
@@ -252,8 +303,6 @@ struct Owner {
     kind: String,
     /// Templates that were made for it.
     made: Vec<Node>,
-    /// Templates of pods in it, by path, each with whether it was changed.
-    seen: Vec<(String, bool)>,
 }
 
 /// Notes keys of these systems in the metadata of an object that is not a pod.
@@ -274,44 +323,6 @@ fn outside(object: &Map, notes: &mut Notes) {
                 notes.note(&at, "divvy does not read it: it stays, without effect");
             }
         }
-    }
-}
-
-/// Names the resources of these systems that are still there, outside of templates of pods.
-fn left(node: &Node, path: &str, templates: &[&String], notes: &mut Notes) {
-    if templates.iter().any(|template| *template == path) {
-        return;
-    }
-    match node {
-        Node::Map(map) => {
-            for (field, value) in map.iter() {
-                if path.is_empty() && ["metadata", "status"].contains(&field) {
-                    continue;
-                }
-                if resources::is_foreign(field) {
-                    let is_default = ["default", "defaultRequest"]
-                        .iter()
-                        .any(|list| path.ends_with(list));
-                    let what = if is_default && path.starts_with("spec.limits[") {
-                        "gives each container a GPU beside that of its claim: remove it; a ResourceQuota can count the claims of a class \
-                         (docs/sharing.md)"
-                    } else if path.starts_with("spec.limits[") {
-                        "limits no claim: remove it; a ResourceQuota can count the claims of a class (docs/sharing.md)"
-                    } else {
-                        "is not in a template of pods: write the claim with divvy claim, and see how this kind takes \
-                                resourceClaims"
-                    };
-                    notes.unknown(&format!("{path}[{field}]"), what);
-                }
-                left(value, &under(path, field), templates, notes);
-            }
-        }
-        Node::List(items) => {
-            for (number, item) in items.iter().enumerate() {
-                left(item, &format!("{path}[{number}]"), templates, notes);
-            }
-        }
-        _ => {}
     }
 }
 

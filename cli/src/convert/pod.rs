@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 
 use divvy_model::Quantity;
 
+use super::Settings;
+use super::beside;
 use super::hints::{self, Hints};
 use super::notes::{Notes, under};
-use super::resources::{self, Ask};
+use super::old;
+use super::resources::{self, Ask, Part};
 use crate::claim::template::{Claim, NAME, Request};
 use crate::format::total;
 use crate::runtime;
@@ -20,36 +23,46 @@ const LONGEST: usize = 63;
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
 /// Place of a container in the pod: its list, and its number in it.
-type Place = (&'static str, usize);
+pub(super) type Place = (&'static str, usize);
 
 /// A container with what it asks for.
-struct Asker {
-    place: Place,
+pub(super) struct Asker {
+    pub(super) place: Place,
     name: String,
-    asks: Vec<Ask>,
+    pub(super) asks: Vec<Ask>,
     /// True of an init container that ends before the others start.
     ends: bool,
     /// True of any other init container.
     is_sidecar: bool,
 }
 
+/// What a pod asks for.
+pub(super) struct Asked {
+    pub(super) claim: Claim,
+    /// True if the chart's classes stand for all of it.
+    pub(super) stands: bool,
+    /// Parts of a GPU that were made one number.
+    pub(super) parts: Vec<Part>,
+}
+
 /// Makes a claim of what the pod asks for, and returns the pod as it is then. `template_of` makes
 /// the ResourceClaimTemplate and returns its name.
 pub(super) fn convert(
     template: &Map,
-    path: &str,
+    settings: Settings,
     notes: &mut Notes,
-    template_of: &mut dyn FnMut(&Claim) -> String,
+    template_of: &mut dyn FnMut(Asked) -> String,
 ) -> Option<Map> {
     let converted = notes.attempt(|notes| {
         let mut new = template.clone();
-        let found = ask(&mut new, path, notes);
+        let found = ask(&mut new, settings, notes);
         (new, found)
     });
     let (mut new, found) = converted?;
-    if let Some((claim, users)) = found {
-        let name = template_of(&claim);
-        link(&mut new, &name, claim.requests.len(), users);
+    if let Some((asked, users)) = found {
+        let requests = asked.claim.requests.len();
+        let name = template_of(asked);
+        link(&mut new, &name, requests, users);
     }
     (new != *template).then_some(new)
 }
@@ -58,17 +71,26 @@ pub(super) fn convert(
 type Users = Vec<(Place, String)>;
 
 /// Takes out of the pod what asks for GPUs, and returns the claim that it is.
-fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, Users)> {
-    let hints = hints::take(template, path, notes);
-    let at = &under(path, "spec");
+fn ask(template: &mut Map, settings: Settings, notes: &mut Notes) -> Option<(Asked, Users)> {
+    let mut hints = hints::take(template, settings, notes);
+    let at = "spec";
     let spec = template.get_mut("spec")?.map_mut()?;
+    old::pod(spec, at, notes);
     for name in resources::of_pod(spec) {
         let what = "Kubernetes refuses it at the level of the pod: write it in a container's resources, from where it is converted";
-        notes.unknown(&format!("{at}.resources[{name}]"), what);
+        notes.refuse(&format!("{at}.resources[{name}]"), what);
     }
     let taints = resources::of_devices(spec);
     let mut askers = askers(spec, at, &hints, notes);
-    part(&mut askers, &hints, at, notes);
+    for one in &hints.parts {
+        part(&mut askers, one, at, notes);
+    }
+    let mut asks = askers.iter().flat_map(|asker| &asker.asks);
+    if let Some((_, limit)) = &hints.core_limit
+        && !asks.any(|ask| !ask.request.limits.is_empty())
+    {
+        notes.note(limit, "means nothing without vcuda-core below 100: removed");
+    }
     if askers.iter().all(|asker| asker.asks.is_empty()) {
         for annotation in &hints.read {
             notes.note(annotation, "no container asks for a GPU: removed");
@@ -81,6 +103,7 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
     for (label, what) in &hints.labels.read {
         notes.note(label, what.as_str());
     }
+    hints::scheduler(spec, at, notes);
     tolerate(spec, &taints, at, notes);
     if let Some(node) = spec.get("nodeName").and_then(Node::text) {
         let what = format!(
@@ -90,6 +113,7 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
         notes.refuse(&format!("{at}.nodeName"), what);
     }
     hints::notes_on_rest(spec, at, notes);
+    beside::notes_on(spec, &askers, at, notes);
     let class = spec.get("runtimeClassName").and_then(Node::text);
     if let Some(lost) = class.and_then(|class| runtime::sandbox_note(class, None)) {
         notes.unknown(&under(at, "runtimeClassName"), lost);
@@ -104,15 +128,16 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
     }
     let several = devices > 1;
     if !several && !hints.same.is_empty() {
-        let annotation = under(path, "metadata.annotations[nvidia.com/numa-bind]");
-        notes.note(
-            &annotation,
-            "one device is at one NUMA node anyway: removed",
-        );
+        let annotation = "metadata.annotations[nvidia.com/numa-bind]";
+        notes.note(annotation, "one device is at one NUMA node anyway: removed");
     }
     let mut claim = Claim {
         requests,
-        same: if several { hints.same } else { Vec::new() },
+        same: if several {
+            std::mem::take(&mut hints.same)
+        } else {
+            Vec::new()
+        },
         ..Claim::default()
     };
     for request in &mut claim.requests {
@@ -121,7 +146,18 @@ fn ask(template: &mut Map, path: &str, notes: &mut Notes) -> Option<(Claim, User
             .iter()
             .for_each(|expression| request.select(expression.clone()));
     }
-    Some((claim, users))
+    let mut asks = askers.iter().flat_map(|asker| &asker.asks);
+    let stands = claim.same.is_empty() && hints.selectors.is_empty() && asks.all(|ask| ask.stands);
+    let parts = askers.iter().flat_map(|asker| &asker.asks);
+    let parts = parts.filter_map(|ask| ask.part).collect();
+    Some((
+        Asked {
+            claim,
+            stands,
+            parts,
+        },
+        users,
+    ))
 }
 
 /// Lets the pod tolerate these taints, as it did by its extended resources.
@@ -188,10 +224,12 @@ fn askers(spec: &mut Map, at: &str, hints: &Hints, notes: &mut Notes) -> Vec<Ask
 }
 
 /// Gives the container that KAI's annotations are for the part of a GPU.
-fn part(askers: &mut [Asker], hints: &Hints, at: &str, notes: &mut Notes) {
-    let Some((container, ask, annotation)) = &hints.part else {
-        return;
-    };
+fn part(
+    askers: &mut [Asker],
+    (container, ask, annotation): &(Option<String>, Ask, String),
+    at: &str,
+    notes: &mut Notes,
+) {
     let is_it = |asker: &&mut Asker| match container {
         Some(name) => asker.name == *name,
         None => asker.place == ("containers", 0),
@@ -285,6 +323,7 @@ fn covers(one: &Request, other: &Request) -> bool {
     };
     let mut amounts = one.capacity.iter().chain(&other.capacity);
     one.class == other.class
+        && one.limits == other.limits
         && one.selectors == other.selectors
         && one.count >= other.count
         && amounts.all(|(name, _)| enough(name))

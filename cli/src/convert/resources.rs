@@ -13,17 +13,19 @@ use crate::yaml::{Map, Node};
 
 /// Resource by which a class of NVIDIA's DRA driver can be asked for.
 const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
-/// gpu-manager counts memory in pieces of this size, in MiB.
-const VCUDA_MEMORY: u64 = 256;
+/// Domains of gpu-manager and of its relative, each with the size of its pieces of memory in MiB.
+const VCUDA: [(&str, u64); 2] = [("tencent.com", 256), ("nvidia.com", 1)];
 /// More memory than any GPU has, in MiB: the unit is not the one that was meant.
 const TOO_MUCH: u64 = 512 << 10;
 
 /// Resources by which HAMi and gpu-manager give out parts of a GPU. They stand for no devices.
-const AMOUNTS: [&str; 6] = [
+const AMOUNTS: [&str; 8] = [
     "nvidia.com/gpumem",
     "nvidia.com/gpumem-percentage",
     "nvidia.com/gpucores",
     "nvidia.com/priority",
+    "nvidia.com/vcuda-core",
+    "nvidia.com/vcuda-memory",
     "tencent.com/vcuda-core",
     "tencent.com/vcuda-memory",
 ];
@@ -31,6 +33,11 @@ const AMOUNTS: [&str; 6] = [
 /// Says whether the resource is an amount of a GPU, which no class can stand for.
 pub(super) fn is_amount(resource: &str) -> bool {
     AMOUNTS.contains(&resource)
+}
+
+/// Says whether a class of divvy's chart stands for the resource.
+pub(super) fn stands(resource: &str) -> bool {
+    resource == "nvidia.com/gpu" || profile(resource).is_some_and(|(_, is_shared)| !is_shared)
 }
 
 /// Says whether the resource is one of a system that gives out GPUs of NVIDIA.
@@ -56,12 +63,36 @@ pub(super) struct Ask {
     pub(super) request: Request,
     /// Such as `gpu`, `share` and `mig-1g-10gb`.
     pub(super) form: String,
+    /// True if a class of the chart stands for the resource that it was.
+    pub(super) stands: bool,
+    /// Parts that it had, where one number was made of them.
+    pub(super) part: Option<Part>,
+}
+
+/// Percent of the memory and of the compute of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) memory: u64,
+    pub(super) cores: u64,
 }
 
 impl Ask {
     pub(super) fn new(form: &str, request: Request) -> Self {
         let form = form.replace(['.', '+', '_'], "-").to_lowercase();
-        Self { request, form }
+        Self {
+            request,
+            form,
+            stands: false,
+            part: None,
+        }
+    }
+}
+
+impl Ask {
+    /// Marks what a class of the chart stands for.
+    fn standing(mut self) -> Self {
+        self.stands = true;
+        self
     }
 }
 
@@ -104,7 +135,7 @@ impl Amounts {
             for name in names {
                 let at = format!("{at}.{list}[{name}]");
                 if !is_known(&name) {
-                    notes.unknown(&at, unknown(&name));
+                    notes.refuse(&at, unknown(&name));
                     continue;
                 }
                 let value = amounts.remove(&name).unwrap_or(Node::Null);
@@ -285,12 +316,14 @@ pub(super) fn take(container: &mut Map, at: &str, hints: &Hints, notes: &mut Not
             Some((profile, true)) => asks.push(share_of(&profile, count, &at, notes)),
             Some((profile, false)) => {
                 let request = Request::of_profile(divvy_api::names::DRIVER, &profile, count);
-                asks.push(Ask::new(&format!("mig-{profile}"), request));
+                asks.push(Ask::new(&format!("mig-{profile}"), request).standing());
             }
             None => {}
         }
     }
-    asks.extend(gpu_manager(&mut amounts, notes));
+    for domain in VCUDA {
+        asks.extend(gpu_manager(&mut amounts, domain, hints, notes));
+    }
     if let Some((count, _)) = amounts.number(&format!("{BY_CLASS}gpu.nvidia.com"), notes) {
         asks.push(Ask::new("gpu", Request::gpus(count)));
     }
@@ -327,7 +360,7 @@ fn nvidia(amounts: &mut Amounts, hints: &Hints, notes: &mut Notes) -> Option<Ask
     let is_part = memory.is_some() || percent.is_some() || cores.is_some();
     let count = match &gpus {
         Some(gpus) if gpus.quantity.to_u64().is_none() && !is_part => {
-            return fraction(&gpus.text, &gpus.at, notes);
+            return fraction(&gpus.text, &gpus.at, hints, notes);
         }
         Some(gpus) => gpus.whole(notes)?,
         // HAMi adds a GPU where only an amount is asked for.
@@ -336,7 +369,12 @@ fn nvidia(amounts: &mut Amounts, hints: &Hints, notes: &mut Notes) -> Option<Ask
     };
     let whole = || Some(hints.labels.ask(count));
     if !is_part {
-        return whole();
+        let ask = hints.labels.ask(count);
+        return Some(if hints.labels.read.is_empty() {
+            ask.standing()
+        } else {
+            ask
+        });
     }
     if cores.as_ref().is_some_and(|(cores, _)| *cores == 100) {
         if let Some((_, at)) = memory.as_ref().or(percent.as_ref()) {
@@ -377,19 +415,23 @@ fn nvidia(amounts: &mut Amounts, hints: &Hints, notes: &mut Notes) -> Option<Ask
         return None;
     }
     if let Some((percent, at)) = percent.filter(|(percent, _)| *percent < 100) {
-        let most = cores
-            .as_ref()
-            .map_or(percent, |(cores, _)| percent.max(*cores));
-        if let Some((cores, at)) = &cores
-            && *cores != percent
-        {
-            notes.note(
-                at,
-                format!("one number is for memory and compute: {most} percent of both, not {cores} of the compute"),
-            );
+        let cores_at = cores.clone();
+        let compute = cores.as_ref().map(|(cores, _)| *cores);
+        let mut ask = hints.part(count, percent, compute);
+        if hints.gpu_memory.is_none() {
+            let cores = compute.unwrap_or(0);
+            let memory = percent;
+            ask.part = Some(Part { memory, cores });
+            let most = memory.max(cores);
+            if let Some((cores, at)) = cores_at.filter(|(cores, _)| *cores != percent) {
+                notes.note(
+                    &at,
+                    format!("one number is for memory and compute: {most} percent of both, not {cores} of the compute"),
+                );
+            }
         }
         notes.note(&at, ACCOUNTED);
-        return Some(Ask::new("share", Request::fractions(count, most)));
+        return Some(ask);
     }
     if let Some((_, at)) = &cores {
         notes.note(
@@ -406,7 +448,7 @@ pub(super) const ACCOUNTED: &str = "the scheduler counts the share; no library s
      what a GpuPolicy does about overuse)";
 
 /// Reads a number of GPUs that is not whole.
-fn fraction(text: &str, at: &str, notes: &mut Notes) -> Option<Ask> {
+fn fraction(text: &str, at: &str, hints: &Hints, notes: &mut Notes) -> Option<Ask> {
     let percent = percent_of(text).filter(|percent| *percent < 100);
     let Some(percent) = percent else {
         notes.refuse(
@@ -421,7 +463,7 @@ fn fraction(text: &str, at: &str, notes: &mut Notes) -> Option<Ask> {
             "{text}: Kubernetes takes whole numbers only: {percent} percent of a GPU, as a share"
         ),
     );
-    Some(Ask::new("share", Request::fractions(1, percent)))
+    Some(hints.part(1, percent, None))
 }
 
 /// Returns a fraction in percent, rounded up.
@@ -459,10 +501,15 @@ pub(super) fn memory_text(mebibytes: u64) -> String {
     }
 }
 
-/// Reads what gpu-manager has: hundredths of a GPU, and memory in pieces of 256 MiB.
-fn gpu_manager(amounts: &mut Amounts, notes: &mut Notes) -> Option<Ask> {
-    let cores = amounts.number("tencent.com/vcuda-core", notes);
-    let memory = amounts.number("tencent.com/vcuda-memory", notes);
+/// Reads what gpu-manager has: hundredths of a GPU, and memory in pieces.
+fn gpu_manager(
+    amounts: &mut Amounts,
+    (domain, piece): (&str, u64),
+    hints: &Hints,
+    notes: &mut Notes,
+) -> Option<Ask> {
+    let cores = amounts.number(&format!("{domain}/vcuda-core"), notes);
+    let memory = amounts.number(&format!("{domain}/vcuda-memory"), notes);
     let cores = match cores {
         None if memory.is_none() => return None,
         Some((cores, at)) if cores >= 100 => {
@@ -482,16 +529,14 @@ fn gpu_manager(amounts: &mut Amounts, notes: &mut Notes) -> Option<Ask> {
     };
     let memory = match memory {
         Some((pieces, at)) => {
-            let mebibytes = pieces.saturating_mul(VCUDA_MEMORY);
+            let mebibytes = pieces.saturating_mul(piece);
             if mebibytes >= TOO_MUCH {
-                notes.refuse(
-                    &at,
-                    format!(
-                        "{pieces} pieces of 256 MiB are {}, more than a GPU has: if {pieces} MiB were meant, write {}",
-                        memory_text(mebibytes),
-                        pieces.div_ceil(VCUDA_MEMORY)
-                    ),
+                let what = format!(
+                    "{pieces} pieces of {piece} MiB are {}, more than a GPU has: if {pieces} MiB were meant, write {}",
+                    memory_text(mebibytes),
+                    pieces.div_ceil(piece)
                 );
+                notes.refuse(&at, what);
                 return None;
             }
             notes.note(&at, ACCOUNTED);
@@ -499,8 +544,24 @@ fn gpu_manager(amounts: &mut Amounts, notes: &mut Notes) -> Option<Ask> {
         }
         None => None,
     };
-    let request = Request::shares(1, memory.as_deref(), cores);
-    Some(Ask::new("share", request))
+    let mut request = Request::shares(1, memory.as_deref(), cores);
+    let Some((limit, at)) = &hints.core_limit else {
+        return Some(Ask::new("share", request));
+    };
+    if cores.is_some_and(|cores| cores > *limit) {
+        notes.refuse(
+            at,
+            format!("{limit} is below vcuda-core: write at least that"),
+        );
+    }
+    let what = "only MPS limits compute: a share with limits.cores of class mps.divvy.dev, whose shares have a size with drivers from R615 on \
+                (docs/sharing.md#mps)";
+    notes.note(at, what);
+    request.class = divvy_api::names::CLASS_MPS;
+    request
+        .limits
+        .push((divvy_api::names::capacity::CORES, (*limit).into()));
+    Some(Ask::new("mps", request))
 }
 
 #[cfg(test)]

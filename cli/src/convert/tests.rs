@@ -1,5 +1,8 @@
 use super::*;
 
+mod corpus;
+mod kinds;
+
 /// Inputs in fixtures/convert/in; true if all of it can be converted.
 pub(crate) const INPUTS: [(&str, bool); 11] = [
     ("device-plugin", true),
@@ -25,14 +28,14 @@ pub(crate) fn converted(name: &str) -> Converted {
 }
 
 fn of(text: &str) -> Converted {
-    convert(yaml::documents("x", text).unwrap())
+    convert(yaml::documents("x", text).unwrap(), Settings::default())
 }
 
 #[test]
 fn each_input_becomes_its_golden_file() {
     for (name, complete) in INPUTS {
         let converted = converted(name);
-        let text = converted.yaml().unwrap();
+        let text = converted.yaml(true).unwrap();
         crate::golden::same(&format!("convert/out/{name}.yaml"), text.trim_end());
         assert_eq!(converted.is_complete(), complete, "{name}");
         assert!(converted.found_any, "{name}");
@@ -42,7 +45,7 @@ fn each_input_becomes_its_golden_file() {
 #[test]
 fn what_is_converted_is_not_converted_again() {
     for (name, _) in INPUTS {
-        let first = converted(name).yaml().unwrap();
+        let first = converted(name).yaml(true).unwrap();
         let again = of(&first);
         let nodes: Vec<Node> = again.documents.into_iter().map(|d| d.node).collect();
         assert_eq!(nodes, yaml::documents("x", &first).unwrap(), "{name}");
@@ -153,7 +156,7 @@ spec:
   - {name: main, resources: {claims: [{name: gpu}], limits: {nvidia.com/gpu: 1}}}
 ";
     let converted = of(&format!("{template}---\n{pod}"));
-    let text = converted.yaml().unwrap();
+    let text = converted.yaml(true).unwrap();
     assert!(text.contains("name: p-pod-gpu\n"), "{text}");
     assert!(
         text.contains("- name: gpu-2\n    resourceClaimTemplateName: p-pod-gpu\n"),
@@ -181,7 +184,7 @@ spec:
         cpu: 1
         example.com/gpu: 1
 ---
-apiVersion: resource.k8s.io/v1beta1
+apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata:
   name: nic
@@ -189,12 +192,13 @@ spec:
   devices:
     requests:
     - name: nic
-      deviceClassName: nic.example.com
+      exactly:
+        deviceClassName: nic.example.com
 ";
     let converted = of(text);
     assert!(!converted.found_any && converted.is_complete());
     assert_eq!(
-        format!("# Nothing of GPUs.\n{}", converted.yaml().unwrap()),
+        format!("# Nothing of GPUs.\n{}", converted.yaml(true).unwrap()),
         text
     );
 }
@@ -290,7 +294,9 @@ spec: {{containers: [{{name: c, resources: {{limits: {{nvidia.com/gpu: {gpus}}}}
             "{annotation}: {notes:?}"
         );
     }
-    let two = of(&pod("nvidia.com/numa-bind: 'true'", 2)).yaml().unwrap();
+    let two = of(&pod("nvidia.com/numa-bind: 'true'", 2))
+        .yaml(true)
+        .unwrap();
     assert!(
         two.contains("- matchAttribute: resource.kubernetes.io/numaNode"),
         "{two}"
@@ -441,7 +447,13 @@ spec:
              [{{key: {key}, operator: {operator}, values: [1g.5gb]}}]}}]}}}}}}"
         ))
     };
-    refuses(&by_affinity("In"), "is a request on GKE");
+    refuses(&by_affinity("Exists"), "is a request on GKE");
+    let two = by_affinity("In").replace("[1g.5gb]", "[1g.5gb, 2g.10gb]");
+    refuses(&two, "is a request on GKE");
+    // One value of all nodes is the same as a node selector.
+    let text = of(&by_affinity("In")).yaml(true).unwrap();
+    assert!(text.contains("profile == \"1g.5gb\""), "{text}");
+    assert!(!text.contains("affinity:"), "{text}");
     assert!(said(&by_affinity("NotIn")).1);
     let selector = |label: &str| {
         pod(&format!(
@@ -506,7 +518,7 @@ fn taints_that_extended_resources_tolerated_are_tolerated() {
     ] {
         let input = pod(tolerations, limits);
         let converted = of(&input);
-        let text = converted.yaml().unwrap();
+        let text = converted.yaml(true).unwrap();
         let noted = text.contains("ExtendedResourceToleration");
         assert_eq!(noted, added.is_some(), "{text}");
         assert!(added.is_none_or(|added| text.contains(added)), "{text}");
@@ -592,7 +604,7 @@ fn a_partition_has_no_uuid_to_select_by() {
     // A whole GPU has one, and so has the card of a share, by another name.
     assert!(said(&claim_of("gpu.nvidia.com", &expression)).1);
     let shared = expression.replace("].uuid", "]['uuid']") + ", capacity: {requests: {shares: 1}}";
-    let text = of(&claim_of("gpu.nvidia.com", &shared)).yaml().unwrap();
+    let text = of(&claim_of("gpu.nvidia.com", &shared)).yaml(true).unwrap();
     assert!(text.contains("['gpuUUID']"), "{text}");
 }
 
@@ -652,7 +664,7 @@ fn a_name_with_line_breaks_is_no_note_of_its_own() {
             notes.iter().any(|note| note.contains("\\nnote: all")),
             "{notes:?}"
         );
-        let yaml = converted.yaml().unwrap();
+        let yaml = converted.yaml(true).unwrap();
         assert!(!yaml.contains("\nnote: all is"), "{yaml}");
     }
 }
@@ -672,4 +684,55 @@ fn each_form_that_a_policy_offers_has_a_word_on_its_policy() {
         let none = form == divvy_model::Form::WHOLE;
         assert_eq!(said.is_empty(), none, "{class}: {said:?}");
     }
+}
+
+#[test]
+fn a_file_keeps_its_comments_when_it_is_converted_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let pod = "# Trains.
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train # nightly
+spec:
+  containers:
+  - name: main
+    image: registry.example.com/app:1
+    resources:
+      limits:
+        # Two for the pipeline.
+        nvidia.com/gpu: 2
+        cpu: 4 # enough
+";
+    let other = "# Untouched, as it is written.\nkind: ConfigMap\ndata: {a: b}\n";
+    fs_err::write(path("a.yaml"), pod).unwrap();
+    fs_err::write(path("b.yaml"), other).unwrap();
+    let args = Args {
+        files: vec![folder.path().to_owned()],
+        output: Output::Yaml,
+        in_place: true,
+        gpu_memory: None,
+    };
+    run(&args).unwrap();
+    let text = fs_err::read_to_string(path("a.yaml")).unwrap();
+    for line in [
+        "# Trains.",
+        "  name: train # nightly",
+        "      # Two for the pipeline.",
+        "        cpu: 4 # enough",
+        "      - name: gpu",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert!(
+        text.starts_with("apiVersion: resource.k8s.io/v1\n"),
+        "{text}"
+    );
+    assert_eq!(fs_err::read_to_string(path("b.yaml")).unwrap(), other);
+    let standard = Args {
+        files: vec![PathBuf::from("-")],
+        ..args
+    };
+    assert!(run(&standard).is_err());
 }

@@ -45,6 +45,37 @@ fn the_table_says_what_to_select_by_in_80_columns() {
     }
 }
 
+#[test]
+fn gpus_with_other_forms_are_not_one_group() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.yaml");
+    let text = "apiVersion: divvy.dev/v1beta1
+kind: GpuPolicy
+metadata: {name: first-shared}
+spec: {rules: [{gpus: {ordinals: [0]}, modes: [TimeSlicing]}]}
+";
+    fs_err::write(&policy, text).unwrap();
+    let line = format!("--sim l40sx4 --policy {}", policy.display());
+    let text = text::table(&of(&line), false);
+    let block = |title: &str| {
+        let start = text
+            .find(title)
+            .unwrap_or_else(|| panic!("{title}\n{text}"));
+        let rest = text.get(start..).unwrap();
+        rest.split("\n\n").next().unwrap().to_owned()
+    };
+    let shared = block("NVIDIA L40S (gpu-0), published as");
+    assert!(
+        shared.contains("share.divvy.dev") && !shared.contains("whole"),
+        "{shared}"
+    );
+    let whole = block("NVIDIA L40S (gpu-1, gpu-2, gpu-3), published as");
+    assert!(
+        whole.contains("gpu.divvy.dev") && !whole.contains("share"),
+        "{whole}"
+    );
+}
+
 /// In the place of NVIDIA's driver, names that it does not have are in divvy's domain.
 #[test]
 fn classes_and_selectors_follow_from_the_drivers_name() {

@@ -47,7 +47,14 @@ pub(super) fn table(shown: &Shown, wide: bool) -> String {
         .map(|form| form.product_name.as_str())
         .collect();
     for product in &products {
-        blocks.push(offered(product, &shown.forms));
+        let of_product: Vec<&Group> = shown
+            .forms
+            .iter()
+            .filter(|form| form.product_name == *product)
+            .collect();
+        for gpus in alike(&of_product) {
+            blocks.push(offered(product, &gpus, &of_product));
+        }
     }
     if shown.forms.is_empty() {
         blocks.push("Nothing would be published.".to_owned());
@@ -120,12 +127,34 @@ fn gpus(gpus: &[Gpu], wide: bool) -> String {
 /// The classes of MPS shares.
 const MPS: [&str; 2] = [names::CLASS_MPS, names::CLASS_MIG_MPS];
 
-/// The forms of the GPUs of one product.
-fn offered(product: &str, forms: &[Group]) -> String {
+/// Groups GPUs that have the same forms, in the order of their names.
+fn alike(forms: &[&Group]) -> Vec<Vec<String>> {
+    let number = |name: &str| name.rsplit('-').next().and_then(|n| n.parse::<u32>().ok());
+    let mut gpus: Vec<&String> = forms.iter().flat_map(|form| &form.gpus).collect();
+    gpus.sort_by_key(|name| (number(name), (*name).clone()));
+    gpus.dedup();
+    let mut groups: Vec<(Vec<usize>, Vec<String>)> = Vec::new();
+    for gpu in gpus {
+        let has = |(_, form): &(usize, &&Group)| form.gpus.contains(gpu);
+        let own: Vec<usize> = forms
+            .iter()
+            .enumerate()
+            .filter(has)
+            .map(|(n, _)| n)
+            .collect();
+        match groups.iter_mut().find(|(of, _)| *of == own) {
+            Some((_, there)) => there.push(gpu.clone()),
+            None => groups.push((own, vec![gpu.clone()])),
+        }
+    }
+    groups.into_iter().map(|(_, gpus)| gpus).collect()
+}
+
+/// The forms of GPUs of one product, which all of them have.
+fn offered(product: &str, gpus: &[String], forms: &[&Group]) -> String {
     let mut table = Table::new(["FORM", "CLASS", "DEVICES", "MEMORY", "SELECT WITH"]);
-    let mut names: BTreeSet<&str> = BTreeSet::new();
-    for form in forms.iter().filter(|form| form.product_name == product) {
-        names.extend(form.gpus.iter().map(String::as_str));
+    let have = |form: &&&Group| gpus.iter().all(|gpu| form.gpus.contains(gpu));
+    for form in forms.iter().filter(have) {
         let select = match (&form.selector, form.requests.is_empty()) {
             (Some(_), _) => format!("{} == \"{}\"", attributes::PROFILE, form.name),
             (None, false) => {
@@ -150,16 +179,35 @@ fn offered(product: &str, forms: &[Group]) -> String {
             select,
         ]);
     }
-    let names: Vec<&str> = names.into_iter().collect();
-    let names = match names.as_slice() {
-        [first, .., last] if names.len() > 4 => format!("{first} … {last}"),
-        names => names.join(", "),
-    };
+    let names = names_of(gpus);
     let mut title = format!("{product} ({names}), published as");
     if title.chars().count() > WIDTH {
         title = format!("{product}\n({names}), published as");
     }
     format!("{title}\n{}", table.render(0))
+}
+
+/// Names GPUs; more than four in a row are written as first and last.
+fn names_of(gpus: &[String]) -> String {
+    let number = |name: &str| name.rsplit('-').next().and_then(|n| n.parse::<u32>().ok());
+    let mut runs: Vec<Vec<&str>> = Vec::new();
+    for gpu in gpus {
+        let next = number(gpu);
+        match runs.last_mut() {
+            Some(run) if run.last().and_then(|last| number(last)?.checked_add(1)) == next => {
+                run.push(gpu);
+            }
+            _ => runs.push(vec![gpu]),
+        }
+    }
+    let shown: Vec<String> = runs
+        .iter()
+        .map(|run| match run.as_slice() {
+            [first, .., last] if run.len() > 4 => format!("{first} … {last}"),
+            names => names.join(", "),
+        })
+        .collect();
+    shown.join(", ")
 }
 
 /// Returns the number of devices of a GPU, with the claims that share each.

@@ -198,10 +198,7 @@ impl Access {
 
 /// Reads all kinds that the answer needs.
 pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
-    let version = client
-        .apiserver_version()
-        .await
-        .context("the API server does not answer")?;
+    let version = client.apiserver_version().await.map_err(unanswered)?;
     // Clouds write `37+`.
     let digits: String = version
         .minor
@@ -350,6 +347,7 @@ impl Reader<'_> {
                 return Ok(Vec::new());
             }
             Err(kube::Error::Api(status)) if status.code == 403 => {}
+            Err(error) if is_unknown_user(&error) => return Err(unanswered(error)),
             other => return other.with_context(failed),
         }
         let right = format!(
@@ -409,6 +407,12 @@ impl Reader<'_> {
         };
         let own = Api::<Pod>::namespaced(client.clone(), wanted.namespace);
         let mut pods = match pages(&own, &ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 403 && may_begin => {
+                let namespace = wanted.namespace;
+                anyhow::bail!(
+                    "you may not list pods in namespace {namespace} (kubectl auth can-i list pods -n {namespace}): ask a cluster admin for {VIEW}"
+                );
+            }
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 let pods = format!("Pods of namespace {} cannot be listed", self.namespace);
                 self.unread
@@ -425,6 +429,21 @@ impl Reader<'_> {
         }
         Ok(pods)
     }
+}
+
+/// Says whether the API server does not know who asks.
+fn is_unknown_user(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 401)
+}
+
+/// Returns the error for a server that gave no answer, or none to this user.
+fn unanswered(error: kube::Error) -> anyhow::Error {
+    if is_unknown_user(&error) {
+        return anyhow::Error::msg(
+            "the API server refuses your credentials (401): log in again, or choose another --context",
+        );
+    }
+    anyhow::Error::new(error).context("the API server does not answer")
 }
 
 /// Page by page.

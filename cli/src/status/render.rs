@@ -24,6 +24,8 @@ pub(crate) fn fleet(snapshot: &Snapshot, fleet: &Fleet, wide: bool) -> String {
     let mut out = Out::new(wide);
     if fleet.nodes.is_empty() && snapshot.lacks(&GPU_NODES) {
         out.line("GpuNodes cannot be read: the state of the nodes' GPUs is unknown");
+    } else if let Some(nowhere) = &fleet.nowhere {
+        out.line(nowhere);
     } else if fleet.nodes.is_empty() {
         out.line("no node reports GPUs");
     } else {

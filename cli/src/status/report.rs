@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
 use super::claim::{ClaimLine, refused, reported_use};
-use super::read::{GPU_NODES, NOT_SERVED, SLICES};
+use super::read::{GPU_NODES, NODES, NOT_SERVED, SLICES};
 use super::shares;
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
 use super::taints;
@@ -23,6 +23,9 @@ const ANSWERED: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Fleet {
+    /// Reason why divvy runs on no node, with what to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nowhere: Option<String>,
     /// Need for action by an administrator or user.
     pub(crate) needs_person: bool,
     /// Nodes with divvy, by name.
@@ -174,8 +177,11 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
         .iter()
         .any(|what| what.starts_with(NOT_SERVED))
         && snapshot.nodes.iter().any(is_ours);
-    let needs_person = claims_need || gone || troubles.iter().any(|entry| !entry.trouble.notice);
+    let nowhere = nodes.is_empty().then(|| nowhere(snapshot)).flatten();
+    let in_trouble = troubles.iter().any(|entry| !entry.trouble.notice);
+    let needs_person = claims_need || gone || nowhere.is_some() || in_trouble;
     Fleet {
+        nowhere,
         needs_person,
         nodes,
         troubles,
@@ -184,6 +190,56 @@ pub(crate) fn fleet(snapshot: &Snapshot, only: Option<&str>) -> Fleet {
         waiting,
         unread: snapshot.unread.clone(),
     }
+}
+
+/// Says that no node has the label of divvy, if that is so, and which nodes may want it.
+fn nowhere(snapshot: &Snapshot) -> Option<String> {
+    let is_known = !snapshot.lacks(&GPU_NODES) && !snapshot.lacks(&NODES);
+    if !is_known || snapshot.nodes.is_empty() || snapshot.nodes.iter().any(is_ours) {
+        return None;
+    }
+    let label = format!("{NODE_LABEL}=true");
+    let with_gpus: Vec<&str> = snapshot
+        .nodes
+        .iter()
+        .filter(|node| has_gpus(node))
+        .map(|node| name(&node.metadata))
+        .collect();
+    let what = match with_gpus.as_slice() {
+        [] => format!("kubectl label node NODE {label}"),
+        [first, ..] => {
+            let more = match with_gpus.len() {
+                1 => String::new(),
+                all => format!(" and {} more", all - 1),
+            };
+            let have = if with_gpus.len() == 1 { "has" } else { "have" };
+            format!("{first}{more} {have} GPUs by their labels: kubectl label node {first} {label}")
+        }
+    };
+    Some(format!(
+        "no node has the label {label}, so divvy runs nowhere (unless the chart has nodeSelection: discovered). {what}"
+    ))
+}
+
+/// Says whether a node has GPUs of NVIDIA by labels of Node Feature Discovery, GPU Feature
+/// Discovery or GKE, or by a device plugin.
+fn has_gpus(node: &Node) -> bool {
+    let labels = node.metadata.labels.iter().flatten();
+    let mut labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
+    let by_label = labels.any(|(key, value)| match key {
+        "nvidia.com/gpu.present" => value == "true",
+        "cloud.google.com/gke-accelerator" => true,
+        _ => {
+            let device = key.strip_prefix("feature.node.kubernetes.io/pci-");
+            device.is_some_and(|device| device.contains("10de")) && value == "true"
+        }
+    });
+    let allocatable = node
+        .status
+        .as_ref()
+        .and_then(|status| status.allocatable.as_ref());
+    let by_plugin = allocatable.and_then(|all| all.get("nvidia.com/gpu"));
+    by_label || by_plugin.is_some_and(|number| number.0 != "0")
 }
 
 pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {

@@ -10,6 +10,7 @@ use super::waiting::Verdict;
 use super::{claim, full_name, render, report};
 
 mod folded;
+mod nowhere;
 mod pods;
 mod policies;
 mod shares;

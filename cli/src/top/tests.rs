@@ -31,6 +31,31 @@ fn tables_begin_with_what_is_wasted() {
 }
 
 #[test]
+fn without_the_right_to_list_claims_nothing_is_shown_as_zero() {
+    let mut snapshot = world();
+    snapshot.claims.clear();
+    snapshot
+        .unread
+        .push("ResourceClaims cannot be listed".to_owned());
+    let mut view = crate::view::of(&snapshot, &usage());
+    for node in &mut view.nodes {
+        node.gpus.iter_mut().for_each(|gpu| gpu.holds.clear());
+    }
+    for (by, name) in ALL {
+        let top = top(&view, by, None);
+        assert!(!top.holds_known);
+        let text = render(&top, false);
+        assert!(!text.contains("no claim holds a GPU"), "{text}");
+        match by {
+            By::Claims | By::Namespaces => {
+                assert!(text.starts_with("unknown which claims hold GPUs"), "{text}");
+            }
+            By::Gpus | By::Nodes => crate::golden::same(&format!("top/{name}-unread.txt"), &text),
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_a_question_mark_with_its_reason_and_never_0() {
     let mut usage = Usage::default();
     usage
