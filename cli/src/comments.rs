@@ -185,10 +185,9 @@ fn sign(line: &str) -> Option<usize> {
             Some('"') if is_escaped => is_escaped = false,
             Some('"') if c == '\\' => is_escaped = true,
             Some(open) if c == open => quote = None,
-            Some(_) => {}
             None if c == '#' && before.is_whitespace() => return Some(place),
             None if matches!(c, '"' | '\'') && " [{,".contains(before) => quote = Some(c),
-            None => {}
+            Some(_) | None => {}
         }
         before = c;
     }

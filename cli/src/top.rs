@@ -101,7 +101,7 @@ pub(crate) async fn read(
 struct Top<'v> {
     #[serde(flatten)]
     lines: Lines<'v>,
-    /// False if claims could not be read, so that nobody knows all that hold GPUs.
+    /// False if claims could not be read, so that holders may be missing.
     holds_known: bool,
     /// Kinds that could not be read.
     unread: &'v [String],

@@ -312,7 +312,7 @@ async fn the_exit_status_of_every_answer_shows_whether_action_is_required() {
     }
 }
 
-/// What may not be read is not taken for what does not exist.
+/// An object that may not be read is not taken for one that does not exist.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_credentials_and_missing_rights_are_the_answer() {
     let cluster = Cluster::new().await;

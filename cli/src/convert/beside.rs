@@ -1,4 +1,4 @@
-//! What is beside the devices that a container asks for, and goes badly with them.
+//! Devices, volumes and claims of a container that go badly with the devices that it asks for.
 
 use divvy_api::names;
 

@@ -138,7 +138,7 @@ fn sharing_of(sharing: &Map, at: &str, from: Option<From<'_>>, notes: &mut Notes
         let at = under(at, field);
         way_of(way, mode, &at, &mut rules, notes);
         if mode == "Mps" {
-            let what = "needs mps.enabled in the chart (docs/sharing.md#mps)";
+            let what = "needs mps.enabled in the chart (docs/mps.md)";
             notes.note(&at, what);
         }
     }
@@ -300,7 +300,7 @@ fn rule_of(name: &str, mode: &str, slots: u64, at: &str, notes: &mut Notes) -> O
     Some(rule)
 }
 
-/// Reads `devices`, and returns the match of a rule, which is empty for all; `None` after a refusal.
+/// Reads `devices` as the match of a rule, which is empty for all; `None` after a refusal.
 fn devices(node: Option<&Node>, at: &str, notes: &mut Notes) -> Option<Map> {
     let mut gpus = Map::default();
     let items = match node {
@@ -466,7 +466,7 @@ fn of_hami(configs: &[Node], at: &str, notes: &mut Notes) -> Vec<Node> {
             (
                 "devicememoryscaling",
                 "memory is not given out twice: requests add up to that of the GPU; with shares.burst, pods may use more than they \
-                 request (docs/sharing.md#request-and-limit)",
+                 request (docs/memory-caps.md#request-and-limit)",
             ),
             (
                 "devicecorescaling",

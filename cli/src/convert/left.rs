@@ -1,4 +1,4 @@
-//! What asks for GPUs outside of the pods that were converted.
+//! Resources that ask for GPUs outside of the pods that were converted.
 
 use super::notes::{Notes, under};
 use super::resources;
@@ -79,7 +79,7 @@ impl Left<'_> {
             return self.notes.unknown(&at, what);
         }
         let why = self.claimless.unwrap_or(
-            "no pod with containers is there, so nobody knows how the kind takes claims",
+            "no pod with containers is there, and convert does not know how the kind takes claims",
         );
         if resources::stands(resource) {
             let what = format!("{why}; it stays, and needs Kubernetes 1.36 or later");

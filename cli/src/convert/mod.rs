@@ -47,16 +47,17 @@ pub struct Args {
     /// Output format; JSON is one List, and has no comments
     #[arg(short, long, value_enum, default_value_t = Output::Yaml)]
     output: Output,
-    /// Write each file again where something was converted, with its comments; notes are on standard
-    /// error alone
+    /// Write each file again where something was converted, with its comments; notes are on
+    /// standard error alone
     #[arg(long, conflicts_with = "output")]
     in_place: bool,
-    /// Memory of each GPU, such as 80Gi: parts in percent become amounts, with memory and compute apart
+    /// Memory of each GPU, such as 80Gi: parts in percent become amounts, with memory and compute
+    /// apart
     #[arg(long, value_name = "AMOUNT")]
     gpu_memory: Option<divvy_model::Quantity>,
 }
 
-/// What is known beside the manifests.
+/// Facts beside the manifests.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Settings {
     /// Memory of each GPU in MiB.
@@ -166,7 +167,9 @@ fn convert_all(documents: Vec<(Node, Comments)>, settings: Settings) -> Converte
     let mut all: Vec<Document> = Vec::new();
     for (origin, (node, comments)) in documents.into_iter().enumerate() {
         let mut new = objects.convert(node);
-        new.iter_mut().for_each(|document| document.origin = origin);
+        for document in &mut new {
+            document.origin = origin;
+        }
         // What is new comes before the object that the comments are of.
         if let Some(last) = new.last_mut() {
             last.comments = comments;

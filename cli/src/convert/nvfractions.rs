@@ -108,7 +108,7 @@ fn one(
     new.capacity.push((capacity::MEMORY, Node::from(memory)));
     let (_, at) = request.or(limit.clone())?;
     if is_parallel {
-        let what = "programs run at once under MPS, whose shares have a size with drivers from R615 on (docs/sharing.md#mps)";
+        let what = "programs run at once under MPS, whose shares have a size with drivers from R615 on (docs/mps.md)";
         notes.note(&at, what);
     }
     if let Some(((most, text), (_, at))) = most.zip(limit)
@@ -124,7 +124,7 @@ fn one(
         let percent = most.nanos().saturating_mul(100) / least.nanos().max(1);
         let what = format!(
             "a limit above the request needs shares: {{burst: {{memory: {}.{:02}x}}}} in the GpuPolicy, and nodes that cap memory \
-             (docs/sharing.md#request-and-limit)",
+             (docs/memory-caps.md#request-and-limit)",
             (percent + 1) / 100,
             (percent + 1) % 100
         );

@@ -36,7 +36,7 @@ pub(super) struct Asker {
     is_sidecar: bool,
 }
 
-/// What a pod asks for.
+/// Devices that a pod asks for.
 pub(super) struct Asked {
     pub(super) claim: Claim,
     /// True if the chart's classes stand for all of it.

@@ -555,7 +555,7 @@ fn gpu_manager(
         );
     }
     let what = "only MPS limits compute: a share with limits.cores of class mps.divvy.dev, whose shares have a size with drivers from R615 on \
-                (docs/sharing.md#mps)";
+                (docs/mps.md)";
     notes.note(at, what);
     request.class = divvy_api::names::CLASS_MPS;
     request

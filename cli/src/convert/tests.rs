@@ -463,7 +463,7 @@ spec:
     refuses(&selector("partition-size: small"), "is not a MIG profile");
     refuses(&selector("sharing-strategy: none"), "is not a strategy");
     let text = of(&selector("sharing-strategy: time-sharing"))
-        .yaml()
+        .yaml(true)
         .unwrap();
     assert!(text.contains("deviceClassName: share.divvy.dev"), "{text}");
     // A pod that asks for no GPU loses the labels, with a word.

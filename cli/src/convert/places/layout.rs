@@ -3,7 +3,7 @@
 use super::super::notes::under;
 use crate::yaml::{Map, Node};
 
-/// How the fields of a pod stand in an object.
+/// Places of a pod's fields in an object.
 #[derive(Debug)]
 pub(in super::super) struct Layout {
     /// Path of the pod's `spec`; empty where its fields stand in the object itself.
@@ -24,12 +24,12 @@ enum Metadata {
     At(&'static [&'static str]),
 }
 
-/// How a kind takes claims.
+/// Way in which a kind takes claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Claims {
-    /// As a pod does.
+    /// The way of pods.
     Pod,
-    /// As a pod does, with the number of GPUs for Ray beside it.
+    /// The same, with the number of GPUs for Ray beside it.
     Ray,
     /// `draResources`, for the only container.
     Nim,

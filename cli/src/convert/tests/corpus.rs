@@ -48,7 +48,7 @@ fn each_file_of_the_corpus_becomes_its_golden_text() {
     assert!(files >= LEAST, "{files}");
 }
 
-/// What stays as it was may be named again, but nothing is converted a second time.
+/// Nothing is converted a second time, though a thing that stayed may be named again.
 #[test]
 fn what_the_corpus_becomes_is_not_converted_again() {
     for path in corpus().into_iter().flat_map(|(_, all)| all) {

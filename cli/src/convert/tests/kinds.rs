@@ -23,7 +23,7 @@ fn a_spec_of_a_pod_is_found_without_a_template_around_it() {
     for (kind, path) in [
         ("LLMInferenceService", &["spec", "template"][..]),
         ("LLMInferenceService", &["spec", "prefill", "worker"]),
-        // A kind and a field that nobody knows.
+        // A kind and a field without a rule.
         ("Workload", &["spec", "group", "pods"]),
     ] {
         let mut text = format!(
@@ -114,7 +114,7 @@ spec: {{draResources: [{{claimCreationSpec: {{devices: [{{name: gpu, {fields}}}]
 
 /// KubeRay derives the number from extended resources, and not from claims.
 #[test]
-fn ray_is_told_the_number_of_gpus_that_claims_have() {
+fn ray_gets_the_number_of_gpus_that_claims_have() {
     let group = |parameters: &str, limits: &str| {
         format!(
             "apiVersion: ray.io/v1
@@ -150,7 +150,7 @@ spec:
 }
 
 #[test]
-fn whole_gpus_need_no_conversion_on_new_kubernetes_and_the_first_line_says_so() {
+fn the_first_line_says_that_whole_gpus_need_no_conversion() {
     let first = |text: &str| {
         let notes: Vec<String> = of(text).all_notes().map(Note::to_string).collect();
         notes.first().cloned().unwrap_or_default()
