@@ -344,10 +344,7 @@ kind: Other
             .zip(&comments)
             .map(|(node, comments)| comments.put(&yaml::text(node).unwrap()))
             .collect();
-        assert_eq!(
-            put.join("---\n"),
-            TEXT.replace("\"a # in quotes\"", "'a # in quotes'")
-        );
+        assert_eq!(put.join("---\n"), TEXT);
     }
 
     #[test]

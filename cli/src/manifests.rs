@@ -18,8 +18,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::driver;
 use crate::strict::{decode, without_rust};
+use crate::{convert, driver};
 
 mod workload;
 
@@ -41,6 +41,8 @@ pub struct Manifests {
     pub handlers: BTreeMap<String, String>,
     /// Objects of other kinds, as `kind name`.
     pub passed_over: Vec<String>,
+    /// Objects that ask for GPUs, or decide about them, and cannot be run here, with the reason.
+    pub not_run: Vec<String>,
     /// Objects that the API server takes and the demo treats otherwise than a reader may think,
     /// each with the reason.
     pub notes: Vec<String>,
@@ -316,23 +318,84 @@ impl Manifests {
                 .pointer(path)
                 .is_some_and(|value| value.to_string().contains("esourceClaim"))
         });
-        let note = match (version.split('/').next(), kind) {
-            (Some("scheduling.k8s.io"), "PodGroup" | "Workload") if has_claims => {
+        let group = version.split('/').next().unwrap_or_default();
+        let note = match (group, kind) {
+            ("scheduling.k8s.io", "PodGroup" | "Workload") if has_claims => {
                 "each pod gets claims of its own here, as with the feature gate DRAWorkloadResourceClaims off (its \
                  default); with the gate the pods of a group share the claims that the group names"
             }
-            (Some("resource.k8s.io"), "ResourceSlice") => {
+            ("resource.k8s.io", "ResourceSlice") => {
                 "the demo's node has only the devices of its own driver"
             }
-            (Some("v1"), "ResourceQuota" | "LimitRange") => {
+            ("v1", "ResourceQuota" | "LimitRange") => {
                 "quotas and limits of a namespace are not counted here"
             }
-            _ if has(object, "containers") => {
-                "its controller does not run here, so neither do its pods"
+            ("kustomize.config.k8s.io", "Kustomization") => {
+                let how = "is not built here: kubectl kustomize DIR | divvy demo -f -";
+                return self.not_run.push(format!("{what} {how}"));
             }
-            _ => return self.passed_over.push(what),
+            ("nvidia.com", "ClusterPolicy") => {
+                "divvy takes the place of its devicePlugin and migManager: docs/install/gpu-operator.md says which to turn off"
+            }
+            _ => return self.others(&what, object),
         };
         self.notes.push(format!("{what} is passed over: {note}"));
+    }
+
+    /// Takes the pods of an object whose controller does not run here, each once, and names what
+    /// asks for GPUs and cannot be run.
+    fn others(&mut self, what: &str, object: &Value) {
+        let name = name_of(object);
+        let mut paths = Vec::new();
+        for (number, (path, template)) in convert::pods(object).into_iter().enumerate() {
+            let mut template = template;
+            let containers = template.pointer_mut("/spec/containers");
+            for container in containers
+                .and_then(Value::as_array_mut)
+                .into_iter()
+                .flatten()
+            {
+                // The controller knows the image.
+                if container.get("image").is_none() {
+                    container["image"] = json!("of-its-controller");
+                }
+            }
+            let pod = Pod {
+                metadata: ObjectMeta {
+                    name: Some(format!("{name}-{number}")),
+                    namespace: object
+                        .pointer("/metadata/namespace")
+                        .and_then(Value::as_str)
+                        .map(str::to_owned),
+                    ..part(&template, "metadata").unwrap_or_default()
+                },
+                spec: part(&template, "spec"),
+                status: None,
+            };
+            if pod.spec.is_none() {
+                self.not_run
+                    .push(format!("{what}: {path} is not the spec of a pod"));
+                continue;
+            }
+            self.pods.push(pod);
+            paths.push(path);
+        }
+        if !paths.is_empty() {
+            let paths = paths.join(", ");
+            self.notes.push(format!(
+                "{what}: its controller does not run here: the pod of {paths} runs, once"
+            ));
+        } else if let Some(path) = convert::asks_elsewhere(object) {
+            self.not_run.push(format!(
+                "{what} asks for a GPU in {path}, and its controller does not run here"
+            ));
+        } else if convert::is_configuration(object) {
+            self.not_run.push(format!(
+                "{what} configures another system: divvy convert -f FILE makes GpuPolicies of it"
+            ));
+        } else {
+            self.passed_over.push(what.to_owned());
+        }
     }
 
     /// Returns the pods of the files and those that controllers make of the workloads, in the
@@ -436,15 +499,9 @@ fn suffix(mut number: usize) -> String {
     end.iter().map(|byte| char::from(*byte)).collect()
 }
 
-/// Looks for a field of this name anywhere in an object.
-fn has(value: &Value, field: &str) -> bool {
-    match value {
-        Value::Object(fields) => fields
-            .iter()
-            .any(|(name, value)| name == field || has(value, field)),
-        Value::Array(items) => items.iter().any(|item| has(item, field)),
-        _ => false,
-    }
+/// Reads a part of a template of pods; fields that a pod has not are left out.
+fn part<T: DeserializeOwned>(template: &Value, field: &str) -> Option<T> {
+    serde_json::from_value(template.get(field)?.clone()).ok()
 }
 
 fn name_of(object: &Value) -> &str {
@@ -484,6 +541,75 @@ mod tests {
         );
         assert!(refused("kind: Pod\n").contains("apiVersion and kind must be set"));
         assert!(refused("---\n").ends_with("no objects in it"));
+    }
+
+    /// A file that asks for a GPU is run, or named as one that is not.
+    #[test]
+    fn pods_of_other_kinds_run_and_the_rest_that_asks_is_named() {
+        let gpu = "resources: {limits: {nvidia.com/gpu: 1}}";
+        let object = |version: &str, kind: &str, spec: &str| {
+            format!(
+                "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: m, namespace: t}}\n{spec}\n"
+            )
+        };
+        for (version, kind, spec, pods) in [
+            (
+                "serving.kserve.io/v1alpha1",
+                "LLMInferenceService",
+                format!("spec: {{template: {{containers: [{{name: main, {gpu}}}]}}}}"),
+                1,
+            ),
+            (
+                "apps.nvidia.com/v1alpha1",
+                "NIMService",
+                format!("spec: {{{gpu}}}"),
+                1,
+            ),
+            (
+                "serving.kserve.io/v1beta1",
+                "InferenceService",
+                format!("spec: {{predictor: {{model: {{{gpu}}}}}}}"),
+                1,
+            ),
+            (
+                "example.com/v1",
+                "Fleet",
+                format!("spec: {{a: {{containers: [{{name: c, image: i, {gpu}}}]}}, b: {{containers: [{{name: c, image: i}}]}}}}"),
+                2,
+            ),
+            (
+                "example.com/v1",
+                "Vertex",
+                format!("spec: {{container: {{image: i, {gpu}}}}}"),
+                0,
+            ),
+            (
+                "v1",
+                "ConfigMap",
+                "data: {c: \"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\"}"
+                    .to_owned(),
+                0,
+            ),
+            (
+                "kustomize.config.k8s.io/v1beta1",
+                "Kustomization",
+                "resources: [a.yaml]".to_owned(),
+                0,
+            ),
+        ] {
+            let read = Manifests::parse("x", &object(version, kind, &spec)).unwrap();
+            assert_eq!(read.pods.len(), pods, "{kind}: {read:?}");
+            assert_eq!(read.not_run.is_empty(), pods > 0, "{kind}: {read:?}");
+            assert!(read.passed_over.is_empty(), "{kind}: {read:?}");
+            if let Some(pod) = read.pods.first() {
+                let spec = pod.spec.as_ref().unwrap();
+                assert!(spec.containers[0].resources.is_some(), "{kind}: {pod:?}");
+                assert_eq!(pod.metadata.namespace.as_deref(), Some("t"));
+            }
+        }
+        let plain = object("v1", "ConfigMap", "data: {a: b}");
+        let read = Manifests::parse("x", &plain).unwrap();
+        assert_eq!(read.passed_over, ["ConfigMap m"]);
     }
 
     #[test]

@@ -46,6 +46,10 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &
         scenario.problem = Some(refused.join("\n"));
         return scenario;
     }
+    if !manifests.not_run.is_empty() {
+        scenario.problem = Some(manifests.not_run.join("\n"));
+        return scenario;
+    }
     let enacted = match expand(manifests, &classes, &known.products) {
         Ok(workload) => {
             if workload.claims.is_empty() && workload.stuck.is_empty() {

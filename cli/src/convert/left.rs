@@ -5,12 +5,13 @@ use super::resources;
 use crate::yaml::{Map, Node};
 
 /// Maps whose keys are no resources.
-const NO_AMOUNTS: [&str; 5] = [
+const NO_AMOUNTS: [&str; 6] = [
     "annotations",
     "labels",
     "matchLabels",
     "nodeLabels",
     "nodeSelector",
+    "selector",
 ];
 
 /// Names the resources of other systems that are still there, outside of these pods.

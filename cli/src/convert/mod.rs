@@ -318,6 +318,35 @@ impl Converted {
     }
 }
 
+/// Returns the pods in an object that makes them, each with its path.
+pub fn pods(object: &serde_json::Value) -> Vec<(String, serde_json::Value)> {
+    let node = serde_json::from_value::<Node>(object.clone());
+    let Ok(Node::Map(object)) = node else {
+        return Vec::new();
+    };
+    let pod = |place: places::Place| {
+        let template = Node::Map(place.template(&object)?);
+        Some((place.spec(), serde_json::to_value(template).ok()?))
+    };
+    places::of(&object).into_iter().filter_map(pod).collect()
+}
+
+/// Returns the path of a resource by which an object asks for a GPU outside of pods.
+pub fn asks_elsewhere(object: &serde_json::Value) -> Option<String> {
+    let node = serde_json::from_value::<Node>(object.clone()).ok()?;
+    let mut notes = notes::Notes::default();
+    left::notes(node.map()?, &[], None, &mut notes);
+    let first = notes.into_all().into_iter().next()?;
+    Some(first.field().to_owned())
+}
+
+/// Says whether an object is a configuration of another system, which becomes policies.
+pub fn is_configuration(object: &serde_json::Value) -> bool {
+    let node = serde_json::from_value::<Node>(object.clone());
+    let policies = |node: Node| configs::convert(node.map()?, &mut notes::Notes::default());
+    node.ok().and_then(policies).is_some()
+}
+
 /// Request of a pod for a part of a GPU, which the scheduler and divvy do not understand.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Foreign {

@@ -48,6 +48,11 @@ impl Note {
         &self.text
     }
 
+    /// Returns the path of the field.
+    pub(super) fn field(&self) -> &str {
+        &self.field
+    }
+
     /// Makes a note about the whole input.
     pub(super) fn general(text: &str) -> Self {
         Self {

@@ -121,12 +121,14 @@ fn one(
             );
             return None;
         }
-        let percent = most.nanos().saturating_mul(100) / least.nanos().max(1);
+        let least = least.nanos().max(1);
+        // Rounded up: a smaller factor would not allow it.
+        let percent = most.nanos().saturating_mul(100).saturating_add(least - 1) / least;
         let what = format!(
             "a limit above the request needs shares: {{burst: {{memory: {}.{:02}x}}}} in the GpuPolicy, and nodes that cap memory \
              (docs/memory-caps.md#request-and-limit)",
-            (percent + 1) / 100,
-            (percent + 1) % 100
+            percent / 100,
+            percent % 100
         );
         notes.note(&at, what);
         new.limits.push((capacity::MEMORY, Node::from(text)));

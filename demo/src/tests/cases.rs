@@ -453,7 +453,7 @@ async fn pods_are_refused_as_a_cluster_refuses_them() {
 async fn parts_that_a_cluster_decides_otherwise_are_noted() {
     let unused =
         pod("containers: [{name: c, image: x}], resourceClaims: [{name: a, resourceClaimName: c}]");
-    let custom = "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: r}\nspec: {headGroupSpec: {template: {spec: {containers: []}}}}\n";
+    let custom = "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: r}\nspec: {headGroupSpec: {template: {spec: {containers: [{name: c, image: x}]}}}}\n";
     for (text, expected) in [
         (
             format!("{unused}---\n{}", exactly("")),
@@ -461,7 +461,7 @@ async fn parts_that_a_cluster_decides_otherwise_are_noted() {
         ),
         (
             custom.to_owned(),
-            "RayCluster r is passed over: its controller does not run here",
+            "RayCluster r: its controller does not run here: the pod of spec.headGroupSpec.template.spec runs, once",
         ),
         (
             pod("runtimeClassName: nvidia, containers: [{name: c, image: x}]"),

@@ -37,7 +37,7 @@ fn a_forgotten_label_is_named_with_the_nodes_that_want_it() {
         "{text}"
     );
     let (_, text) = fleet(&[node("n1")]);
-    assert!(!text.contains("has the label"), "{text}");
+    assert!(!text.contains("no node has the label"), "{text}");
     let (needs_person, text) = fleet(&[]);
     assert!(
         !needs_person && text.contains("no node reports GPUs"),
