@@ -195,7 +195,7 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         By("readme_shows_what_the_demo_prints"),
     ),
     (
-        "cargo install --path cli && ln -sf divvy ~/.cargo/bin/kubectl-divvy",
+        "cargo install --path divvy && ln -sf divvy ~/.cargo/bin/kubectl-divvy",
         By("usage_calls_the_program_as_its_user_does"),
     ),
     (
