@@ -101,11 +101,16 @@ pub struct Args {
     #[arg(long, env = "NVML_LIBRARY", default_value = "", hide_default_value = true, value_parser = values::path_or_none)]
     pub nvml_library: std::option::Option<PathBuf>,
     /// The offer of GPUs without a GpuPolicy: auto (by their MIG mode: whole if it is off, as
-    /// partitions if it is on), or everything (whole, as partitions and as time-sliced shares at
-    /// once; the first claim chooses, and prepare switches MIG mode where that needs no reset;
-    /// requires Kubernetes 1.36.2, older versions get one mode per GPU).
+    /// partitions if it is on), whole, partitions, shared (time-sliced shares), or everything
+    /// (whole, as partitions and as time-sliced shares at once; the first claim chooses, and
+    /// prepare switches MIG mode where that needs no reset; requires Kubernetes 1.36.2, older
+    /// versions get one mode per GPU).
     #[arg(long, env = "OFFER", value_enum, default_value_t)]
     pub offer: Offer,
+    /// Shares of a GPU without a GpuPolicy, at most: a claim that requests no amount gets the GPU
+    /// divided by this number.
+    #[arg(long, env = "SLOTS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub slots: u32,
     /// The offer of a GPU in several modes at once: auto (if the API server's version shows
     /// that the scheduler counts them correctly, and until a conflict proves otherwise), on or off.
     /// `modeLock` of a GpuPolicy takes precedence.

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use divvy_api::names::Naming;
 use divvy_host::DriverAt;
+use divvy_model::Form;
 use divvy_model::health::HealthRules;
-use divvy_offer::{GpuRules, Modes};
+use divvy_offer::{GpuRules, Modes, ShareRules};
 
 use crate::Args;
 use crate::sockets::{SocketNames, TooLong, fits};
@@ -26,12 +27,18 @@ const HOOK_SOCKET: &str = "hook.sock";
 /// Where CDI hooks of divvy are installed.
 const HOOKS: &str = "/opt/divvy";
 
-/// The forms in which GPUs that can do MIG are offered.
+/// The forms in which GPUs without a GpuPolicy are offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Offer {
     /// The form of their present MIG mode: whole if it is off, partitions if it is on.
     #[default]
     Auto,
+    /// Each GPU whole, for one claim.
+    Whole,
+    /// MIG partitions.
+    Partitions,
+    /// Time-sliced shares.
+    Shared,
     /// In every mode, where that is possible.
     Everything,
 }
@@ -41,6 +48,9 @@ impl Offer {
     pub fn modes(self) -> Modes {
         match self {
             Self::Auto => Modes::AsIs,
+            Self::Whole => Modes::Only([Form::WHOLE].into()),
+            Self::Partitions => Modes::Only([Form::PARTITIONS].into()),
+            Self::Shared => Modes::Only([Form::TIME_SLICED].into()),
             Self::Everything => Modes::everything(),
         }
     }
@@ -177,6 +187,10 @@ impl Config {
         GpuRules {
             modes: self.offer.modes(),
             rare: self.mig_profiles.clone(),
+            shares: ShareRules {
+                slots: self.slots,
+                ..ShareRules::default()
+            },
             ..GpuRules::default()
         }
     }

@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let (cluster, start) = up(&args.name, version)?;
             let mut next = vec!["exec kubectl get pods --all-namespaces"];
             if let Some((programs, sim, offer)) = with {
-                let offer = format!("offer={offer}");
+                let offer = format!("profile={offer}");
                 Driver::install_with(&cluster, &programs, sim, &[], &[&offer]).with_context(
                     || {
                         format!(

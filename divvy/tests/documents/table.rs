@@ -272,6 +272,10 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         No(SUITE),
     ),
     (
+        "helm install divvy deploy/chart/divvy --namespace divvy --set image.repository=REGISTRY/divvy --set profile=shared --set slots=8",
+        By("profile_shared_makes_the_name_of_gpus_stand_for_shares"),
+    ),
+    (
         "cargo xtask image",
         No("the end-to-end suite runs the driver from this image"),
     ),

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use clap::Parser;
+use divvy_model::Form;
 use divvy_model::mig::ProfileVariant;
 
 use super::*;
@@ -62,6 +63,22 @@ fn rare_profiles_are_named_by_their_suffix() {
         all.rare,
         BTreeSet::from([ProfileVariant::AllMedia, ProfileVariant::NoMedia])
     );
+}
+
+#[test]
+fn a_profile_decides_what_gpus_without_a_policy_are() {
+    let of = |flags: &[&str]| config(flags).unwrap().gpu_rules();
+    for (name, form) in [
+        ("whole", Form::WHOLE),
+        ("partitions", Form::PARTITIONS),
+        ("shared", Form::TIME_SLICED),
+    ] {
+        assert_eq!(of(&["--offer", name]).modes, Modes::Only([form].into()));
+    }
+    assert_eq!(of(&["--offer", "shared", "--slots", "4"]).shares.slots, 4);
+    for slots in ["0", "1025", "-1", "some"] {
+        assert!(config(&["--slots", slots]).is_err(), "{slots}");
+    }
 }
 
 #[test]

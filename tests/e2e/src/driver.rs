@@ -162,7 +162,7 @@ impl<'a> Driver<'a> {
         .map(drop)
     }
 
-    /// The chart's value `offer`, as the plugin has it.
+    /// The chart's value `profile`, as the plugin has it.
     pub fn offer(&self) -> Result<String> {
         let path =
             "jsonpath={.items[*].spec.template.spec.containers[*].env[?(@.name=='OFFER')].value}";

@@ -57,7 +57,7 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
     ),
     (
         "delivery",
-        "{deviceMetadata: false, memoryCaps: true, libraryDelivery: mounts, offer: everything, modeLock: 'on', migProfiles: ['+me'],
+        "{deviceMetadata: false, memoryCaps: true, libraryDelivery: mounts, profile: everything, modeLock: 'on', migProfiles: ['+me'],
           ignoredXids: [94, 95], recoverAfter: 0, log: {level: 'info,divvy_executor=debug', format: plain}}",
         &[],
     ),
@@ -70,6 +70,12 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         &[],
     ),
     ("dashboards", "dashboards: {enabled: true}", &[]),
+    ("profile-shared", "{profile: shared, slots: 4}", &[]),
+    (
+        "profile-shared-names",
+        "{profile: shared, deviceClass: {extendedResourceNames: {share: nvidia.com/gpu.shared}}}",
+        &[],
+    ),
     (
         "classes",
         "{deviceClass: {extendedResourceNames: {share: nvidia.com/gpu.shared}}, migClasses: ['1g.10gb', '1g.10gb+me', '1g.24gb-me'],

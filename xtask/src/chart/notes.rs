@@ -35,10 +35,28 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "WARNING",
     ),
     (
-        "{offer: everything, fullnameOverride: cards}",
+        "{profile: everything, fullnameOverride: cards}",
         "1.37.1",
         "daemonset/cards-node",
         "by their MIG mode",
+    ),
+    (
+        "{profile: shared, slots: 4}",
+        "1.37.1",
+        "Request a share: `resources: {limits: {nvidia.com/gpu: 1}}`",
+        "class gpu.divvy.dev",
+    ),
+    (
+        "{profile: shared}",
+        "1.35.8",
+        "a ResourceClaimTemplate of class share.divvy.dev",
+        "in `limits`: 1",
+    ),
+    (
+        "profile: partitions",
+        "1.37.1",
+        "a ResourceClaimTemplate of class mig.divvy.dev",
+        "Request a GPU",
     ),
     (
         "driverName: gpu.nvidia.com",

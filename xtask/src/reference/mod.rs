@@ -68,7 +68,11 @@ pub(crate) fn wanted(root: &Path) -> Result<Files> {
             format!("{note}{}\n", text.trim_end()),
         )
     };
-    Ok(pages.into_iter().map(written).collect())
+    let mut files: Files = pages.into_iter().map(written).collect();
+    let schema = "deploy/chart/divvy/values.schema.json";
+    let described = values::described(&read("deploy/chart/divvy/values.yaml")?, &read(schema)?)?;
+    files.push((root.join(schema), described));
+    Ok(files)
 }
 
 /// Writes a text for a cell of a table.

@@ -24,6 +24,21 @@ pub(super) fn page(yaml: &str, schema: &str) -> Result<String> {
     ))
 }
 
+/// Returns the schema with the comment of each value as its description, which editors and Artifact
+/// Hub show.
+pub(super) fn described(yaml: &str, schema: &str) -> Result<String> {
+    let mut schema: Value = serde_json::from_str(schema).context("values.schema.json")?;
+    for (path, comment) in comments(yaml) {
+        let inner = path.split('.').try_fold(&mut schema, |above, name| {
+            above.get_mut("properties")?.get_mut(name)
+        });
+        let inner = inner.and_then(Value::as_object_mut);
+        let inner = inner.with_context(|| format!("the schema lacks {path}"))?;
+        inner.insert("description".to_owned(), comment.trim().into());
+    }
+    Ok(serde_json::to_string_pretty(&schema)? + "\n")
+}
+
 fn describe(
     values: &Value,
     schema: &Value,
@@ -99,6 +114,18 @@ fn comments(yaml: &str) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn the_schema_says_what_each_value_means() {
+        let yaml = "# One.\na:\n  # Inner.\n  b: 1\n";
+        let schema = r#"{"properties": {"a": {"properties": {"b": {"description": "Old."}}}}}"#;
+        let text = super::described(yaml, schema).unwrap();
+        let schema: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let at = |path: &str| schema.pointer(path).unwrap();
+        assert_eq!(at("/properties/a/description"), "One.");
+        assert_eq!(at("/properties/a/properties/b/description"), "Inner.");
+        assert!(super::described("# More.\nc: 1\n", &text).is_err());
+    }
+
     #[test]
     fn a_value_has_the_comment_above_it() {
         let yaml = "# The file.\n\n# One,\n# two:\n# - an example\n#   of it\na:\n  # Inner.\n  b: 1\n  c: {d: 2}\n# Last.\ne: []\n";

@@ -117,6 +117,16 @@ other name the name itself. */}}
 {{- toJson $all -}}
 {{- end -}}
 
+{{/* The extended resources of the classes by mode, as JSON. With profile shared, that of whole GPUs stands for shares: no GPU is whole. */}}
+{{- define "divvy.resourceNames" -}}
+{{- $names := deepCopy .Values.deviceClass.extendedResourceNames -}}
+{{- if and (eq .Values.profile "shared") (not $names.share) -}}
+{{- $_ := set $names "share" $names.gpu -}}
+{{- $_ := set $names "gpu" "" -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end -}}
+
 {{/*
 The extended resources of the classes, as JSON: a list of resource, class, and the value that names it.
 */}}
@@ -124,7 +134,7 @@ The extended resources of the classes, as JSON: a list of resource, class, and t
 {{- $all := list -}}
 {{- if .Values.deviceClass.enabled -}}
 {{- $classes := dict "gpu" .Values.driverName "mig" (include "divvy.migClass" .) "share" (include "divvy.shareClass" .) -}}
-{{- range $mode, $resource := .Values.deviceClass.extendedResourceNames -}}
+{{- range $mode, $resource := include "divvy.resourceNames" . | fromJson -}}
 {{- $all = append $all (dict "resource" $resource "class" (get $classes $mode) "value" (printf "set deviceClass.extendedResourceNames.%s to \"\"" $mode)) -}}
 {{- end -}}
 {{- range $class, $profile := include "divvy.profileClasses" . | fromJson -}}

@@ -267,6 +267,22 @@ pub(super) fn extended_resources(env: &Env) -> Result<()> {
     ran
 }
 
+/// With one value a pod that asks for `nvidia.com/gpu: 1` gets a share, without any GpuPolicy. In a
+/// release that has another profile the name is taken from whole GPUs first, as the chart asks.
+pub(super) fn profile_shared(env: &Env) -> Result<()> {
+    const WITHOUT: &str = "deviceClass.extendedResourceNames.gpu=";
+    let before = format!("profile={}", env.driver.offer()?);
+    let in_one_step = env.driver.change(&["profile=shared"]);
+    ensure!(in_one_step.is_err(), "the name moved in one step");
+    env.driver.change(&[&before, WITHOUT])?;
+    env.driver.upgrade(&["profile=shared", "slots=4"])?;
+    let limits = json!({"nvidia.com/gpu": "1"});
+    let ran = runs_with(env, "shared", &limits, 1);
+    env.driver.upgrade(&[&before, WITHOUT])?;
+    env.driver.change(&[&before])?;
+    ran
+}
+
 /// Runs the articles' pods one after another, with their names and limits; the image is one that
 /// the cluster has.
 fn run_as_written(env: &Env) -> Result<()> {

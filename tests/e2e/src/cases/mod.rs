@@ -193,6 +193,10 @@ const WHOLE: &[Case] = &[
         chart::extended_resources,
     ),
     modes(
+        "profile_shared_makes_the_name_of_gpus_stand_for_shares",
+        chart::profile_shared,
+    ),
+    modes(
         "mig_mode_of_a_deleted_policy_is_given_back_and_its_gpu_is_whole",
         mig::policy_deleted,
     ),
@@ -283,7 +287,7 @@ const WHOLE: &[Case] = &[
     modes("every_example_runs_as_it_is", examples::all),
 ];
 
-/// The first of these that needs it installs the chart with `offer=everything`.
+/// The first of these that needs it installs the chart with `profile=everything`.
 const MODES: &[Case] = &[
     modes("partitions_are_made_again_after_a_reboot", mig::rebooted),
     modes(

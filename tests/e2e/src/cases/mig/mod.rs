@@ -1,5 +1,5 @@
 //! GPUs offered whole and in partitions at once. These cases come last: the first of them installs
-//! the chart with `offer=everything`, and each can say what lives on a GPU and what does not.
+//! the chart with `profile=everything`, and each can say what lives on a GPU and what does not.
 //!
 //! [`Gpus::instances`](crate::gpus::Gpus::instances) says what the hardware would say, not the
 //! driver.
@@ -47,7 +47,7 @@ pub(super) fn everything(env: &Env) -> Result<()> {
     // Cases that run at once install it once.
     let installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     if env.driver.offer()? != "everything" {
-        env.driver.upgrade(&["offer=everything"])?;
+        env.driver.upgrade(&["profile=everything"])?;
     }
     drop(installing);
     poll("published partitions", PATIENCE, partitions)
