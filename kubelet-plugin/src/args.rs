@@ -9,11 +9,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use divvy_model::Offer;
 use divvy_model::mig::ProfileVariant;
 use divvy_offer::ModeLock;
 use divvy_telemetry::LogFormat;
 
-use crate::config::{Delivery, NodeSelector, Offer, values};
+use crate::config::{Delivery, NodeSelector, values};
 
 /// The node plugin of divvy: publishes this node's GPUs as ResourceSlices and prepares the claims
 /// that the scheduler places on it.
@@ -105,7 +107,7 @@ pub struct Args {
     /// (whole, as partitions and as time-sliced shares at once; the first claim chooses, and
     /// prepare switches MIG mode where that needs no reset; requires Kubernetes 1.36.2, older
     /// versions get one mode per GPU).
-    #[arg(long, env = "OFFER", value_enum, default_value_t)]
+    #[arg(long, env = "OFFER", default_value = "auto", value_parser = PossibleValuesParser::new(Offer::names()).try_map(|name| name.parse::<Offer>()))]
     pub offer: Offer,
     /// Shares of a GPU without a GpuPolicy, at most: a claim that requests no amount gets the GPU
     /// divided by this number.

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use divvy_api::names::Naming;
 use divvy_host::DriverAt;
-use divvy_model::Form;
 use divvy_model::health::HealthRules;
-use divvy_offer::{GpuRules, Modes, ShareRules};
+use divvy_offer::{GpuRules, ShareRules};
 
 use crate::Args;
 use crate::sockets::{SocketNames, TooLong, fits};
@@ -26,35 +25,6 @@ const PLUGINS: &str = "/var/lib/kubelet/plugins";
 const HOOK_SOCKET: &str = "hook.sock";
 /// Where CDI hooks of divvy are installed.
 const HOOKS: &str = "/opt/divvy";
-
-/// The forms in which GPUs without a GpuPolicy are offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Offer {
-    /// The form of their present MIG mode: whole if it is off, partitions if it is on.
-    #[default]
-    Auto,
-    /// Each GPU whole, for one claim.
-    Whole,
-    /// MIG partitions.
-    Partitions,
-    /// Time-sliced shares.
-    Shared,
-    /// In every mode, where that is possible.
-    Everything,
-}
-
-impl Offer {
-    /// The modes that it stands for.
-    pub fn modes(self) -> Modes {
-        match self {
-            Self::Auto => Modes::AsIs,
-            Self::Whole => Modes::Only([Form::WHOLE].into()),
-            Self::Partitions => Modes::Only([Form::PARTITIONS].into()),
-            Self::Shared => Modes::Only([Form::TIME_SLICED].into()),
-            Self::Everything => Modes::everything(),
-        }
-    }
-}
 
 /// The way in which containers find the driver's libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -185,7 +155,7 @@ impl Config {
     /// The rules of GPUs that no policy speaks of.
     pub(crate) fn gpu_rules(&self) -> GpuRules {
         GpuRules {
-            modes: self.offer.modes(),
+            modes: self.offer.into(),
             rare: self.mig_profiles.clone(),
             shares: ShareRules {
                 slots: self.slots,

@@ -38,7 +38,7 @@ mod wiring;
 
 pub use app::run;
 pub use args::{Args, UsageArgs};
-pub use config::{Config, Delivery, NodeSelector, Offer, Timing};
+pub use config::{Config, Delivery, NodeSelector, Timing};
 pub use divvy_host::become_other;
 pub use sockets::{SocketNames, TooLong};
 pub use start::start;

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use divvy_api::names::DRIVER;
 use divvy_host::{DriverRootError, HostRoot, RootReason};
-use divvy_model::Inventory;
-use divvy_offer::{GpuRules, Modes, NodeFacts};
+use divvy_model::{Inventory, Offer};
+use divvy_offer::{GpuRules, NodeFacts};
 
 use self::shown::Shown;
 use crate::driver;
@@ -22,21 +22,11 @@ use crate::format::{self, Output};
 use crate::manifests::Manifests;
 use crate::offered::offered;
 
-/// Values of `--offer`, as the node plugin's flag has them.
-#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
-enum Offer {
-    /// The form of their present MIG mode: whole if it is off, partitions if it is on.
-    #[default]
-    Auto,
-    /// In every mode, where that is possible.
-    Everything,
-}
-
 /// Arguments of `divvy inventory`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Modes in which GPUs without a policy are offered, like the node plugin's flag
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, default_value = "auto", value_parser = PossibleValuesParser::new(Offer::names()).try_map(|name| name.parse::<Offer>()))]
     offer: Offer,
     /// A file or folder with GpuPolicies that decide the modes of the GPUs, or - for standard
     /// input; may be given several times
@@ -141,10 +131,7 @@ fn label(text: &str) -> Result<(String, String), String> {
 /// Works out what is there and what of it would be published.
 fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
     let defaults = GpuRules {
-        modes: match args.offer {
-            Offer::Auto => Modes::AsIs,
-            Offer::Everything => Modes::everything(),
-        },
+        modes: args.offer.into(),
         ..GpuRules::default()
     };
     let labels = args.node_label.iter().cloned().collect();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::mig::ProfileVariant;
-use divvy_model::{Burst, Form, GpuFacts, GpuUuid, MemoryCaps, ShareUnit, TimeSlice};
+use divvy_model::{Burst, Form, GpuFacts, GpuUuid, MemoryCaps, Offer, ShareUnit, TimeSlice};
 use serde::{Deserialize, Serialize};
 
 /// The rules of a node's GPUs; the default for one that is not here.
@@ -96,6 +96,14 @@ pub enum Modes {
     /// In these, as far as the board and the cluster can; prepare sets the MIG mode. Empty: not at
     /// all.
     Only(BTreeSet<Form>),
+}
+
+impl From<Offer> for Modes {
+    fn from(offer: Offer) -> Self {
+        offer.forms().map_or(Self::AsIs, |forms| {
+            Self::Only(forms.iter().copied().collect())
+        })
+    }
 }
 
 impl Modes {

@@ -24,6 +24,7 @@ mod memory_limit;
 pub mod mig;
 mod mode;
 mod mps;
+mod offer;
 mod ordinals;
 mod peculiarities;
 mod quantity;
@@ -55,6 +56,7 @@ pub use mps::{
     MpsAbility, MpsFault, MpsHolder, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol,
     MpsServer, NotOurNamespace,
 };
+pub use offer::Offer;
 pub use ordinals::Ordinals;
 pub use peculiarities::peculiarities;
 pub use quantity::{Format, Quantity, QuantityError};

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use clap::Parser;
 use divvy_model::Form;
 use divvy_model::mig::ProfileVariant;
+use divvy_offer::Modes;
 
 use super::*;
 

@@ -62,7 +62,7 @@ impl Container {
         self
     }
 
-    pub(crate) fn as_user(mut self, user: u32) -> Self {
+    pub(crate) fn for_user(mut self, user: u32) -> Self {
         self.user = Some(user);
         self
     }

@@ -43,7 +43,7 @@ pub(crate) fn of_server(
             of_memory(&ran, limits.memory_mib),
         ),
     };
-    let other = run(&container.clone().with_sockets(sockets).as_user(ANOTHER));
+    let other = run(&container.clone().with_sockets(sockets).for_user(ANOTHER));
     let users = other.map(|ran| match ran.answer {
         Some(_) => Outcome::Ok(format!("a program of user {ANOTHER} computed, too")),
         None => Outcome::Failed(format!("user {ANOTHER}: {}", ran.error)),
