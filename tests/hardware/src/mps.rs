@@ -157,8 +157,9 @@ fn try_it(
     let ended = supervisor.stop(&target);
     let text = asked?;
     ended?;
+    let left = supervisor.state(None)?;
     ensure!(
-        supervisor.state(None)?.is_empty(),
+        left.running.is_empty() && left.unknown.is_empty(),
         "the daemon runs although it was ended"
     );
     Ok((text, ready))
@@ -215,7 +216,8 @@ fn ask(
     folder: &Folder,
 ) -> Result<String> {
     let state = supervisor.state(None)?;
-    let running = state.get(target).context("the server is not listed")?;
+    let running = state.running.get(target);
+    let running = running.context("the server is not listed")?;
     ensure!(
         running.unwell.is_none(),
         "a server without a client does not serve: {:?}",
