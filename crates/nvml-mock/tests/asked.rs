@@ -1,6 +1,5 @@
 //! The library answers without a driver as NVIDIA's do, whose answers `cargo xtask nvidia` finds
 //! out.
-#![expect(clippy::unwrap_used, reason = "a test says by panicking what failed")]
 
 use nvidia_ml::{BRANCHES, GENERATIONS, MockState, golden_file, without_a_driver, without_symbols};
 
