@@ -1,10 +1,11 @@
 //! Devices of GPUs that answer: every form that is offered, and those that claims hold.
 
 use divvy_forms::whole::{self, Links};
-use divvy_forms::{Amount, Definition, FORMS, definition};
+use divvy_forms::{Definition, FORMS, definition};
 use divvy_model::{DeviceKind, Form, Gpu, GpuTarget, GpuUuid, ShareUnit, TargetKind};
 
 use crate::carve::Carving;
+use crate::counters::Budget;
 use crate::modes::{Choice, fits_mig_mode};
 use crate::partition::Source;
 use crate::settle::CounterSets;
@@ -80,11 +81,8 @@ impl Carving<'_> {
             self.publish_kept(&kind, "its profile is unknown", subject);
         }
 
-        // Phase 3: each form of the whole GPU that is offered or held goes onto the card. Where the
-        // profile of the whole GPU is missing, others have fewer engines than the GPU.
-        let is_listed = caps.is_some_and(|caps| caps.whole().is_some());
-        let largest = budget.as_ref().filter(|_| is_listed);
-        let made = self.of_whole_gpu(one, links, unit, largest.map(|budget| budget.largest));
+        // Phase 3: each form of the whole GPU that is offered or held goes onto the card.
+        let made = self.of_whole_gpu(one, links, unit, budget.as_ref());
         let is_share_of_gpu =
             |form: &Form| form.sharing.is_shared() && form.target == TargetKind::Gpu;
         let is_any_reserved = made.iter().any(|(_, device)| device.is_none());
@@ -140,9 +138,13 @@ impl Carving<'_> {
         one: &ReadableGpu<'_>,
         links: &Links<'_>,
         unit: ShareUnit,
-        largest: Option<[Amount; 7]>,
+        budget: Option<&Budget>,
     ) -> Vec<(DeviceKind, Option<Device>)> {
         let ReadableGpu { ordinal, uuid, gpu } = *one;
+        // Where the profile of the whole GPU is missing, others have fewer engines than the GPU.
+        let caps = self.input.capabilities.get(uuid);
+        let is_listed = caps.is_some_and(|caps| caps.whole().is_some());
+        let largest = budget.filter(|_| is_listed).map(|budget| budget.largest);
         let system = &self.input.inventory.system;
         let mut left_out = Vec::new();
         let plain = whole::device(ordinal, uuid, gpu, system, links, &mut left_out);
