@@ -15,8 +15,8 @@ use crate::share::Share;
 use crate::whole::Whole;
 use crate::{Amount, Device, GpuRules};
 
-/// Every form that is published. What follows from a form is asked of its definition, so that a
-/// further one is a folder here and a line in this list.
+/// Every form that is published. All else is asked of these definitions, so that a further form is
+/// a folder here and a line in this list.
 pub static FORMS: [&dyn Definition; 7] = [
     &Whole,
     &Partition,
@@ -94,7 +94,7 @@ pub struct Source<'a> {
     pub largest: Option<[Amount; 7]>,
 }
 
-/// What a device says beside its target.
+/// Statements of a device beside those about its target.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Said {
     /// The time slice of shares; left out if it is not known.
