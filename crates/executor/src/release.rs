@@ -117,8 +117,8 @@ pub(crate) enum Unnoted {
     /// An unprepare: everything can be let go from a full disk, but for what its record would not
     /// show to be gone.
     GoesOn,
-    /// The end of a prepare that failed: the claim keeps all of it, and its next prepare is answered
-    /// from its record.
+    /// The end of a prepare that failed: the claim keeps all of it, and its next prepare is
+    /// answered from its record.
     Stays,
 }
 

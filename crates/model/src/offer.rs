@@ -1,10 +1,10 @@
-//! What GPUs are offered as where no policy decides.
+//! The offer of GPUs about which no policy decides.
 
 use std::str::FromStr;
 
 use crate::Form;
 
-/// What GPUs are offered as where no policy decides: the plugin's flag `--offer`.
+/// The offer of GPUs about which no policy decides: the plugin's flag `--offer`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Offer {
     /// The form of their present MIG mode: whole if it is off, partitions if it is on.

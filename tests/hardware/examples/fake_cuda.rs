@@ -3,7 +3,7 @@
 //! (`tests/program.rs` writes it there), a line for each: minor, UUID, PCI address, name,
 //! multiprocessors, bytes, compute capability, multiprocessors of its smallest partition.
 //!
-//! As a client of MPS it has the limits that the daemon says. Beside a server it gets no context
+//! A client of MPS has the limits that the daemon says. Beside a server a program gets no context
 //! while the mock library's GPUs are in the compute mode of one process.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -23,7 +23,7 @@ const OK: c_int = 0;
 const NO_DEVICE: c_int = 100;
 const OUT_OF_MEMORY: c_int = 2;
 const UNAVAILABLE: c_int = 46;
-/// What is smaller is memory that the program uses.
+/// Smaller allocations are memory that the program uses.
 const LARGE: usize = 64 << 20;
 
 /// Bytes of large allocations.

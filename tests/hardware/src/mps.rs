@@ -1,6 +1,6 @@
 //! NVIDIA's program for MPS on an idle GPU. The supervisor starts a server of each protocol that
 //! the driver has, and ends it; between the two each command that divvy gives is given once, and
-//! what the program answered is captured, to be compared with the stand-in of the tests, and programs
+//! the answers are captured, to be compared with the stand-in of the tests, and programs
 //! are clients of the server. The compute mode is changed only if that is allowed.
 
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
 //! The report as a file, to be committed as a fixture: the same text for each run on the same
-//! machine. What is another from run to run is masked in it, and stands at its end.
+//! machine. Values that differ from run to run are masked in it, and stand at its end.
 
 use std::collections::BTreeMap;
 

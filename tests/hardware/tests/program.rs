@@ -356,7 +356,7 @@ const MEASURED: &str = "## measured";
 
 /// Whatever may be there to be used: programs for MPS, a libcuda, an idle GPU.
 #[test]
-fn without_permission_nothing_is_started_or_changed_and_each_reason_is_said() {
+fn without_permission_nothing_is_changed_and_each_reason_is_said() {
     let machine = Machine::new("h100x2").with_smi().with_cuda().with_mps();
     let files = || {
         let (state, slice) = (machine.state(), machine.host().join("run/slice"));

@@ -46,9 +46,8 @@ const SETS: [Set; 3] = [
     },
 ];
 
-/// Installs the packages in a folder ($1) over this root, with changes in another ($2). What they
-/// need that is not NVIDIA's is left out, as are their kernel modules. Nothing of it is to reach the
-/// disk.
+/// Installs the packages in a folder ($1) over this root, with changes in another ($2). Leaves
+/// out their kernel modules and dependencies that are not NVIDIA's. Nothing reaches the disk.
 const INSTALL: &str = r#"packages=$1 scratch=$2; shift 2
 mkdir -p "$scratch/upper" "$scratch/work" "$scratch/root"
 options="lowerdir=/,upperdir=$scratch/upper,workdir=$scratch/work"

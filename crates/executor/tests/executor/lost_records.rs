@@ -1,5 +1,5 @@
 //! Records whose files were deleted while their claims run: until they are made again, nothing that
-//! such a claim may hold is given back, removed or ended, whoever calls.
+//! such a claim may hold is given back, removed or ended by any call.
 
 use std::collections::BTreeMap;
 

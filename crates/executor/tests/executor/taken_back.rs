@@ -188,7 +188,7 @@ fn a_prepare_that_fails_on_a_disk_that_fills_up_can_be_tried_again() {
 
 /// Everything can be let go from a full disk; a pod that comes again gets what it asks for.
 #[test]
-fn an_unprepare_that_dies_on_a_full_disk_leaves_a_claim_that_can_be_prepared() {
+fn a_claim_whose_unprepare_died_on_a_full_disk_can_be_prepared() {
     let mut cuts = 0;
     for device in ["gpu-0-ts", "gpu-0-mps"] {
         for in_calls in 0..80 {
@@ -213,7 +213,7 @@ fn an_unprepare_that_dies_on_a_full_disk_leaves_a_claim_that_can_be_prepared() {
     assert!(cuts > 10, "{cuts}");
 }
 
-/// What is left of the compute mode by an unprepare on a full disk is given back by a round.
+/// A round gives back the compute mode that an unprepare left on a full disk.
 #[test]
 fn a_compute_mode_that_is_left_on_a_full_disk_is_given_back_by_a_round() {
     let (world, executor, gpu) = start();
