@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{BootId, GpuUuid, Place};
+use divvy_model::{BootId, GpuUuid, Hold, Place};
 
 use crate::decide::conflicts;
 use crate::gpu_state::Life;
-use crate::{Claim, Holder, Instance, Phase, Record, Refusal, Snapshot, Why, resolve_devices};
+use crate::{Claim, Instance, Phase, Record, Refusal, Snapshot, Why, resolve_devices};
 
 /// Instances that were made for a claim, by their place.
 pub type MadeFor = BTreeMap<(GpuUuid, Place), Instance>;
@@ -25,15 +25,16 @@ pub fn rebuild(
     made: &MadeFor,
 ) -> Result<Option<Record>, Refusal> {
     // Phase 1: the devices of the present allocation. If the record of another claim holds one of
-    // them, the lost record cannot have held it.
+    // them, the lost record cannot have held it; a share may be let go beside it just now.
     let mut devices = resolve_devices(claim, seen)?;
-    let holders = conflicts(claim, &devices, seen)?;
-    if holders.is_some_and(|in_the_way| {
-        in_the_way
-            .holders
-            .iter()
-            .any(|h| matches!(h, Holder::Record { .. }))
-    }) {
+    conflicts(claim, &devices, seen)?;
+    let others = seen.records.iter().filter(|(uid, _)| **uid != claim.uid);
+    let others = others.filter_map(|(_, stored)| stored.fine());
+    let excludes = |hold: &Hold| {
+        let mut own = devices.iter().map(|device| device.hold(&claim.uid));
+        own.any(|own| own.conflicts(hold))
+    };
+    if others.flat_map(Record::holds).any(|hold| excludes(&hold)) {
         return Ok(None);
     }
     // Phase 2: each partition must live and be the very one that was made for the claim, by ids and
@@ -51,7 +52,13 @@ pub fn rebuild(
         let Some(living) = living else {
             return Ok(None);
         };
-        let noted = made.get(&(device.gpu.clone(), place)).map(|i| &i.life);
+        // A shared partition is held by its other users too, and may have been made for one of them.
+        let of_gpu = seen.gpus.get(&device.gpu).and_then(|stored| stored.fine());
+        let of_others = of_gpu
+            .filter(|state| device.sharing.is_shared() && state.boot.as_ref() == Some(seen.boot))
+            .and_then(|state| state.instances.get(&place));
+        let own = made.get(&(device.gpu.clone(), place));
+        let noted = own.or(of_others).map(|instance| &instance.life);
         if !device.theirs && noted != Some(&Life::Whole(living.clone())) {
             return Ok(None);
         }

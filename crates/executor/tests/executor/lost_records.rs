@@ -132,6 +132,25 @@ fn an_unprepare_takes_nothing_of_a_claim_whose_record_is_lost() {
     }
 }
 
+/// The partition was made for the other claim, which has it still.
+#[test]
+fn a_lost_record_of_a_partition_that_was_made_for_another_is_made_again() {
+    for device in [TS, MPS] {
+        let (world, executor, gpu) = slots();
+        prepared(&world, &executor, &shared("b", device));
+        let a = shared("a", device);
+        prepared(&world, &executor, &a);
+        let before = shown(&world, &gpu);
+        lose(&world, &a);
+        let events = executor.reconcile(&world.view()).events;
+        let rebuilt = Event::Rebuilt { claim: uid("a") };
+        assert!(events.contains(&rebuilt), "{device}: {events:?}");
+        world.unprepare(&executor, &uid("b")).unwrap();
+        executor.reconcile(&world.view());
+        assert_eq!(shown(&world, &gpu), before, "{device}");
+    }
+}
+
 /// The rules ask for other slots by now.
 #[test]
 fn a_prepare_ends_no_server_of_a_claim_whose_record_is_lost() {
