@@ -172,20 +172,19 @@ impl Generation {
 /// there.
 pub fn without_symbols<'a>(library: &mut [u8], symbols: &[&'a str]) -> Vec<&'a str> {
     let mut left = symbols.to_vec();
-    for name in symbols {
-        let wanted = [&[0], name.as_bytes(), &[0]].concat();
-        let is_name = |(_, found): &(usize, &[u8])| *found == wanted;
-        let places: Vec<_> = library
-            .windows(wanted.len())
-            .enumerate()
-            .filter(is_name)
-            .map(|(at, _)| at)
-            .collect();
-        for at in places {
-            if let Some(letter) = library.get_mut(at + 1) {
-                *letter = b'x';
-                left.retain(|other| other != name);
-            }
+    // Names lie between zeroes; where each begins.
+    let mut places = Vec::new();
+    let mut at = 0;
+    for name in library.split(|byte| *byte == 0) {
+        if let Some(found) = symbols.iter().find(|symbol| symbol.as_bytes() == name) {
+            left.retain(|other| other != found);
+            places.push(at);
+        }
+        at += name.len() + 1;
+    }
+    for at in places {
+        if let Some(letter) = library.get_mut(at) {
+            *letter = b'x';
         }
     }
     left

@@ -33,6 +33,21 @@ pub(super) type Answer<T> = Result<T, GpuErrorCode>;
 fn plain(answer: Answer<()>) -> nvmlReturn_t {
     match answer {
         Ok(()) => 0,
+        Err(code) => refused(code),
+    }
+}
+
+/// Returns the code of a call that has failed: without a session nothing was looked at (seen of
+/// all functions of 525, 535, 550 and 555).
+pub(super) fn refused(code: GpuErrorCode) -> nvmlReturn_t {
+    bridge::ready().err().unwrap_or(code).0
+}
+
+/// Answers a call that begins a session.
+#[track_caller]
+pub(super) fn code_of_session(answer: Answer<()>) -> nvmlReturn_t {
+    match answer {
+        Ok(()) => code(Ok(())),
         Err(code) => code.0,
     }
 }
@@ -108,7 +123,7 @@ unsafe fn put_odd<T>(
     }
     let value = match answer() {
         Ok(value) => value,
-        Err(code) => return code.0,
+        Err(code) => return refused(code),
     };
     match odd {
         Some(Odd::FailsAfter(code)) => return trial::code_after(code),
@@ -139,7 +154,12 @@ pub(super) unsafe fn put_text(
     if let Some(Odd::Fails(code) | Odd::FailsAfter(code)) = odd {
         return code;
     }
-    plain(answer().and_then(|text| {
+    let text = match answer() {
+        Ok(text) => text,
+        Err(code) => return refused(code),
+    };
+    // Also of a text that needs no session.
+    let write = || -> Answer<()> {
         match odd {
             Some(Odd::WritesOnes) => {
                 // SAFETY: not null, and valid for `length` characters by this function's contract.
@@ -157,7 +177,8 @@ pub(super) unsafe fn put_text(
         // SAFETY: not null, and valid for `length` characters by this function's contract.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out, bytes.len()) };
         Ok(())
-    }))
+    };
+    write().map_or_else(|code| code.0, |()| 0)
 }
 
 /// Asks about the GPU behind a handle.

@@ -6,7 +6,7 @@ use std::ptr;
 use divvy_model::{GpuErrorCode, GpuOp, PciAddress};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
-use super::{Answer, bad_argument, code, put, put_count, put_text};
+use super::{Answer, bad_argument, code, code_of_session, put, put_count, put_text};
 use crate::bridge;
 
 /// # Safety
@@ -27,12 +27,12 @@ pub(super) fn to_handle(number: usize) -> nvmlDevice_t {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> nvmlReturn_t {
-    code(bridge::init())
+    code_of_session(bridge::init())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> nvmlReturn_t {
-    code(bridge::init())
+    code_of_session(bridge::init())
 }
 
 #[unsafe(no_mangle)]

@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlMemory_v2_t, nvmlProcessUtilizationSample_t, nvmlReturn_t, nvmlUtilization_t,
 };
 
-use super::{Answer, bad_argument, code, put, struct_version, version_of};
+use super::{Answer, bad_argument, code, put, refused, struct_version, version_of};
 use crate::bridge::{self, Thing, uuid_of};
 
 /// Reads the memory of a GPU or a MIG device.
@@ -210,7 +210,7 @@ unsafe extern "C" fn nvmlGpmMetricsGet(asked: *mut nvmlGpmMetricsGet_t) -> nvmlR
     // SAFETY: see `abi`.
     let asked = unsafe { &mut *asked };
     if asked.version != 1 {
-        return GpuErrorCode::ARGUMENT_VERSION_MISMATCH.0;
+        return refused(GpuErrorCode::ARGUMENT_VERSION_MISMATCH);
     }
     let used = bridge::compare_gpm_samples(asked.sample1.addr(), asked.sample2.addr());
     code(used.map(|percent| {
