@@ -12,16 +12,13 @@ use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::runtime::Handle;
-use tokio_util::sync::CancellationToken;
 
-use crate::claims::claim::{choices, current};
-use crate::claims::demands::Demands;
+use crate::claims::claim::current;
 use crate::claims::fetch::ClaimFetcher;
 
 /// Looks claims up for the executor's threads.
 pub(crate) struct KubeClaims {
     pub(crate) fetcher: Arc<ClaimFetcher>,
-    pub(crate) demands: Arc<Demands>,
     pub(crate) client: Client,
     pub(crate) driver: String,
     /// This node.
@@ -55,25 +52,6 @@ impl ClaimsApi for KubeClaims {
             Ok(Err(error)) => Lookup::Unknown(crate::chain(&error)),
             Err(_late) => Lookup::Unknown("the API server did not answer in time".to_owned()),
         }
-    }
-
-    fn look_up_to_prepare(&self, claim: &ClaimRef, until: Duration) -> Lookup {
-        let left = until.saturating_sub(SystemClock.now());
-        let object = match self.fetcher.look(claim, left) {
-            Ok(object) => object,
-            Err(error) => return Lookup::Unknown(error),
-        };
-        let choices = object.as_ref().map(choices).unwrap_or_default();
-        let Lookup::Found(mut found) = self.judge(&claim.uid, object) else {
-            return Lookup::Gone;
-        };
-        let until = self.fetcher.soon(until.saturating_sub(SystemClock.now()));
-        let demands = &self.demands;
-        match demands.unmet(&found, &choices, until, &CancellationToken::new()) {
-            Ok(unmet) => found.demands_cap = unmet,
-            Err(error) => return Lookup::Unknown(error.message),
-        }
-        Lookup::Found(found)
     }
 
     fn published_numbers(&self) -> Result<Vec<(u32, GpuUuid)>, String> {
@@ -155,32 +133,17 @@ impl KubeClaims {
 
 #[cfg(test)]
 mod tests {
-    use divvy_executor::InventorySource;
     use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
     use divvy_fake_cluster::{FakeApi, Fault};
-    use divvy_model::Inventory;
 
     use super::*;
     use crate::claims::fetch::Connect;
-
-    struct NoGpus;
-
-    impl InventorySource for NoGpus {
-        fn inventory(&self) -> Option<Arc<Inventory>> {
-            None
-        }
-
-        fn changed(&self, _: &divvy_model::GpuUuid) -> Result<(), divvy_model::GpuError> {
-            Ok(())
-        }
-    }
 
     /// The view of an API server, of which one attempt may take `each`.
     fn claims(api: &FakeApi, each: Duration) -> KubeClaims {
         let (client, driver) = (api.client(), "gpu.divvy.dev");
         let fetcher = Arc::new(ClaimFetcher::new(Connect::Shared(client.clone()), each));
         KubeClaims {
-            demands: Arc::new(Demands::new(driver, fetcher.clone(), Arc::new(NoGpus))),
             fetcher,
             client,
             driver: driver.to_owned(),

@@ -15,7 +15,6 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::api::KubeClaims;
-use crate::claims::demands::Demands;
 use crate::claims::fetch::{ClaimFetcher, Connect};
 use crate::claims::service::{ClaimService, ClaimWork};
 use crate::config::Config;
@@ -191,11 +190,8 @@ impl Shared {
         // The executor reads the GPUs that the inventory has seen last.
         let (seen, refresh) = (channels.seen.clone(), channels.refresh.clone());
         let latest = Arc::new(Latest::new(seen, gpus.clone(), refresh));
-        let demands = Demands::new(&config.driver_name, fetcher.clone(), latest.clone());
-        let demands = Arc::new(demands);
         let claims = Arc::new(KubeClaims {
             fetcher: fetcher.clone(),
-            demands: demands.clone(),
             client: client.clone(),
             driver: config.driver_name.clone(),
             node: config.node_name.clone(),
@@ -222,7 +218,6 @@ impl Shared {
             pool: claims.pool.clone(),
             nvidia_serves: channels.nvidia_serves.clone(),
             executor: executor.clone(),
-            demands,
             fetcher,
             notifier: notifier.clone(),
             metrics: metrics.clone(),

@@ -1,6 +1,6 @@
 //! A claim as the driver sees it: values taken out of the API object by the kubelet plugin.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use divvy_model::{ClaimUid, DeviceName};
@@ -140,9 +140,9 @@ pub struct Claim {
     pub allocation: Allocation,
     /// Config entries of all drivers, in the API's order (class entries first).
     pub configs: Vec<ConfigEntry>,
-    /// Requests whose selectors, or those of their DeviceClass, demand a cap of the memory of their
-    /// device, on a node that caps none (see [`can_hold`](crate::can_hold)).
-    pub demands_cap: BTreeSet<String>,
+    /// Second since the Unix epoch before which its devices cannot have been allocated: that of the
+    /// allocation, or else of the claim. `None` if neither is known.
+    pub not_before: Option<i64>,
     /// Pods in `status.reservedFor`.
     pub pods: Vec<PodRef>,
 }

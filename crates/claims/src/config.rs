@@ -144,7 +144,7 @@ mod tests {
             namespace: "ns".to_owned(),
             name: "train".to_owned(),
             pod_claim_name: None,
-            demands_cap: std::collections::BTreeSet::new(),
+            not_before: None,
             allocation: Allocation::default(),
             configs,
             pods: Vec::new(),

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use divvy_model::mig::{GpuInstance, GpuInstanceId};
 use divvy_model::{
-    BootId, Burst, ClaimUid, ComputeMode, GpuUuid, Grant, MigUuid, MpsFault, MpsServer, Place,
-    ShareUnit, Target, TimeSlice,
+    BootId, Burst, CapsPromise, ClaimUid, ComputeMode, GpuUuid, Grant, MigUuid, MpsFault,
+    MpsServer, Place, ShareUnit, Target, TimeSlice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -204,6 +204,9 @@ pub struct Granted {
     /// True if an MPS server that is wedged is started anew also while it has clients.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarts_wedged_mps: bool,
+    /// Promise that the memory of shares of the GPU is capped, also after a restart.
+    #[serde(default, skip_serializing_if = "CapsPromise::is_never")]
+    pub caps: CapsPromise,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
@@ -524,6 +527,7 @@ impl GpuState {
                 .mps_slots_in_partitions
                 .or(self.grant.mps_slots_in_partitions),
             restarts_wedged_mps: grant.restarts_wedged_mps,
+            caps: self.grant.caps.then(grant.caps),
         };
     }
 

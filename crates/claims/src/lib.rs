@@ -32,7 +32,6 @@ mod rebuild;
 mod record;
 mod refusal;
 mod seen;
-mod selector;
 mod stored;
 
 pub use answer::{
@@ -61,5 +60,4 @@ pub use rebuild::{MadeFor, rebuild};
 pub use record::{Leaving, MpsSlot, Phase, Record, RecordedDevice};
 pub use refusal::{EntryAt, Refusal, Retry, Why};
 pub use seen::{Filling, GpuSeen, Living, MpsSeen, Unwell};
-pub use selector::{Known, Value, can_hold};
 pub use stored::{Head, Stored};

@@ -50,11 +50,6 @@ pub trait ClaimsApi: Send + Sync {
     /// has not come by `until` (time since boot) is [`Lookup::Unknown`].
     fn look_up(&self, uid: &ClaimUid, name: Option<&ClaimRef>, until: Duration) -> Lookup;
 
-    /// Looks a claim up that is to be prepared: with its demands of the node as it is now.
-    fn look_up_to_prepare(&self, claim: &ClaimRef, until: Duration) -> Lookup {
-        self.look_up(&claim.uid, Some(claim), until)
-    }
-
     /// Numbers in the names of this node's published devices, with the GPUs they are published for.
     /// Asked when there is no usable file of numbers.
     fn published_numbers(&self) -> Result<Vec<(u32, GpuUuid)>, String>;

@@ -76,7 +76,7 @@ pub(crate) fn prepare(
             // It may have been deallocated while the call waited, and allocated anew.
             Attempt::LookUp => {
                 let api = &context.parts.claims;
-                match api.look_up_to_prepare(&claim.reference(), give_up) {
+                match api.look_up(&claim.uid, Some(&claim.reference()), give_up) {
                     Lookup::Found(now) => {
                         claim = Cow::Owned(*now);
                         is_fresh = true;

@@ -169,7 +169,7 @@ fn stand_in(
         namespace: claim.map_or_else(unknown, |claim| claim.namespace.clone()),
         name: claim.map_or_else(unknown, |claim| claim.name.clone()),
         pod_claim_name: None,
-        demands_cap: BTreeSet::new(),
+        not_before: None,
         allocation: Allocation::default(),
         configs: Vec::new(),
         pods: Vec::new(),

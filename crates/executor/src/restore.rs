@@ -229,7 +229,7 @@ fn claim_of(record: &Record) -> Claim {
         namespace: record.namespace.clone(),
         name: record.name.clone(),
         pod_claim_name: None,
-        demands_cap: std::collections::BTreeSet::new(),
+        not_before: None,
         allocation: record.allocation(),
         configs: Vec::new(),
         pods: record.pods.clone(),

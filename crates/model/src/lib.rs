@@ -51,7 +51,7 @@ pub use ids::{BootId, ClaimUid, DeviceName, GpuUuid, IdError, MigUuid, PciAddres
 pub use inventory::{Gpu, GpuMig, GpuProblem, HostTopology, Inventory};
 pub use lock::lock;
 pub use memory_limit::{MemoryCaps, MemoryLimit};
-pub use mode::{Grant, Mode, TimeSlice};
+pub use mode::{CapsPromise, Grant, Mode, TimeSlice};
 pub use mps::{
     MpsAbility, MpsFault, MpsHolder, MpsNamespace, MpsNamespaceName, MpsPriority, MpsProtocol,
     MpsServer, NotOurNamespace,

@@ -124,4 +124,85 @@ pub struct Grant {
     pub mps_slots_in_partitions: Option<u32>,
     /// True if an MPS server that is wedged is started anew also while it has clients.
     pub restarts_wedged_mps: bool,
+    /// Promise that the memory of shares of the GPU is capped. `None`: as granted before.
+    pub caps: Option<CapsPromise>,
+}
+
+/// Promise of the slices that the memory of shares of a GPU is capped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CapsPromise {
+    /// None, as far as is known.
+    #[default]
+    Never,
+    /// The slices say so, or may still say so.
+    Given,
+    /// The slices said so earlier. Shares were allocated by them until this second since the Unix
+    /// epoch at the latest.
+    Ended { until: i64 },
+}
+
+impl CapsPromise {
+    /// Returns true if there is none.
+    pub fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
+
+    /// Returns the promise after a grant. A promise that was not given does not end, and the first
+    /// end counts: later slices promised nothing.
+    #[must_use]
+    pub fn then(self, granted: Option<Self>) -> Self {
+        match (self, granted) {
+            (Self::Given, Some(ended @ Self::Ended { .. })) => ended,
+            (_, Some(Self::Given)) => Self::Given,
+            (before, _) => before,
+        }
+    }
+
+    /// Returns whether a share was allocated by slices that promised a cap. `at`: second since the
+    /// Unix epoch before which it cannot have been allocated; `None` if that is not known.
+    pub fn covers(self, at: Option<i64>) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Given => true,
+            Self::Ended { until } => at.is_none_or(|at| at <= until),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promise_ends_once_and_only_if_it_was_given() {
+        let (never, given) = (CapsPromise::Never, CapsPromise::Given);
+        let ended = |until| CapsPromise::Ended { until };
+        for (before, granted, after) in [
+            (never, None, never),
+            (never, Some(given), given),
+            (never, Some(ended(7)), never),
+            (given, None, given),
+            (given, Some(ended(7)), ended(7)),
+            (ended(7), Some(ended(9)), ended(7)),
+            (ended(7), None, ended(7)),
+            (ended(7), Some(given), given),
+        ] {
+            assert_eq!(before.then(granted), after, "{before:?} {granted:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_unknown_time_was_allocated_by_an_earlier_promise() {
+        let ended = CapsPromise::Ended { until: 7 };
+        for (promise, at, covered) in [
+            (CapsPromise::Never, None, false),
+            (CapsPromise::Given, Some(99), true),
+            (ended, Some(7), true),
+            (ended, Some(8), false),
+            (ended, None, true),
+        ] {
+            assert_eq!(promise.covers(at), covered, "{promise:?} {at:?}");
+        }
+    }
 }

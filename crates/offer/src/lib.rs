@@ -52,4 +52,6 @@ pub use pool::{CounterSet, Pool, Slice};
 pub use step::{Outputs, step};
 pub use validate::{Limit, LimitError, validate};
 pub use version::KubeVersion;
-pub use world::{Answer, Ask, Claimant, Fact, Held, ModeConflict, Records, Settings, World};
+pub use world::{
+    Answer, Ask, Claimant, Fact, Held, ModeConflict, Published, Records, Settings, World,
+};

@@ -1,10 +1,11 @@
 //! The published devices, in our words: a [`Pool`] of slices of devices. The publisher turns it
 //! into API objects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_api::names::attributes;
 use divvy_forms::{Amount, Device};
-use divvy_model::DeviceName;
+use divvy_model::{AttributeValue, DeviceKind, DeviceName, Enforcement};
 use serde::Serialize;
 
 /// Everything one node publishes.
@@ -21,6 +22,18 @@ impl Pool {
     /// All devices, in the order in which the scheduler tries them.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.slices.iter().flat_map(|slice| &slice.devices)
+    }
+
+    /// Returns the numbers of the GPUs whose shares are published as capped in their memory.
+    pub fn capped(&self) -> BTreeSet<u32> {
+        let value = AttributeValue::String(Enforcement::Cgroup.attribute().to_owned());
+        let is_capped = |device: &&Device| {
+            device.attributes.get(attributes::MEMORY_ENFORCEMENT) == Some(&value)
+        };
+        self.devices()
+            .filter(is_capped)
+            .filter_map(|device| Some(DeviceKind::parse(&device.name).ok()?.ordinal()))
+            .collect()
     }
 
     /// A device by its name.

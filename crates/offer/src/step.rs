@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use divvy_forms::{Definition, FORMS};
 use divvy_model::{
-    DeviceKind, DeviceName, GpuUuid, Grant, Inventory, Ordinals, Sharing, TargetKind,
+    CapsPromise, DeviceKind, DeviceName, GpuUuid, Grant, Inventory, Ordinals, Sharing, TargetKind,
 };
 
 use crate::taints::{Hazards, foreign};
@@ -105,6 +105,11 @@ impl Look {
         let node = self.inventory.system.mps;
         let forms = FORMS.iter().copied();
         forms.filter(move |form| form.node_lacks(node).is_none())
+    }
+
+    /// Returns whether the node caps the memory of shares.
+    fn caps_memory(&self) -> bool {
+        self.inventory.system.memory_caps.lack().is_none()
     }
 
     /// Returns the ways of sharing a GPU whose shares are given out in a unit.
@@ -424,6 +429,7 @@ impl World {
             .filter(|(_, state)| **state != DeviceState::Offered)
             .filter_map(|(name, _)| Some(DeviceKind::parse(name).ok()?.ordinal()))
             .collect();
+        self.follow_caps(look);
         // While anything of a GPU is withdrawn, or may be held from before this process, "no" is
         // not said: a claim that has it is served as was allowed when it was offered.
         let grants = look.resolved.rules.iter().filter_map(|(gpu, rules)| {
@@ -447,6 +453,36 @@ impl World {
         });
         let grants = grants.collect();
         self.memory.last.grants = grants;
+    }
+
+    /// Follows the promise to cap memory: it lasts as long as slices in the API say so, whatever
+    /// the driver can do meanwhile.
+    fn follow_caps(&mut self, look: &Look) {
+        let memory = &mut self.memory;
+        if look.caps_memory() {
+            // Slices of before say nothing about those that promise it from now on.
+            (memory.published, memory.uncapped) = (None, BTreeMap::new());
+        }
+        let Some(published) = &memory.published else {
+            return;
+        };
+        for gpu in look.resolved.rules.keys() {
+            let ordinal = look.records.ordinals.of(gpu);
+            if ordinal.is_some_and(|ordinal| !published.capped.contains(&ordinal)) {
+                memory.uncapped.entry(gpu.clone()).or_insert(published.at);
+            }
+        }
+    }
+
+    /// Returns the promise to cap the memory of shares of a GPU. The scheduler may choose by slices
+    /// of before for as long as it may choose a device that has just been tainted.
+    fn caps_promise(&self, look: &Look, gpu: &GpuUuid) -> Option<CapsPromise> {
+        if look.caps_memory() {
+            return Some(CapsPromise::Given);
+        }
+        let leave = i64::try_from(self.settings.leave.as_secs()).unwrap_or(i64::MAX);
+        let until = self.memory.uncapped.get(gpu)?.saturating_add(leave);
+        Some(CapsPromise::Ended { until })
     }
 
     /// Keeps the results of a decision.

@@ -80,6 +80,17 @@ pub enum Fact {
     Conflict(ModeConflict),
     /// True if the node's MPS supervisor is away: it does not answer, and not only for a moment.
     MpsAway(bool),
+    /// The API server has accepted a pool in full.
+    Published(Published),
+}
+
+/// Caps of memory that the slices in the API promise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// GPUs whose shares are published as capped, by their number.
+    pub capped: BTreeSet<u32>,
+    /// Second since the Unix epoch.
+    pub at: i64,
 }
 
 /// A claim was refused at prepare: its device belongs to a GPU that another claim uses in another
@@ -235,6 +246,11 @@ pub(crate) struct Memory {
     pub(crate) share_units: BTreeMap<GpuUuid, ShareUnit>,
     /// Devices that were withdrawn, and when.
     pub(crate) withdrawn: BTreeMap<DeviceName, Duration>,
+    /// The slices in the API, once this process has published since it last could cap memory.
+    pub(crate) published: Option<Published>,
+    /// Seconds at which slices were accepted that do not promise to cap the memory of shares any
+    /// more, by GPU. Promises of an earlier process count like those of this one.
+    pub(crate) uncapped: BTreeMap<GpuUuid, i64>,
     /// GPUs with a number that are not there and not published, since when.
     pub(crate) gone: BTreeMap<GpuUuid, Duration>,
     /// GPUs among them whose number no allocation refers to.
@@ -320,6 +336,12 @@ impl World {
             }
             Fact::Conflict(of) => self.memory.meet(of, now),
             Fact::MpsAway(is_away) => replace(&mut known.mps_away, is_away),
+            Fact::Published(published) => {
+                let known = self.memory.published.as_ref();
+                let changed = known.is_none_or(|known| known.capped != published.capped);
+                self.memory.published = Some(published);
+                changed
+            }
         };
         self.memory.changed |= changed;
     }

@@ -1,7 +1,6 @@
 //! From the kubelet's question and the API's object to a [`Claim`]: UID checked, only our driver's
 //! results kept.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_api::names::Naming;
@@ -12,7 +11,7 @@ use divvy_claims::{
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration,
-    DeviceRequestAllocationResult, DeviceSelector, ResourceClaim, ResourceClaimConsumerReference,
+    DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -102,6 +101,10 @@ pub(crate) fn from_api(
         );
         ClaimError::new("not-allocated", message)
     })?;
+    // Where the API server keeps no time of the allocation, that was not before the claim.
+    let made = object.metadata.creation_timestamp;
+    let first = allocation.allocation_timestamp.as_ref().or(made.as_ref());
+    let not_before = first.map(|time| time.0.as_second());
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
     let spec = object.spec.and_then(|spec| spec.devices);
@@ -130,7 +133,7 @@ pub(crate) fn from_api(
             results,
         },
         configs: configs(devices, &written),
-        demands_cap: BTreeSet::new(),
+        not_before,
         pods: status
             .reserved_for
             .unwrap_or_default()
@@ -138,45 +141,6 @@ pub(crate) fn from_api(
             .filter_map(pod)
             .collect(),
     })
-}
-
-/// Choice of a device by a request, or by an alternative of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Choice {
-    /// Request as the result of an allocation names it.
-    pub(crate) request: String,
-    /// DeviceClass of the request.
-    pub(crate) class: String,
-    /// CEL expressions of the request itself.
-    pub(crate) selectors: Vec<String>,
-}
-
-/// Returns how each request of a claim chooses its devices.
-pub(crate) fn choices(object: &ResourceClaim) -> Vec<Choice> {
-    let spec = object.spec.as_ref().and_then(|spec| spec.devices.as_ref());
-    let requests = spec.and_then(|spec| spec.requests.as_ref());
-    let mut found = Vec::new();
-    for request in requests.into_iter().flatten() {
-        found.extend(request.exactly.iter().map(|of| Choice {
-            request: request.name.clone(),
-            class: of.device_class_name.clone(),
-            selectors: expressions(of.selectors.as_deref()),
-        }));
-        let alternatives = request.first_available.iter().flatten();
-        found.extend(alternatives.map(|of| Choice {
-            request: format!("{}/{}", request.name, of.name),
-            class: of.device_class_name.clone(),
-            selectors: expressions(of.selectors.as_deref()),
-        }));
-    }
-    found
-}
-
-/// Returns the CEL expressions of selectors.
-pub(crate) fn expressions(selectors: Option<&[DeviceSelector]>) -> Vec<String> {
-    let all = selectors.unwrap_or_default().iter();
-    all.filter_map(|selector| Some(selector.cel.as_ref()?.expression.clone()))
-        .collect()
 }
 
 /// Formats a time for records: the form is part of the stored format, so it is not left to a
@@ -396,7 +360,7 @@ mod tests {
                 namespace: "ns".into(),
                 name: "c".into(),
                 pod_claim_name: None,
-                demands_cap: std::collections::BTreeSet::new(),
+                not_before: Some(1_795_269_600),
                 allocation: Allocation {
                     allocated_at: Some("2026-11-21T14:00:00Z".into()),
                     results: vec![AllocatedDevice {

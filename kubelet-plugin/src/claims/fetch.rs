@@ -1,13 +1,10 @@
-//! Reads claims and their DeviceClasses from the API: few at a time, and again while the failure
-//! may pass.
+//! Reads claims from the API: few at a time, and again while the failure may pass.
 
-use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::{Api, Client};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -42,27 +39,6 @@ pub(crate) struct ClaimFetcher {
     runtime: Handle,
 }
 
-/// An object to read for a claim.
-enum Object<'a> {
-    /// The claim itself.
-    Claim,
-    /// A DeviceClass that the claim names.
-    Class(&'a str),
-}
-
-/// The object of a read in words, with the claim that it is for.
-struct Named<'a>(&'a Object<'a>, &'a ClaimRef);
-
-impl fmt::Display for Named<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(object, claim) = self;
-        match object {
-            Object::Claim => write!(f, "claim {claim}"),
-            Object::Class(class) => write!(f, "DeviceClass {class:?} of claim {claim}"),
-        }
-    }
-}
-
 /// A client whose connections are driven by a runtime of its own, on the thread that uses it.
 struct Reader {
     /// Always there until it is dropped.
@@ -91,60 +67,32 @@ impl ClaimFetcher {
         }
     }
 
-    /// The claim as it is now, or `None` if it is gone; tries until `until` while the failure may
-    /// pass. Blocks the thread, which must be none of the runtime's workers.
+    /// Reads the claim as it is now, or `None` if it is gone; tries until `until` while the failure
+    /// may pass. Blocks the thread, which must be none of the runtime's workers.
     pub(crate) fn get(
         &self,
         claim: &ClaimRef,
         until: Instant,
         cancel: &CancellationToken,
     ) -> Result<Option<ResourceClaim>, ClaimError> {
-        let api = |client| Api::namespaced(client, &claim.namespace);
-        self.read((&Object::Claim, claim), &api, until, cancel)
-    }
-
-    /// Returns a DeviceClass that a claim names, in the way of `get`.
-    pub(crate) fn class(
-        &self,
-        class: &str,
-        claim: &ClaimRef,
-        until: Instant,
-        cancel: &CancellationToken,
-    ) -> Result<Option<DeviceClass>, ClaimError> {
-        self.read((&Object::Class(class), claim), &Api::all, until, cancel)
-    }
-
-    /// Reads an object for a claim until it is there, is known to be gone, or the time is over.
-    fn read<K: Readable>(
-        &self,
-        (object, claim): (&Object<'_>, &ClaimRef),
-        api: &dyn Fn(Client) -> Api<K>,
-        until: Instant,
-        cancel: &CancellationToken,
-    ) -> Result<Option<K>, ClaimError> {
-        let named = Named(object, claim);
-        let name = match object {
-            Object::Claim => &claim.name,
-            Object::Class(class) => *class,
-        };
         let begun = Instant::now();
         let (mut attempts, mut last, mut pause) = (0, String::new(), FIRST_PAUSE);
         while !cancel.is_cancelled() {
-            match self.attempt(name, api, until, cancel) {
+            match self.attempt(claim, until, cancel) {
                 Attempt::Found(found) => return Ok(Some(*found)),
                 Attempt::Failed(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
                 // A missing right is not tried again: only a person adds it.
                 Attempt::Failed(error) if forbidden(&error) => {
-                    let (error, resource) = (crate::chain(&error), K::plural(&()));
+                    let error = crate::chain(&error);
                     let message = format!(
-                        "reading {named} is forbidden: the plugin's ServiceAccount needs \"get\" on {resource}.resource.k8s.io: {error}"
+                        "reading claim {claim} is forbidden: the plugin's ServiceAccount needs \"get\" on resourceclaims.resource.k8s.io: {error}"
                     );
                     return Err(ClaimError::new("forbidden", message));
                 }
                 Attempt::Failed(error) => {
                     attempts += 1;
                     let error = crate::chain(&error);
-                    tracing::debug!(object = %named, error, "failed to read, will retry");
+                    tracing::debug!(%claim, error, "failed to read the claim, will retry");
                     last = format!(": {error}");
                 }
                 Attempt::Late => attempts += 1,
@@ -154,11 +102,11 @@ impl ClaimFetcher {
                 let within = begun.elapsed().as_secs();
                 let message = if attempts == 0 {
                     format!(
-                        "no time of this call was left to read {named} from the API (the kubelet tries again)"
+                        "no time of this call was left to read claim {claim} from the API (the kubelet tries again)"
                     )
                 } else {
                     format!(
-                        "failed to read {named} from the API within {within} s, in {attempts} attempts{last}"
+                        "failed to read claim {claim} from the API within {within} s, in {attempts} attempts{last}"
                     )
                 };
                 return Err(ClaimError::new("api", message));
@@ -173,29 +121,19 @@ impl ClaimFetcher {
         Err(ClaimError::new("cancelled", message))
     }
 
-    /// The same for as long as one attempt may take, and not longer than `within`. For callers that
-    /// come again by themselves.
+    /// Reads like `get`, with one attempt and not longer than `within`: for callers that retry by
+    /// themselves.
     pub(crate) fn look(
         &self,
         claim: &ClaimRef,
         within: Duration,
     ) -> Result<Option<ResourceClaim>, String> {
-        self.get(claim, self.soon(within), &CancellationToken::new())
+        let until = Instant::now() + self.each.min(within);
+        self.get(claim, until, &CancellationToken::new())
             .map_err(|error| error.message)
     }
 
-    /// Returns the end of one attempt that begins now, which is not later than `within`.
-    pub(crate) fn soon(&self, within: Duration) -> Instant {
-        Instant::now() + self.each.min(within)
-    }
-
-    fn attempt<K: Readable>(
-        &self,
-        name: &str,
-        api: &dyn Fn(Client) -> Api<K>,
-        until: Instant,
-        cancel: &CancellationToken,
-    ) -> Attempt<K> {
+    fn attempt(&self, claim: &ClaimRef, until: Instant, cancel: &CancellationToken) -> Attempt {
         // Usually there is one. Else the plugin's runtime drives the wait, since a reader with a
         // runtime of its own is taken only with a slot.
         let _slot = match self.slots.try_acquire() {
@@ -213,12 +151,12 @@ impl ClaimFetcher {
             Ok(reader) => reader,
             Err(error) => return Attempt::Failed(error),
         };
-        let api = api(reader.client.clone());
+        let api = Api::<ResourceClaim>::namespaced(reader.client.clone(), &claim.namespace);
         let answer = reader.runtime.as_ref().map(|runtime| {
             runtime.block_on(unless_over(
                 until,
                 cancel,
-                timeout(self.each, api.get(name)),
+                timeout(self.each, api.get(&claim.name)),
             ))
         });
         // Given back whatever the answer is: the client connects again by itself.
@@ -255,15 +193,9 @@ impl ClaimFetcher {
     }
 }
 
-/// A kind of object that can be read here.
-trait Readable: Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug {}
-
-impl Readable for ResourceClaim {}
-impl Readable for DeviceClass {}
-
 /// The result of one attempt.
-enum Attempt<K> {
-    Found(Box<K>),
+enum Attempt {
+    Found(Box<ResourceClaim>),
     Failed(kube::Error),
     /// No answer in the time of one attempt.
     Late,

@@ -21,8 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::claim::{Asked, ClaimError, choices, from_api, in_pool};
-use super::demands::Demands;
+use super::claim::{Asked, ClaimError, from_api, in_pool};
 use super::fetch::ClaimFetcher;
 use super::tasks::{ClaimTasks, Reading};
 use crate::events::{Notifier, condition_of};
@@ -51,7 +50,6 @@ pub(crate) struct ClaimWork {
     pub(crate) nvidia_serves: watch::Receiver<bool>,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
-    pub(crate) demands: Arc<Demands>,
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     /// Time limit of a call.
@@ -339,11 +337,9 @@ impl ClaimWork {
         })?;
         // Kept for after the answer: a condition that is there already is not written again.
         let condition = condition_of(&object, &self.driver);
-        let choices = choices(&object);
         let claim = from_api(asked, object, &self.driver)?;
-        let mut claim = in_pool(claim, &self.pool, Naming::of(&self.driver))?;
+        let claim = in_pool(claim, &self.pool, Naming::of(&self.driver))?;
         self.may_begin(&claim)?;
-        claim.demands_cap = self.demands.unmet(&claim, &choices, until, cancel)?;
         Ok((claim, condition))
     }
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use divvy_api::names::Naming;
 use divvy_controller::{PublishStatus, PublisherConfig};
-use divvy_offer::{Fact, Feature, KubeVersion, Pool, pool_name};
+use divvy_offer::{Fact, Feature, KubeVersion, Pool, Published, pool_name};
 use divvy_telemetry::ReadyHandle;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -91,7 +92,9 @@ impl Publishing {
                 child.clone(),
             );
             let mut status = publisher.status();
+            let mut published_at = None;
             loop {
+                self.say_published(&mut published_at, &status.borrow());
                 self.show_status(&status.borrow_and_update().clone());
                 tokio::select! {
                     changed = status.changed() => if changed.is_err() { break },
@@ -181,6 +184,22 @@ impl Publishing {
             }
             Err(error) => Err(crate::chain(&error)),
         }
+    }
+
+    /// Says what the slices promise, each time they are accepted in full.
+    fn say_published(&self, said: &mut Option<Timestamp>, status: &PublishStatus) {
+        let (Some(pool), Some(at)) = (&status.published, status.published_at) else {
+            return;
+        };
+        if said.replace(at) == Some(at) {
+            return;
+        }
+        let published = Published {
+            capped: pool.capped(),
+            at: at.as_second(),
+        };
+        // Without a brain the plugin ends.
+        drop(self.facts.send(Fact::Published(published).into()));
     }
 
     /// Shows how far publishing is: in metrics, in readiness and to the brain.

@@ -6,18 +6,19 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use divvy_fake_cluster::build::{allocated, mk_claim, mk_class, mk_result};
+use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
 use divvy_fake_cluster::{ClaimRef, Fault as ApiFault, GpuPolicy};
 use divvy_gpu_sim::{Fault, LimitBackend};
 use divvy_kubelet_plugin::Config;
 use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{
-    CELDeviceSelector, DeviceAllocationConfiguration, DeviceClass, DeviceSelector,
-    DeviceSubRequest, OpaqueDeviceConfiguration, ResourceClaim, ResourceSlice,
+    DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use crate::node::{DRIVER, Node, PATIENCE, POOL, Plugin, wait};
@@ -161,7 +162,17 @@ impl Capped {
 
     /// A claim of a share with so much memory.
     fn share(&self, name: &str, gib: u64) -> ClaimRef {
-        self.share_selecting(name, gib, None)
+        self.share_allocated(name, gib, None)
+    }
+
+    /// Returns the GPU's file, as far as it is about the promise of caps.
+    fn promise(&self) -> String {
+        let gpu = self.node.sim.uuids().remove(0);
+        let folder = self.node.kubelet.config().plugin_dir(DRIVER).join("gpus");
+        let text = fs_err::read_to_string(folder.join(format!("{gpu}.json"))).unwrap();
+        let file: Value = serde_json::from_str(&text).unwrap();
+        file.pointer("/body/grant/caps")
+            .map_or_else(String::new, Value::to_string)
     }
 
     /// A claim of a share with so much memory, and a limit.
@@ -185,7 +196,8 @@ impl Capped {
         reference
     }
 
-    fn share_selecting(&self, name: &str, gib: u64, expression: Option<&str>) -> ClaimRef {
+    /// A claim of a share whose allocation has this time.
+    fn share_allocated(&self, name: &str, gib: u64, at: Option<Time>) -> ClaimRef {
         let mut result = mk_result("gpu", DRIVER, POOL, "gpu-0-ts");
         let granted = [
             ("memory", format!("{gib}Gi")),
@@ -195,18 +207,10 @@ impl Capped {
         let granted = granted.map(|(name, amount)| (name.to_owned(), Quantity(amount)));
         result.share_id = Some(format!("s-{name}"));
         result.consumed_capacity = Some(BTreeMap::from(granted));
-        let mut claim = mk_claim("default", name, DRIVER, 1);
-        if let Some(expression) = expression {
-            let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
-            let requests = devices.requests.as_mut().unwrap();
-            let cel = CELDeviceSelector {
-                expression: expression.to_owned(),
-            };
-            let selector = DeviceSelector { cel: Some(cel) };
-            let request = requests.first_mut().unwrap();
-            request.exactly.as_mut().unwrap().selectors = Some(vec![selector]);
-        }
-        self.node.put(allocated(claim, vec![result]))
+        let mut claim = allocated(mk_claim("default", name, DRIVER, 1), vec![result]);
+        let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
+        allocation.allocation_timestamp = at;
+        self.node.put(claim)
     }
 
     /// The hook's question for a claim, whose CDI file has one device, and the answer.
@@ -298,7 +302,9 @@ async fn shares_say_what_caps_them_and_an_older_driver_says_none() {
         (level(&capped.node)? == "none").then_some(())
     })
     .await;
-    let older = capped.share("older", 2);
+    let has_ended = || capped.promise().contains("ended").then_some(());
+    wait("the end of the promise", has_ended).await;
+    let older = capped.share_allocated("older", 2, Some(seconds_from_now(3600)));
     capped.node.prepare(&older).await.unwrap();
     let files = capped.node.cdi_files();
     let file = files.iter().find(|(name, _)| name.contains(&older.uid));
@@ -498,160 +504,118 @@ async fn switched_off_an_earlier_claim_keeps_its_cap_until_it_ends() {
     plugin.stop().await;
 }
 
-/// The scheduler chose the node by what it published; the pod must not start on less.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_that_selects_a_cap_is_refused_where_there_is_none() {
-    let capped = Capped::new(LimitBackend::Misc);
-    let plugin = capped.node.start_with(capped.config_with("false"));
-    plugin.wait_ready().await;
-    for (name, expression, refused) in [
-        ("a", r#"LEVEL == "cgroup""#, true),
-        ("b", "LEVEL != 'none'", true),
-        ("c", r#"LEVEL in ["cgroup", "hardware"]"#, true),
-        ("d", "MOST >= 100", true),
-        ("e", r#"LEVEL == "none""#, false),
-        // Shares that are not capped, by choice or on the nodes that have no others.
-        ("f", r#"LEVEL != "cgroup""#, false),
-        (
-            "g",
-            r#"LEVEL == "cgroup" || device.attributes["gpu.divvy.dev"].sharing == "x""#,
-            false,
-        ),
-    ] {
-        let expression = written_out(expression);
-        let claim = capped.share_selecting(name, 2, Some(&expression));
-        let answer = capped.node.prepare(&claim).await;
-        refused_as(refused, &answer.map(drop), &expression);
-    }
-    plugin.stop().await;
+/// Returns the time in so many seconds, or so many seconds ago.
+fn seconds_from_now(seconds: i64) -> Time {
+    Time(Timestamp::now() + SignedDuration::from_secs(seconds))
 }
 
-/// Writes attributes of divvy as an expression reads them.
-fn written_out(expression: &str) -> String {
-    let attribute = |name: &str| format!(r#"device.attributes["{DRIVER}"].{name}"#);
-    expression
-        .replace("LEVEL", &attribute("memoryEnforcement"))
-        .replace("MOST", &attribute("memoryLimitMaxPercent"))
-}
-
-fn refused_as(refused: bool, answer: &Result<(), String>, expression: &str) {
+fn refused_as(refused: bool, answer: &Result<(), String>, about: &str) {
     match answer {
-        Ok(()) => assert!(!refused, "{expression}"),
+        Ok(()) => assert!(!refused, "{about}"),
         Err(why) => {
-            assert!(refused, "{expression}: {why}");
+            assert!(refused, "{about}: {why}");
             assert!(why.contains("caps are switched off"), "{why}");
         }
     }
 }
 
-/// Claims name most of their selectors by a class.
+/// The scheduler may have chosen the node by what it published; the pod must not start on less. The
+/// level falls while the plugin is down, and the API server takes no new slices at first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_class_that_selects_a_cap_is_read_where_there_is_none() {
+async fn a_share_allocated_by_slices_with_caps_is_refused_without_them() {
     let capped = Capped::new(LimitBackend::Misc);
     let api = &capped.node.api;
-    let reads = || api.count("get", "deviceclasses");
-    let class = |expression: &str| {
-        let mut class = mk_class(DRIVER, DRIVER);
-        let cel = CELDeviceSelector {
-            expression: written_out(expression),
-        };
-        let selector = DeviceSelector { cel: Some(cel) };
-        let selectors = class.spec.as_mut().unwrap().selectors.as_mut().unwrap();
-        selectors.push(selector);
-        api.put(&class).unwrap();
-    };
-    // A node that caps does not ask.
-    class(r#"LEVEL == "cgroup""#);
-    let plugin = capped.start().await;
-    let first = capped.share("a", 2);
-    capped.node.prepare(&first).await.unwrap();
-    capped.node.unprepare(&first).await.unwrap();
-    assert_eq!(reads(), 0);
-    plugin.stop().await;
-
-    let plugin = capped.node.start_with(capped.config_with("false"));
-    plugin.wait_ready().await;
-    api.fail_next(1, "get", "deviceclasses", ApiFault::Status(403));
-    let claim = capped.share("b", 2);
-    let why = capped.node.prepare(&claim).await.unwrap_err();
-    let needs = r#"reading DeviceClass "gpu.divvy.dev" of claim default/b (UID uid-b) is forbidden: the plugin's ServiceAccount needs "get" on deviceclasses.resource.k8s.io"#;
-    assert!(why.contains(&needs.replace("uid-b", &claim.uid)), "{why}");
-    // A failure that may pass is tried again in the call.
-    api.fail_next(2, "get", "deviceclasses", ApiFault::Status(503));
-    let before = reads();
-    let answer = capped.node.prepare(&claim).await;
-    refused_as(true, &answer.map(drop), "by class");
-    assert_eq!(reads() - before, 3);
-    // Claims come in bursts of a class.
-    let answer = capped.node.prepare(&capped.share("c", 2)).await;
-    refused_as(true, &answer.map(drop), "by class again");
-    assert_eq!(reads() - before, 3);
-    plugin.stop().await;
-
-    // A class that demands nothing, one that is gone, and a whole GPU of a class that demands.
-    for (name, put) in [("d", true), ("e", false)] {
-        if put {
-            class(r#"LEVEL == "none""#);
-        } else {
-            api.delete::<DeviceClass>("", DRIVER).unwrap();
-        }
-        let plugin = capped.node.start_with(capped.config_with("false"));
-        plugin.wait_ready().await;
-        let claim = capped.share(name, 2);
-        capped.node.prepare(&claim).await.unwrap();
+    let ask = async |name: &str, allocated: Option<i64>, refused: bool| {
+        let claim = capped.share_allocated(name, 2, allocated.map(seconds_from_now));
+        let answer = capped.node.prepare(&claim).await;
+        refused_as(refused, &answer.map(drop), name);
         capped.node.unprepare(&claim).await.unwrap();
-        plugin.stop().await;
-    }
-    class(r#"LEVEL == "cgroup""#);
+    };
+    // A node that never promised a cap has lost none.
     let plugin = capped.node.start_with(capped.config_with("false"));
     plugin.wait_ready().await;
-    let before = reads();
-    let claim = capped.node.claim("f", &["gpu-0"]);
+    ask("never", Some(-60), false).await;
+    plugin.stop().await;
+    let plugin = capped.start().await;
+    ask("while-capped", Some(-60), false).await;
+    plugin.stop().await;
+
+    api.fail_next(
+        usize::MAX,
+        "update",
+        "resourceslices",
+        ApiFault::Status(503),
+    );
+    api.fail_next(
+        usize::MAX,
+        "create",
+        "resourceslices",
+        ApiFault::Status(503),
+    );
+    let plugin = capped.node.start_with(capped.config_with("false"));
+    let refused = || (api.count("update", "resourceslices") > 2).then_some(());
+    wait("writes of slices", refused).await;
+    assert_eq!(level(&capped.node).unwrap(), "cgroup");
+    // The slices still promise it, whenever a claim is allocated.
+    ask("before", Some(-60), true).await;
+    ask("still", Some(3600), true).await;
+    api.clear_faults();
+    let is_so = || (level(&capped.node)? == "none").then_some(());
+    wait("the level", is_so).await;
+    let has_ended = || capped.promise().contains("ended").then_some(());
+    wait("the end of the promise", has_ended).await;
+    ask("early", Some(-60), true).await;
+    ask("late", Some(3600), false).await;
+    // Not allocated before it was made.
+    ask("unknown", None, true).await;
+    let claim = capped.node.claim("whole", &["gpu-0"]);
     capped.node.prepare(&claim).await.unwrap();
-    assert_eq!(reads(), before);
+    capped.node.unprepare(&claim).await.unwrap();
+    plugin.stop().await;
+
+    // Another restart changes nothing.
+    let promise = capped.promise();
+    let plugin = capped.node.start_with(capped.config_with("false"));
+    plugin.wait_ready().await;
+    ask("early-again", Some(-60), true).await;
+    ask("late-again", Some(3600), false).await;
+    assert_eq!(capped.promise(), promise);
     plugin.stop().await;
 }
 
+/// Nothing that a prepare needs is asked of the API but the claim itself, on a node that caps
+/// nothing, on one that does, and on one that lost it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_alternative_that_was_not_chosen_demands_no_cap() {
+async fn a_prepare_asks_the_api_for_its_claim_and_nothing_else() {
     let capped = Capped::new(LimitBackend::Misc);
-    let plugin = capped.node.start_with(capped.config_with("false"));
-    plugin.wait_ready().await;
-    let api = &capped.node.api;
-    for (name, chosen, refused) in [("a", "gpu/capped", true), ("b", "gpu/any", false)] {
-        let reference = capped.share_selecting(name, 2, None);
-        let mut claim = api.get::<ResourceClaim>("default", name).unwrap();
-        let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
-        let request = devices.requests.as_mut().unwrap().first_mut().unwrap();
-        request.exactly = None;
-        let alternative = |name: &str, expression: &str| {
-            let expression = written_out(expression);
-            let cel = CELDeviceSelector { expression };
-            DeviceSubRequest {
-                name: name.to_owned(),
-                device_class_name: DRIVER.to_owned(),
-                selectors: Some(vec![DeviceSelector { cel: Some(cel) }]),
-                ..DeviceSubRequest::default()
-            }
-        };
-        let alternatives = vec![
-            alternative("capped", r#"LEVEL == "cgroup""#),
-            alternative("any", r#"LEVEL == "none""#),
-        ];
-        request.first_available = Some(alternatives);
-        let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
-        let devices = allocation.devices.as_mut().unwrap();
-        chosen.clone_into(&mut devices.results.as_mut().unwrap()[0].request);
-        api.put(&claim).unwrap();
-        let answer = capped.node.prepare(&reference).await;
-        refused_as(refused, &answer.map(drop), chosen);
+    for (round, caps) in ["false", "true", "false"].into_iter().enumerate() {
+        let plugin = capped.node.start_with(capped.config_with(caps));
+        plugin.wait_ready().await;
+        let expected = if caps == "true" { "cgroup" } else { "none" };
+        let is_so = || (level(&capped.node)? == expected).then_some(());
+        wait("the level", is_so).await;
+        for device in ["share", "whole"] {
+            let name = format!("{device}-{round}");
+            let claim = match device {
+                "share" => capped.share_allocated(&name, 2, Some(seconds_from_now(3600))),
+                _ => capped.node.claim(&name, &["gpu-0"]),
+            };
+            let api = &capped.node.api;
+            let reads = |resource: &str| api.count("get", resource) + api.count("list", resource);
+            let before = ["resourceclaims", "deviceclasses"].map(reads);
+            let answer = capped.node.prepare(&claim).await;
+            let after = ["resourceclaims", "deviceclasses"].map(reads);
+            answer.unwrap();
+            assert_eq!(after, [before[0] + 1, before[1]], "{name}");
+            capped.node.unprepare(&claim).await.unwrap();
+        }
+        plugin.stop().await;
     }
-    plugin.stop().await;
 }
 
 /// A node may fall below what it published while a claim waits for another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cap_that_is_lost_while_its_claim_waits_is_still_demanded() {
+async fn a_share_that_waits_while_its_cap_is_lost_is_refused() {
     let capped = Capped::new(LimitBackend::Misc);
     let mut config = capped.config();
     config.timing.call = PATIENCE;
@@ -668,8 +632,7 @@ async fn a_cap_that_is_lost_while_its_claim_waits_is_still_demanded() {
     // Force-deleted: the kubelet releases it later.
     let api = &capped.node.api;
     api.delete::<ResourceClaim>("default", "holder").unwrap();
-    let expression = written_out(r#"LEVEL == "cgroup""#);
-    let claim = capped.share_selecting("c", 2, Some(&expression));
+    let claim = capped.share("c", 2);
     let read = || api.count("get", "resourceclaims");
     let before = read();
     let falls = async {

@@ -2,7 +2,7 @@
 
 use divvy_api::MemoryBound;
 use divvy_api::names::capacity;
-use divvy_model::{Enforcement, Gpu, Limits, MemoryCaps, ShareUnit, Target};
+use divvy_model::{CapsPromise, Enforcement, Gpu, Limits, MemoryCaps, ShareUnit, Target};
 
 use crate::{AllocatedDevice, GpuState, RecordedDevice, Why};
 
@@ -11,8 +11,8 @@ use crate::{AllocatedDevice, GpuState, RecordedDevice, Why};
 pub(super) struct Wanted {
     /// Limit in its config.
     pub(super) limit: Option<MemoryBound>,
-    /// True if its request selects a device whose memory is capped.
-    pub(super) demanded: bool,
+    /// Second since the Unix epoch before which it cannot have been allocated.
+    pub(super) not_before: Option<i64>,
 }
 
 /// The lack of a share that is to be capped.
@@ -64,8 +64,7 @@ pub(super) fn cap(
     let Some(mib) = for_shares else {
         let lack = caps.lack().unwrap_or(OTHER);
         return match wanted.limit {
-            // Where nothing was to be capped, the device does not change by a driver.
-            None if wanted.demanded && device.sharing.is_shared() => Err(Why::CapLost(lack)),
+            None if was_promised(device, wanted, gpu, state) => Err(Why::CapLost(lack)),
             None => Ok(None),
             Some(_) if gpu.facts.memory_bytes.is_none() => Err(Why::LimitNotKept(NO_MEMORY)),
             Some(_) => Err(Why::LimitNotKept(lack)),
@@ -81,6 +80,21 @@ pub(super) fn cap(
             limit(bound, (request, percent), mib, state).map(Some)
         }
     }
+}
+
+/// Returns whether the slices by which a device was allocated said that its memory is capped: the
+/// scheduler may have chosen it for that.
+fn was_promised(
+    device: &RecordedDevice,
+    wanted: Wanted,
+    gpu: &Gpu,
+    state: Option<&GpuState>,
+) -> bool {
+    let capped = Limits::of(device.target.kind(), device.sharing, MemoryCaps::Available);
+    let promise = state.map_or(CapsPromise::Never, |state| state.grant.caps);
+    capped.memory == Enforcement::Cgroup
+        && gpu.facts.memory_bytes.is_some()
+        && promise.covers(wanted.not_before)
 }
 
 /// Returns the bytes of a limit, if the request (in bytes, and in percent if it is granted so), the

@@ -299,6 +299,31 @@ fn a_grant_is_kept_and_one_that_says_nothing_of_the_mode_leaves_it() {
     assert!(state.is_default());
 }
 
+#[test]
+fn a_promise_of_caps_outlasts_grants_that_do_not_know() {
+    let mut state = GpuState::default();
+    let grant = |caps| Grant {
+        caps,
+        ..Grant::default()
+    };
+    let ended = CapsPromise::Ended { until: 7 };
+    for (granted, kept) in [
+        (Some(ended), CapsPromise::Never),
+        (Some(CapsPromise::Given), CapsPromise::Given),
+        (None, CapsPromise::Given),
+        (Some(ended), ended),
+        (None, ended),
+    ] {
+        state.take(&grant(granted));
+        assert_eq!(state.grant.caps, kept);
+        assert!(state.has(&grant(granted)));
+        let Stored::Fine(read) = GpuState::decode(&state.encode()) else {
+            panic!("{granted:?}");
+        };
+        assert_eq!(read.grant.caps, kept);
+    }
+}
+
 /// A value between the first and the last one is not given back.
 #[test]
 fn a_third_value_is_noted_beside_the_one_that_was_found() {

@@ -624,7 +624,7 @@ impl Story {
             namespace: "ns".to_owned(),
             name: uid.to_string(),
             pod_claim_name: None,
-            demands_cap: std::collections::BTreeSet::new(),
+            not_before: None,
             allocation: Allocation::default(),
             configs: Vec::new(),
             pods: Vec::new(),

@@ -368,7 +368,7 @@ pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim 
         namespace: "ns".to_owned(),
         name: name.to_owned(),
         pod_claim_name: None,
-        demands_cap: std::collections::BTreeSet::new(),
+        not_before: None,
         allocation: Allocation {
             allocated_at: Some(allocated_at.to_owned()),
             results: devices.iter().map(|d| result(*d, false)).collect(),

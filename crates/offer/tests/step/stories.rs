@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use divvy_offer::{Event, Fact, Finding, KubeVersion, ModeConflict, OneMode, Severity};
+use divvy_model::{CapsPromise, MemoryCaps};
+use divvy_offer::{Event, Fact, Finding, KubeVersion, ModeConflict, OneMode, Published, Severity};
 
 use crate::cluster::{Cluster, LEAVE, blocked, claimant, is_by_percent, settings};
 
@@ -427,4 +428,51 @@ fn a_gpu_that_needs_a_reset_for_every_mode_is_offered_as_nothing() {
     cluster.rules(EVERYTHING);
     assert_eq!(cluster.open(), ["gpu-0", "gpu-0-ts"]);
     assert_eq!(of_pool(&cluster), [Finding::NeedsReset { gpu }]);
+}
+
+/// A promise of caps lasts until slices without it are accepted, also over a restart.
+#[test]
+fn a_promise_of_caps_ends_with_the_slices_that_make_it() {
+    let mut cluster = Cluster::new("h100x1", SHARES);
+    let promise = |cluster: &Cluster| cluster.out.grants[&cluster.gpu(0)].caps;
+    let accepted = |cluster: &mut Cluster, at: i64| {
+        let capped = cluster.slices.capped();
+        cluster.learn(Fact::Published(Published { capped, at }));
+    };
+    let leave = i64::try_from(LEAVE.as_secs()).unwrap();
+    let ended = |at: i64| Some(CapsPromise::Ended { until: at + leave });
+    assert_eq!(promise(&cluster), None, "nothing is published yet");
+    accepted(&mut cluster, 10);
+    assert_eq!(promise(&cluster), ended(10));
+    // An end that is noted does not move with every write.
+    accepted(&mut cluster, 20);
+    assert_eq!(promise(&cluster), ended(10));
+
+    cluster.inventory.system.memory_caps = MemoryCaps::Available;
+    cluster.read();
+    assert_eq!(promise(&cluster), Some(CapsPromise::Given));
+    // The driver is exchanged before the first slices with the promise are accepted, which may
+    // have been written in part.
+    cluster.inventory.system.memory_caps = MemoryCaps::OldDriver;
+    cluster.read();
+    assert_eq!(promise(&cluster), None, "as before: given");
+    accepted(&mut cluster, 30);
+    assert_eq!(promise(&cluster), ended(30));
+
+    cluster.inventory.system.memory_caps = MemoryCaps::Available;
+    cluster.read();
+    accepted(&mut cluster, 40);
+    assert_eq!(promise(&cluster), Some(CapsPromise::Given));
+    let still = cluster.slices.capped();
+    assert_eq!(still, [0].into());
+    // It falls while the plugin is down, and the API server refuses the next slices for a while.
+    cluster.inventory.system.memory_caps = MemoryCaps::SwitchedOff;
+    cluster.begin();
+    cluster.answer(true);
+    assert_eq!(promise(&cluster), None);
+    let capped = still;
+    cluster.learn(Fact::Published(Published { capped, at: 50 }));
+    assert_eq!(promise(&cluster), None);
+    accepted(&mut cluster, 60);
+    assert_eq!(promise(&cluster), ended(60));
 }

@@ -1,6 +1,6 @@
 //! Limits of memory above the request.
 
-use divvy_model::MemoryCaps;
+use divvy_model::{CapsPromise, MemoryCaps};
 use serde_json::json;
 
 use super::shares::share;
@@ -182,38 +182,58 @@ fn a_limit_on_a_node_that_keeps_none_is_refused() {
     assert!(text.contains("no memory of its own"), "{text}");
 }
 
-/// A request that selects a device whose memory is capped is not served by another: the node fell
-/// below that after it was published. Whole devices have no cap, and none of another request
-/// counts.
+/// The scheduler may have chosen a share for its cap, and the node fell below that since. Whole
+/// devices and shares of partitions never had one.
 #[test]
-fn a_demanded_cap_that_cannot_be_kept_refuses_the_share() {
-    let demands = |device: &str, request: &str| {
+fn a_share_that_was_promised_a_cap_is_refused_where_there_is_none() {
+    let of = |device: &str, not_before: Option<i64>| {
         let result = AllocatedDevice {
             consumed_capacity: [(TEN.0.to_owned(), TEN.1.to_owned())].into(),
             ..share("main", device, "s1")
         };
         Claim {
-            demands_cap: [request.to_owned()].into(),
+            not_before,
             ..claim("a", vec![result])
         }
     };
-    let mut world = capping("2x", 0);
-    let share = demands("gpu-0-ts", "main");
-    assert_eq!(
-        plan(world.decide(&share)).devices[0].memory_cap,
-        Some(10 * GIB)
-    );
-    world.inventory.system.memory_caps = MemoryCaps::NoHook;
-    let (category, text) = world.refusal(&share);
-    assert_eq!(category, "cap-lost");
-    assert!(text.contains(MemoryCaps::NoHook.lack().unwrap()), "{text}");
-    for uncapped in [
-        demands("gpu-0-ts", "other"),
-        demands("gpu-0", "main"),
-        demands("gpu-2-mig-1g10gb-19-0", "main"),
+    let promised = |promise: CapsPromise, caps: MemoryCaps| {
+        let mut world = capping("2x", 0);
+        world.inventory.system.memory_caps = caps;
+        for gpu in [gpu(0), gpu(2)] {
+            let mut state = GpuState::default().in_boot(&world.boot);
+            state.grant.caps = promise;
+            world.gpus.insert(gpu, Arc::new(Stored::Fine(state)));
+        }
+        world
+    };
+    let ended = CapsPromise::Ended { until: 1000 };
+    let lost = MemoryCaps::NoHook;
+    for (promise, at, refused) in [
+        (CapsPromise::Never, Some(1), false),
+        (CapsPromise::Never, None, false),
+        (CapsPromise::Given, Some(i64::MAX), true),
+        (ended, Some(1000), true),
+        (ended, Some(1001), false),
+        (ended, None, true),
     ] {
-        assert_eq!(plan(world.decide(&uncapped)).devices[0].memory_cap, None);
+        let world = promised(promise, lost);
+        let share = of("gpu-0-ts", at);
+        if refused {
+            let (category, text) = world.refusal(&share);
+            assert_eq!(category, "cap-lost", "{promise:?} {at:?}");
+            assert!(text.contains(lost.lack().unwrap()), "{text}");
+        } else {
+            assert_eq!(plan(world.decide(&share)).devices[0].memory_cap, None);
+        }
+        for uncapped in ["gpu-0", "gpu-2-mig-1g10gb-19-0"] {
+            let claim = of(uncapped, at);
+            assert_eq!(plan(world.decide(&claim)).devices[0].memory_cap, None);
+        }
     }
+    // While the node caps memory nothing is lost.
+    let world = promised(CapsPromise::Given, MemoryCaps::Available);
+    let devices = plan(world.decide(&of("gpu-0-ts", None))).devices;
+    assert_eq!(devices[0].memory_cap, Some(10 * GIB));
 }
 
 /// No program can start with nothing, and without a number there is nothing to hold it to.

@@ -292,7 +292,7 @@ pub(super) fn claim(uid: &str, results: Vec<AllocatedDevice>) -> Claim {
         namespace: "ns".to_owned(),
         name: format!("claim-{uid}"),
         pod_claim_name: None,
-        demands_cap: std::collections::BTreeSet::new(),
+        not_before: None,
         allocation: Allocation {
             allocated_at: Some("t1".to_owned()),
             results,
