@@ -17,12 +17,9 @@ pub(crate) fn of_processes(
     pids: &[u32],
     before: &BTreeMap<u32, String>,
 ) -> BTreeMap<u32, String> {
-    let pod = |pid: &u32| {
-        let path = host.see(Path::new(&format!("/proc/{pid}/cgroup")));
-        match fs_err::read_to_string(path) {
-            Ok(text) => of_node(host, pods_of_cgroup(&text), String::as_str),
-            Err(_) => before.get(pid).cloned(),
-        }
+    let pod = |pid: &u32| match host.cgroups(*pid) {
+        Ok(text) => of_node(host, pods_of_cgroup(&text), String::as_str),
+        Err(_) => before.get(pid).cloned(),
     };
     pids.iter()
         .filter_map(|pid| Some((*pid, pod(pid)?)))

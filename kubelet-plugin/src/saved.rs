@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
+use divvy_files::{Durability, Replace};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -48,21 +49,13 @@ pub(crate) fn save(file: &Path, content: &impl Serialize) -> io::Result<()> {
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
     let temporary = file.with_extension(format!("json.{}.{}", std::process::id(), now.as_nanos()));
-    let write = || {
-        fs_err::write(
-            &temporary,
-            serde_json::to_vec(&Saved {
-                version: VERSION,
-                content,
-            })?,
-        )?;
-        // Content before name: else a loss of power could leave an empty file under the name.
-        fs_err::File::open(&temporary)?.sync_all()?;
-        fs_err::rename(&temporary, file)
-    };
-    write().inspect_err(|_| drop(fs_err::remove_file(&temporary)))?;
-    file.parent()
-        .map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
+    let bytes = serde_json::to_vec(&Saved {
+        version: VERSION,
+        content,
+    })?;
+    Replace::new(file, temporary, Durability::Synced)
+        .write(&bytes)
+        .map(drop)
 }
 
 #[cfg(test)]

@@ -7,18 +7,13 @@ mod namespaces;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
-use divvy_host::{Driver, Smi, start_program};
+use divvy_host::{Driver, Smi, start_program, wait_while};
 use divvy_model::MpsProtocol;
 
 pub use self::namespaces::{Row, ServerState};
-
-/// Longest pause between two looks whether the program has ended.
-const LOOK: Duration = Duration::from_millis(10);
-/// The first pause: a command takes milliseconds, and a claim takes several commands.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
 
 /// Longest answer that is kept, in bytes: those of the daemons are some lines.
 const LONGEST: usize = 64 << 10;
@@ -221,7 +216,9 @@ impl Control<'_> {
         }
         // Answers are on its standard output, and why there is none on the other.
         let mut texts = [Said::of(child.stdout.take()), Said::of(child.stderr.take())];
-        let Some(status) = wait(&mut child, &mut texts, within).map_err(failed)? else {
+        // Read meanwhile: a program that has written more than a pipe holds waits for its reader.
+        let read = || texts.iter_mut().for_each(Said::read);
+        let Some(status) = wait_while(&mut child, within, read).map_err(failed)? else {
             drop(child.kill());
             drop(child.wait());
             return Err(ControlError::TimedOut {
@@ -229,6 +226,7 @@ impl Control<'_> {
                 within,
             });
         };
+        texts.iter_mut().for_each(Said::read);
         let [text, errors] = texts.map(Said::text);
         if status.success() {
             Ok(text)
@@ -240,32 +238,6 @@ impl Control<'_> {
                 text: both.collect::<Vec<_>>().join(" / "),
             })
         }
-    }
-}
-
-/// Waits for a program to end; `None` if it has not in time. Its answer is read meanwhile: a
-/// program that has written more than a pipe holds waits for its reader.
-fn wait(
-    child: &mut Child,
-    texts: &mut [Said; 2],
-    within: Duration,
-) -> io::Result<Option<ExitStatus>> {
-    let until = Instant::now() + within;
-    let mut pause = FIRST_LOOK;
-    loop {
-        let ended = child.try_wait()?;
-        for text in &mut *texts {
-            text.read();
-        }
-        if let Some(status) = ended {
-            return Ok(Some(status));
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        std::thread::sleep(left.min(pause));
-        pause = (pause * 2).min(LOOK);
     }
 }
 

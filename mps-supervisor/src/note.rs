@@ -3,9 +3,10 @@
 //! mounted, which they can write to.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use divvy_files::{Durability, Replace};
 use divvy_model::{MigUuid, MpsNamespace, MpsNamespaceName, MpsServer};
 use serde::{Deserialize, Serialize};
 
@@ -59,10 +60,9 @@ impl Note {
 
     /// Writes the note, whole or not at all.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let new = path.with_extension("new");
-        let mut file = fs_err::File::create(&new)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        // Not synced: after a boot there are no daemons, and the folder is in memory.
-        fs_err::rename(new, path)
+        // Lazy: after a boot there are no daemons, and the folder is in memory.
+        Replace::new(path, path.with_extension("new"), Durability::Lazy)
+            .write(&serde_json::to_vec(self)?)
+            .map(drop)
     }
 }

@@ -1,8 +1,9 @@
 //! The folder from which container runtimes read CDI files.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 
+use divvy_files::{Durability, Replace, unless_missing};
 use fs_err as fs;
 
 /// Files by name. Not synced: the folder is usually in memory, and files are restored from records
@@ -51,13 +52,6 @@ impl FileCdiDir {
     }
 }
 
-pub(crate) fn unless_missing<T>(result: io::Result<T>, missing: T) -> io::Result<T> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(missing),
-        other => other,
-    }
-}
-
 impl CdiDir for FileCdiDir {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
@@ -83,21 +77,17 @@ impl CdiDir for FileCdiDir {
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let temp = self.temp(name);
-        let create = || fs::File::create(&temp);
-        let mut file = match create() {
+        let path = self.dir.join(name);
+        let write = || Replace::new(&path, self.temp(name), Durability::Lazy).write(bytes);
+        match write() {
             // Usually below /run, in memory: after a boot the folder is missing until the first
             // writer makes it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.make()?;
-                create()?
+                write().map(drop)
             }
-            other => other?,
-        };
-        let written = file
-            .write_all(bytes)
-            .and_then(|()| fs::rename(&temp, self.dir.join(name)));
-        written.inspect_err(|_| drop(fs::remove_file(&temp)))
+            other => other.map(drop),
+        }
     }
 
     fn remove(&self, name: &str) -> io::Result<bool> {

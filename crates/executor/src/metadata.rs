@@ -1,13 +1,11 @@
 //! The folder with the metadata of claims' devices.
 
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
+use divvy_files::{Durability, Mode, Replace, unless_missing};
 use divvy_model::ClaimUid;
 use fs_err as fs;
-
-use crate::cdi_dir::unless_missing;
 
 /// Files by claim and request. Not synced: they are made again from records.
 pub trait MetadataDir: Send + Sync {
@@ -40,15 +38,6 @@ impl FileMetadataDir {
     }
 }
 
-/// A claim's files are only written under the claim's lock, so one name is enough.
-fn replace(temp: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = fs::File::create(temp)?;
-    file.write_all(bytes)?;
-    // Containers run as any user, whatever this process's mask is.
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
-    fs::rename(temp, path)
-}
-
 impl MetadataDir for FileMetadataDir {
     fn claims(&self) -> io::Result<Vec<ClaimUid>> {
         let mut claims = Vec::new();
@@ -72,16 +61,20 @@ impl MetadataDir for FileMetadataDir {
 
     fn write(&self, claim: &ClaimUid, request: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(claim, request);
-        let temp = path.with_extension("tmp");
-        let write = || replace(&temp, &path, bytes);
-        let written = match write() {
+        // A claim's files are only written under the claim's lock, so one name is enough. Containers
+        // run as any user, whatever this process's mask is.
+        let write = || {
+            Replace::new(&path, path.with_extension("tmp"), Durability::Lazy)
+                .mode(Mode::Exactly(0o644))
+                .write(bytes)
+        };
+        match write() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 fs::create_dir_all(self.of(claim))?;
-                write()
+                write().map(drop)
             }
-            done => done,
-        };
-        written.inspect_err(|_| drop(fs::remove_file(&temp)))
+            done => done.map(drop),
+        }
     }
 
     fn remove(&self, claim: &ClaimUid) -> io::Result<()> {

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use divvy_files::{Durability, Mode, Replace};
 use rustix::fs::StatVfsMountFlags;
 
 /// Putting the program on the host failed.
@@ -72,19 +73,10 @@ fn copy(
     }
     // A new file beside it, whole and on the disk before it gets the name.
     let temporary = folder.join(format!("{NAME}.{}.tmp", std::process::id()));
-    let written = (|| {
-        let mut file = fs_err::File::create(&temporary)?;
-        io::Write::write_all(&mut file, &bytes)?;
-        file.set_permissions(Permissions::from_mode(OPEN_TO_ALL))?;
-        file.sync_all()?;
-        drop(file);
-        fs_err::rename(&temporary, to)
-    })();
-    if written.is_err() {
-        // The first failure is the one to report; the left-over is overwritten by the next try.
-        let _ = fs_err::remove_file(&temporary);
-    }
-    written
+    Replace::new(to, temporary, Durability::Content)
+        .mode(Mode::Exactly(OPEN_TO_ALL))
+        .write(&bytes)
+        .map(drop)
 }
 
 #[cfg(test)]

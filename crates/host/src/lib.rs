@@ -47,7 +47,7 @@ pub use nodes::{
     control_nodes, extra_nodes, gpu_nodes,
 };
 pub use root::HostRoot;
-pub use smi::{Smi, SmiError, become_other, start_program};
+pub use smi::{Smi, SmiError, become_other, start_program, wait_while};
 pub use topology::{DrmNode, drm_nodes, topology};
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Where this process sees the host.
 
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 /// The folders through which this process sees the host's trees. On the host itself they are `/`,
@@ -54,6 +55,11 @@ impl HostRoot {
     /// Returns the path by which this process opens a path of the host.
     pub fn see(&self, host_path: &Path) -> PathBuf {
         below(&self.root, host_path)
+    }
+
+    /// Reads the control groups of a process, as `/proc/<pid>/cgroup` has them.
+    pub fn cgroups(&self, pid: u32) -> io::Result<String> {
+        fs_err::read_to_string(self.see(Path::new(&format!("/proc/{pid}/cgroup"))))
     }
 
     pub(crate) fn proc(&self, rest: &str) -> PathBuf {

@@ -25,6 +25,8 @@ use crate::driver::{Driver, DriverRoot, PROGRAM_DIRS};
 
 /// Pause between two looks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(5);
+/// First time between two looks at a child: most answer at once.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// So many times 4 KiB is more than a pipe holds (64 KiB, unless its program makes it larger).
 const READS_AT_ONCE: usize = 64;
 /// Time that a killed program may take to be gone. A program that hangs in the kernel module is
@@ -361,12 +363,13 @@ pub(crate) fn wait(child: &mut Child, within: Duration) -> io::Result<Option<Exi
 }
 
 /// Waits as [`wait`] does, and does something between two looks.
-fn wait_while(
+pub fn wait_while(
     child: &mut Child,
     within: Duration,
     mut meanwhile: impl FnMut(),
 ) -> io::Result<Option<ExitStatus>> {
     let until = Instant::now() + within;
+    let mut pause = FIRST_LOOK;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
@@ -376,7 +379,8 @@ fn wait_while(
             return Ok(None);
         }
         meanwhile();
-        std::thread::sleep(left.min(LOOK));
+        std::thread::sleep(left.min(pause));
+        pause = (pause * 2).min(LOOK);
     }
 }
 

@@ -212,8 +212,7 @@ impl Capper {
 
     /// Returns the control group of a process; `None` for one of no pod.
     pub(super) fn group_of(&self, pid: u32) -> std::io::Result<Option<Group>> {
-        let path = self.host.see(Path::new(&format!("/proc/{pid}/cgroup")));
-        let found = Group::all(&fs_err::read_to_string(path)?);
+        let found = Group::all(&self.host.cgroups(pid)?);
         Ok(of_node(&self.host, found, |group| &group.pod))
     }
 

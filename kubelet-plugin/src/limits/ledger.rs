@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use divvy_executor::Locked;
+use divvy_files::{Durability, Replace};
 use divvy_model::GpuUuid;
 
 use super::note::PodCaps;
@@ -112,8 +113,10 @@ impl Ledger {
     pub(crate) fn write(&self, pod: &str, caps: &PodCaps) -> io::Result<()> {
         fs_err::create_dir_all(&self.folder)?;
         let next = self.folder.join(format!("{pod}.new"));
-        fs_err::write(&next, serde_json::to_vec(caps)?)?;
-        fs_err::rename(next, self.path(pod))
+        // In memory: after a boot there are no pods.
+        Replace::new(&self.path(pod), next, Durability::Lazy)
+            .write(&serde_json::to_vec(caps)?)
+            .map(drop)
     }
 
     /// Removes a pod's files.

@@ -1,15 +1,15 @@
 //! The [`Store`] of a node: files below the plugin's folder.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use divvy_files::{Fsync, Mode, Replace, sync_folder, unless_missing};
 use fs_err as fs;
 
 use super::{Durability, Entry, Folder, Stamp, Store};
-use crate::cdi_dir::unless_missing;
 
 /// Suffix of files that are being written; a crash may leave some.
 const TEMP: &str = ".tmp";
@@ -21,8 +21,6 @@ pub struct FileStore {
     /// Makes a file or folder, of this path, last. Tests look at when it is called.
     fsync: Box<Fsync>,
 }
-
-type Fsync = dyn Fn(&Path, &fs::File) -> io::Result<()> + Send + Sync;
 
 impl FileStore {
     /// Makes the folders where they are missing and removes temporary files that a crash left.
@@ -58,36 +56,7 @@ impl FileStore {
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        (self.fsync)(dir, &fs::File::open(dir)?)
-    }
-
-    fn write_temp(
-        &self,
-        dir: &Path,
-        name: &str,
-        bytes: &[u8],
-        durability: Durability,
-    ) -> io::Result<(PathBuf, Stamp)> {
-        let serial = self.next.fetch_add(1, Ordering::Relaxed);
-        // Unique per process and write. Another instance may have the same process id in its
-        // container, but a name is only written under its lock.
-        let temp = dir.join(format!(".{name}.{}.{serial}{TEMP}", std::process::id()));
-        let mut options = fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true);
-        fs_err::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let write = || {
-            let mut file = options.open(&temp)?;
-            file.write_all(bytes)?;
-            // Finer than the filesystem's own: the stamps of two files differ even with different
-            // writers (see `Stamp`).
-            file.file().set_modified(SystemTime::now())?;
-            if durability == Durability::Synced {
-                (self.fsync)(&temp, &file)?;
-            }
-            file.metadata().map(|meta| stamp_of(&meta))
-        };
-        let stamp = write().inspect_err(|_| drop(fs::remove_file(&temp)))?;
-        Ok((temp, stamp))
+        sync_folder(dir, &*self.fsync)
     }
 }
 
@@ -155,14 +124,18 @@ impl Store for FileStore {
         durability: Durability,
     ) -> io::Result<Stamp> {
         let dir = self.dir(folder);
-        // Content, name, folder: whatever a crash cuts off, the name leads to the old content or to
-        // all of the new.
-        let (temp, stamp) = self.write_temp(&dir, name, bytes, durability)?;
-        fs::rename(&temp, dir.join(name)).inspect_err(|_| drop(fs::remove_file(&temp)))?;
-        if durability == Durability::Synced {
-            self.sync_dir(&dir)?;
-        }
-        Ok(stamp)
+        let serial = self.next.fetch_add(1, Ordering::Relaxed);
+        // Unique per process and write. Another instance may have the same process id in its
+        // container, but a name is only written under its lock.
+        let temp = format!(".{name}.{}.{serial}{TEMP}", std::process::id());
+        let durability = match durability {
+            Durability::Synced => divvy_files::Durability::Synced,
+            Durability::Lazy => divvy_files::Durability::Lazy,
+        };
+        let path = dir.join(name);
+        let replace = Replace::new(&path, dir.join(temp), durability).mode(Mode::Private);
+        let written = replace.write_with(bytes, &*self.fsync)?;
+        Ok(stamp_of(&written))
     }
 
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
