@@ -61,6 +61,8 @@ pub(crate) fn measure(programs: &Programs, parent: &Path, rounds: usize) -> Resu
             .budget(Budget::AtMost(allowed))
             .theirs("5 claims/s after a burst of 10"),
         late.beside(&writes, burst.reference.p50()),
+        one.switches_row("1 share claim"),
+        burst.switches_row(&format!("{CLAIMS} share claims at once")),
         leave,
     ])
 }

@@ -20,6 +20,7 @@ use kube::Api;
 use tonic::transport::Channel;
 
 use self::rows::rows;
+use crate::process::{Switches, switches};
 use crate::rig::{NAMESPACE, NODE, PATIENCE, Plugin, Programs, Rig};
 use crate::stats::Samples;
 use crate::table::{Row, Value};
@@ -71,6 +72,24 @@ pub(crate) struct Times {
     remove: Samples,
     pub(crate) prepare: Samples,
     pub(crate) unprepare: Samples,
+    /// Context switches of the plugin in all prepares.
+    switches: Switches,
+}
+
+impl Times {
+    /// Returns a row with the context switches of a prepare.
+    pub(crate) fn switches_row(&self, name: &str) -> Row {
+        let rounds = u64::try_from(self.prepare.len()).unwrap_or(1).max(1);
+        let each = |count: u64| Value::Count(count.div_ceil(rounds));
+        Row::new(
+            format!("threads of the plugin that waited, prepare, {name}, mean"),
+            each(self.switches.waits),
+        )
+        .beside(
+            "threads that lost their core",
+            each(self.switches.preempted),
+        )
+    }
 }
 
 /// Names of the devices of the claims of a round, by their position and the claim's number, and
@@ -135,6 +154,8 @@ pub(crate) fn measure(
         "resident memory then",
         Value::Bytes(memory.resident),
     ));
+    let threads = crate::process::threads(bench.plugin.pid())?.len();
+    rows.push(Row::new("threads then", Value::Count(threads as u64)));
     Ok(rows)
 }
 
@@ -218,7 +239,9 @@ impl Bench {
         times.get.push(get);
         times.write.push(write);
         times.reference.push(get + write);
+        let before = switches(self.plugin.pid())?;
         times.prepare.push(self.prepare(&claims, shape)?);
+        times.switches.add(before, switches(self.plugin.pid())?);
         times.unprepare.push(self.unprepare(&claims, shape)?);
         times
             .remove

@@ -58,6 +58,51 @@ pub(crate) fn threads(pid: u32) -> Result<Threads> {
     Ok(threads)
 }
 
+/// Context switches of all threads of a process so far: each hand-over from one thread to another
+/// costs at least one of a thread that waits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Switches {
+    /// Switches of threads that waited for something.
+    pub(crate) waits: u64,
+    /// Switches of threads that had to leave their core.
+    pub(crate) preempted: u64,
+}
+
+impl Switches {
+    /// Adds the switches between two looks. Threads that have ended meanwhile count for nothing.
+    pub(crate) fn add(&mut self, before: Self, after: Self) {
+        self.waits += after.waits.saturating_sub(before.waits);
+        self.preempted += after.preempted.saturating_sub(before.preempted);
+    }
+}
+
+/// Reads the context switches of a process.
+pub(crate) fn switches(pid: u32) -> Result<Switches> {
+    let mut all = Switches::default();
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end between the listing and this look.
+        let Ok(status) = fs::read_to_string(thread?.path().join("status")) else {
+            continue;
+        };
+        let of_thread = parse_switches(&status);
+        all.add(Switches::default(), of_thread);
+    }
+    Ok(all)
+}
+
+fn parse_switches(status: &str) -> Switches {
+    let field = |name: &str| {
+        let mut lines = status.lines();
+        let rest = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        rest.and_then(|rest| rest.trim().parse().ok())
+            .unwrap_or_default()
+    };
+    Switches {
+        waits: field("voluntary_ctxt_switches"),
+        preempted: field("nonvoluntary_ctxt_switches"),
+    }
+}
+
 /// Returns the time that the threads of the later look have run since the earlier one.
 pub(crate) fn ran(before: &Threads, after: &Threads) -> Duration {
     after
@@ -84,6 +129,17 @@ mod tests {
             parse_rollup("Rss: 1 kB\n").unwrap_err().to_string(),
             "smaps_rollup has no Anonymous"
         );
+    }
+
+    #[test]
+    fn switches_of_a_thread_are_read_by_their_kind() {
+        let status = "Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n";
+        let expected = Switches {
+            waits: 12,
+            preempted: 3,
+        };
+        assert_eq!(parse_switches(status), expected);
+        assert!(switches(std::process::id()).unwrap().waits > 0);
     }
 
     #[test]

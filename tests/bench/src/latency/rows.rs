@@ -36,6 +36,7 @@ pub(super) fn rows(
     }
     for (shape, times) in shapes {
         let name = shape.name();
+        rows.push(times.switches_row(&name));
         let reference = match shape.claims() {
             1 => "GET + write".to_owned(),
             n => format!("{n} GETs at once + {n} writes at once"),
