@@ -1,8 +1,9 @@
 //! Prepare and unprepare of one claim: read it from the API, check that its UID is the requested
-//! one, run the executor on a thread, count the result, and report to the user what the kubelet's
+//! one, run the executor, count the result, and report to the user what the kubelet's
 //! answer does not contain.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use tracing::Instrument;
 
 use super::claim::{Asked, ClaimError, from_api, in_pool};
 use super::fetch::ClaimFetcher;
-use super::tasks::{ClaimTasks, Reading};
+use super::tasks::{ClaimTasks, Reading, Stop};
 use crate::events::{Notifier, condition_of};
 use crate::metrics::{self, Metrics};
 use crate::node::facts::Facts;
@@ -87,14 +88,15 @@ impl ClaimService {
                 Ok(claim) => {
                     let one = self.one.clone();
                     let uid = claim.uid.clone();
-                    let done = self.tasks.prepare(&uid, |cancel, reading| {
+                    let done = self.tasks.prepare(&uid, |stop, reading| {
                         let span = tracing::info_span!(
                             "prepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                         );
                         // From here on a later unprepare, of whichever instance, wins over this
                         // call, also while it waits for the work before it.
-                        let call = one.executor.begin(one.budget);
-                        async move { one.prepare(&claim, call, (cancel, reading)).await }.instrument(span)
+                        let call = one.begin(&stop);
+                        async move { on_this_thread(|| one.prepare(&claim, &call, &stop, &reading)) }
+                            .instrument(span)
                     });
                     done.await.unwrap_or_else(|| Err(died(&asked)))
                 }
@@ -116,11 +118,11 @@ impl ClaimService {
                     let span = tracing::info_span!(
                         "unprepare", claim.uid = %claim.uid, claim.namespace = %claim.namespace, claim.name = %claim.name
                     );
-                    let work = |cancel| {
+                    let work = |stop: Stop| {
                         // Marks the arrival, before the wait for a prepare that runs: prepares that
                         // came earlier lose against it.
-                        let call = one.executor.begin(one.budget);
-                        async move { one.unprepare(&claim, call, cancel).await }.instrument(span)
+                        let call = one.begin(&stop);
+                        async move { on_this_thread(|| one.unprepare(&claim, &call)) }.instrument(span)
                     };
                     self.tasks.unprepare(&uid, work).await.unwrap_or_else(|| Err(died(&asked)))
                 }
@@ -235,16 +237,34 @@ impl Failure {
 }
 
 impl ClaimWork {
-    async fn prepare(
-        self: Arc<Self>,
+    /// Notes that a call has arrived. Its work ends early once `stop` is set.
+    fn begin(&self, stop: &Stop) -> Call {
+        Call {
+            cancel: stop.thread.clone(),
+            ..self.executor.begin(self.budget)
+        }
+    }
+
+    /// Prepares a claim: reads it from the API, has the executor carry it out, and reports the
+    /// outcome to the user. A single thread does it from here to the answer.
+    fn prepare(
+        self: &Arc<Self>,
         claim: &ClaimRef,
-        call: Call,
-        work: (CancellationToken, Reading),
+        call: &Call,
+        stop: &Stop,
+        reading: &Reading,
     ) -> Prepared {
         let timer = self.metrics.claim_seconds.start("prepare");
         self.metrics.running.inc();
+        reading.begins();
         let mut seen = None;
-        let outcome = self.try_prepare(claim, call, work, &mut seen).await;
+        let outcome = caught(|| self.carry_out(claim, call, stop, &mut seen));
+        let outcome = outcome.unwrap_or_else(|panic| {
+            let died = format!(
+                "claim {claim}: the call ended unexpectedly ({panic}; a bug in divvy); the kubelet retries"
+            );
+            Err(Failure::Early(ClaimError::new("internal", died)))
+        });
         self.metrics.running.dec();
         // Also after a failure: a prepare that was taken back has written records, or has changed
         // GPUs.
@@ -277,48 +297,22 @@ impl ClaimWork {
         }
     }
 
-    async fn try_prepare(
-        self: &Arc<Self>,
-        asked: &ClaimRef,
-        call: Call,
-        (cancel, reading): (CancellationToken, Reading),
-        seen: &mut Option<ClaimSeen>,
-    ) -> Result<Vec<PreparedDevice>, Failure> {
-        // A single thread from here to the answer: it reads the claim, decides and carries it out.
-        let (one, asked_of, stop) = (self.clone(), asked.clone(), cancel.clone());
-        let read_and_prepare = move |call: &Call| {
-            reading.begins();
-            one.prepare_here(&asked_of, call, &stop)
-        };
-        let done = run_blocking(call, &cancel, read_and_prepare).await;
-        let (found, outcome) = done.unwrap_or_else(|panic| {
-            let died = format!(
-                "claim {asked}: the call ended unexpectedly ({panic}; a bug in divvy); the kubelet retries"
-            );
-            (None, Err(Failure::Early(ClaimError::new("internal", died))))
-        });
-        *seen = found;
-        outcome
-    }
-
-    /// Reads a claim and prepares it on this thread. The claim as read comes back also where the
-    /// prepare fails.
-    fn prepare_here(
+    /// Reads a claim and has the executor prepare it. The claim as read is in `seen` also where that
+    /// fails.
+    fn carry_out(
         &self,
         asked: &ClaimRef,
         call: &Call,
-        cancel: &CancellationToken,
-    ) -> (Option<ClaimSeen>, Result<Vec<PreparedDevice>, Failure>) {
-        match self.read(asked, call, cancel) {
-            Ok((claim, condition)) => {
-                let done = self.executor.prepare(&claim, call);
-                let done = done
-                    .map(|prepared| prepared.devices)
-                    .map_err(|e| Failure::Prepare(Box::new(e)));
-                (Some((claim, condition)), done)
-            }
-            Err(error) => (None, Err(Failure::Early(error))),
-        }
+        stop: &Stop,
+        seen: &mut Option<ClaimSeen>,
+    ) -> Result<Vec<PreparedDevice>, Failure> {
+        let read = self
+            .read(asked, call, &stop.token)
+            .map_err(Failure::Early)?;
+        let (claim, _) = seen.insert(read);
+        let done = self.executor.prepare(claim, call);
+        done.map(|prepared| prepared.devices)
+            .map_err(|error| Failure::Prepare(Box::new(error)))
     }
 
     fn read(
@@ -434,17 +428,11 @@ impl ClaimWork {
         });
     }
 
-    async fn unprepare(
-        self: Arc<Self>,
-        claim: &ClaimRef,
-        call: Call,
-        cancel: CancellationToken,
-    ) -> Released {
+    /// Unprepares a claim. What has begun is finished also after a cancellation.
+    fn unprepare(self: &Arc<Self>, claim: &ClaimRef, call: &Call) -> Released {
         let timer = self.metrics.claim_seconds.start("unprepare");
         self.metrics.running.inc();
-        // Finish it on a thread of its own; a cancelled call is still waited for.
-        let (executor, uid) = (self.executor.clone(), claim.uid.clone());
-        let outcome = run_blocking(call, &cancel, move |call| executor.unprepare(&uid, call)).await;
+        let outcome = caught(|| self.executor.unprepare(&claim.uid, call));
         self.metrics.running.dec();
         self.changed.notify_one();
         let (category, message) = match outcome {
@@ -494,21 +482,17 @@ impl ClaimWork {
     }
 }
 
-/// Runs a call of the executor on its own thread. After a cancellation the thread is notified and
-/// still waited for: a step that has begun completes, and its outcome is recorded.
-async fn run_blocking<T: Send + 'static>(
-    call: Call,
-    cancel: &CancellationToken,
-    work: impl FnOnce(&Call) -> T + Send + 'static,
-) -> Result<T, tokio::task::JoinError> {
-    let stop = call.cancel.clone();
-    let span = tracing::Span::current();
-    let mut thread = tokio::task::spawn_blocking(move || span.in_scope(|| work(&call)));
-    tokio::select! {
-        done = &mut thread => done,
-        () = cancel.cancelled() => {
-            stop.cancel();
-            thread.await
-        }
-    }
+/// Runs work that blocks on this thread, which gives the runtime's tasks to another one meanwhile:
+/// neither the work nor its answer waits for a thread to wake. Only in a task of its own.
+fn on_this_thread<T>(work: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(work)
+}
+
+/// Runs work; a panic is an error with its text.
+fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let owned = || panic.downcast_ref::<String>().map(String::as_str);
+        text.or_else(owned).unwrap_or("a panic").to_owned()
+    })
 }

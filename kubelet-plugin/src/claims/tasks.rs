@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use divvy_executor::Cancel;
 use divvy_model::ClaimUid;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
@@ -51,9 +52,23 @@ impl Reading {
     }
 }
 
+/// Request to end work, for what waits in it and for the thread that carries it out.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stop {
+    pub(crate) token: CancellationToken,
+    pub(crate) thread: Cancel,
+}
+
+impl Stop {
+    fn cancel(&self) {
+        self.thread.cancel();
+        self.token.cancel();
+    }
+}
+
 enum Work<P, U> {
-    Prepare(Joined<P>, CancellationToken, Reading),
-    Unprepare(Joined<U>, CancellationToken),
+    Prepare(Joined<P>, Stop, Reading),
+    Unprepare(Joined<U>, Stop),
 }
 
 impl<P, U> Clone for Work<P, U> {
@@ -83,7 +98,7 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
     pub(crate) fn prepare<F>(
         &self,
         uid: &ClaimUid,
-        work: impl FnOnce(CancellationToken, Reading) -> F,
+        work: impl FnOnce(Stop, Reading) -> F,
     ) -> Joined<P>
     where
         F: Future<Output = P> + Send + 'static,
@@ -99,9 +114,9 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
             Some(Work::Unprepare(_, cancel)) => {
                 // The next prepare does not wait for processes that do not leave.
                 cancel.cancel();
-                CancellationToken::new()
+                Stop::default()
             }
-            None => CancellationToken::new(),
+            None => Stop::default(),
         };
         let reading = Reading::default();
         let done = self.spawn(
@@ -119,11 +134,7 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
     }
 
     /// Joins the claim's running unprepare, or cancels its running prepare and starts one after it.
-    pub(crate) fn unprepare<F>(
-        &self,
-        uid: &ClaimUid,
-        work: impl FnOnce(CancellationToken) -> F,
-    ) -> Joined<U>
+    pub(crate) fn unprepare<F>(&self, uid: &ClaimUid, work: impl FnOnce(Stop) -> F) -> Joined<U>
     where
         F: Future<Output = U> + Send + 'static,
     {
@@ -135,7 +146,7 @@ impl<P: Clone + Send + Sync + 'static, U: Clone + Send + Sync + 'static> ClaimTa
             Some(Work::Prepare(_, cancel, _)) => cancel.cancel(),
             None => {}
         }
-        let cancel = CancellationToken::new();
+        let cancel = Stop::default();
         let done = self.spawn(&mut running, uid, before, work(cancel.clone()));
         let id = running.next;
         running
@@ -279,9 +290,9 @@ mod tests {
             "these wait together"
         );
         // An unprepare cancels both.
-        let cancelled = |cancel: CancellationToken, reading: Reading| async move {
+        let cancelled = |stop: Stop, reading: Reading| async move {
             reading.begins();
-            cancel.cancelled().await;
+            stop.token.cancelled().await;
             1
         };
         let one = tasks.prepare(&uid(1), cancelled);
@@ -317,13 +328,13 @@ mod tests {
         let tasks = ClaimTasks::<&str, &str>::new();
         let order = Arc::new(Mutex::new(Vec::new()));
         let (o1, o2, o3) = (order.clone(), order.clone(), order.clone());
-        let first = tasks.prepare(&uid(1), |cancel, _| async move {
-            cancel.cancelled().await;
+        let first = tasks.prepare(&uid(1), |stop, _| async move {
+            stop.token.cancelled().await;
             o1.lock().unwrap().push("prepare");
             "cancelled"
         });
-        let undo = tasks.unprepare(&uid(1), |cancel| async move {
-            cancel.cancelled().await;
+        let undo = tasks.unprepare(&uid(1), |stop| async move {
+            stop.token.cancelled().await;
             o2.lock().unwrap().push("unprepare");
             "undone"
         });
