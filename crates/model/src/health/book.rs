@@ -91,6 +91,64 @@ impl GpuHealth {
         });
         young.map(|(ailment, _)| *ailment).collect()
     }
+
+    /// Takes in a poll that the GPU has answered.
+    fn take_in(
+        &mut self,
+        mut vitals: GpuVitals,
+        rules: &HealthRules,
+        now: Duration,
+        changes: &mut Changes<'_>,
+    ) {
+        let known = self.vitals.as_ref().and_then(|known| known.uncorrected_ecc);
+        let present = present(&vitals, known);
+        // Keep the last known count if a poll lacks it: otherwise the next increase would
+        // go unnoticed.
+        vitals.uncorrected_ecc = vitals.uncorrected_ecc.or(known);
+        self.bad_polls = 0;
+        self.vitals = Some(vitals);
+        for ailment in &present {
+            if see(&mut self.ailments, *ailment, now) {
+                changes.add(None, *ailment, false);
+            }
+        }
+        // Events are over when the driver says that no action on the GPU is due, or after a
+        // reset, which an absence stands for.
+        let fit = vitals.recovery.is_some_and(|action| !action.concerns_gpu()) || self.was_away;
+        let was_away = self.was_away;
+        let over = good_poll(&mut self.ailments, rules, now, |a| {
+            // An ailment that is read from a state ends only by an answer about that state.
+            // A poll in which the driver was silent about it is no good poll for it.
+            let answered = match a {
+                // A driver that was exchanged for an earlier one has no answer any more.
+                Ailment::Recovery(_) => vitals.recovery.is_some() || was_away,
+                // A driver that was exchanged may report no fabric any more.
+                Ailment::Fabric(_) => vitals.fabric.is_some() || was_away,
+                // The remap waited for a reset; a GPU that has MIG instances again does not
+                // report it.
+                Ailment::RemapPending => vitals.remap.is_some() || was_away,
+                // A failed replacement outlasts a reset, so it needs the memory's state
+                // also after an absence. For the rest the poll itself is the answer: the
+                // GPU is there.
+                _ => vitals.remap.is_some() || !a.is_of_memory(),
+            };
+            // Xids and ECC errors leave no state behind, so they need `fit` too.
+            !present.contains(&a) && answered && (fit || !a.is_of_a_moment())
+        });
+        for ailment in over {
+            changes.add(None, ailment, true);
+        }
+        // Everything that is noted for a partition came from an event.
+        for (id, ailments) in &mut self.partitions {
+            let over = good_poll(ailments, rules, now, |_| fit);
+            for ailment in over {
+                changes.add(Some(*id), ailment, true);
+            }
+        }
+        self.partitions.retain(|_, ailments| !ailments.is_empty());
+        // The absence counts until everything that it ends has ended.
+        self.was_away &= !self.is_well();
+    }
 }
 
 /// Something became so, or is no longer.
@@ -217,56 +275,9 @@ impl HealthBook {
         }
         let gpu = self.gpus.entry(uuid.clone()).or_default();
         match answer {
-            Ok(mut vitals) => {
+            Ok(vitals) => {
                 self.removed.remove(uuid);
-                let known = gpu.vitals.as_ref().and_then(|known| known.uncorrected_ecc);
-                let present = present(&vitals, known);
-                // Keep the last known count if a poll lacks it: otherwise the next increase would
-                // go unnoticed.
-                vitals.uncorrected_ecc = vitals.uncorrected_ecc.or(known);
-                gpu.bad_polls = 0;
-                gpu.vitals = Some(vitals);
-                for ailment in &present {
-                    if see(&mut gpu.ailments, *ailment, now) {
-                        changes.add(None, *ailment, false);
-                    }
-                }
-                // Events are over when the driver says that no action on the GPU is due, or after a
-                // reset, which an absence stands for.
-                let fit =
-                    vitals.recovery.is_some_and(|action| !action.concerns_gpu()) || gpu.was_away;
-                let over = good_poll(&mut gpu.ailments, rules, now, |a| {
-                    // An ailment that is read from a state ends only by an answer about that state.
-                    // A poll in which the driver was silent about it is no good poll for it.
-                    let answered = match a {
-                        // A driver that was exchanged for an earlier one has no answer any more.
-                        Ailment::Recovery(_) => vitals.recovery.is_some() || gpu.was_away,
-                        // A driver that was exchanged may report no fabric any more.
-                        Ailment::Fabric(_) => vitals.fabric.is_some() || gpu.was_away,
-                        // The remap waited for a reset; a GPU that has MIG instances again does not
-                        // report it.
-                        Ailment::RemapPending => vitals.remap.is_some() || gpu.was_away,
-                        // A failed replacement outlasts a reset, so it needs the memory's state
-                        // also after an absence. For the rest the poll itself is the answer: the
-                        // GPU is there.
-                        _ => vitals.remap.is_some() || !a.is_of_memory(),
-                    };
-                    // Xids and ECC errors leave no state behind, so they need `fit` too.
-                    !present.contains(&a) && answered && (fit || !a.is_of_a_moment())
-                });
-                for ailment in over {
-                    changes.add(None, ailment, true);
-                }
-                // Everything that is noted for a partition came from an event.
-                for (id, ailments) in &mut gpu.partitions {
-                    let over = good_poll(ailments, rules, now, |_| fit);
-                    for ailment in over {
-                        changes.add(Some(*id), ailment, true);
-                    }
-                }
-                gpu.partitions.retain(|_, ailments| !ailments.is_empty());
-                // The absence counts until everything that it ends has ended.
-                gpu.was_away &= !gpu.is_well();
+                gpu.take_in(vitals, rules, now, &mut changes);
             }
             Err(GpuErrorCode::GPU_IS_LOST) => {
                 self.removed.remove(uuid);
