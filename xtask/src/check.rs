@@ -60,7 +60,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-forms", &["divvy-api", "divvy-model"]),
     ("divvy-offer", &["divvy-api", "divvy-forms", "divvy-model"]),
     ("divvy-claims", &["divvy-api", "divvy-model"]),
-    ("divvy-usage", &["divvy-claims", "divvy-model"]),
+    ("divvy-usage", &["divvy-api", "divvy-claims", "divvy-model"]),
     ("divvy-nvml", &["divvy-model"]),
     ("divvy-boards", &["divvy-model"]),
     ("divvy-gpu-sim", &["divvy-boards", "divvy-model"]),

@@ -16,6 +16,7 @@ mod pace;
 mod reading;
 mod samples;
 mod watch;
+mod words;
 
 pub use attribute::{
     DeviceUsage, GpuUsage, Measured, PodUsage, Source, attribute, pod_utilization,
@@ -28,6 +29,7 @@ pub use pace::Pace;
 pub use reading::{Figure, GpuReading, Granted, Holding, PartReading, Unknown};
 pub use samples::computed;
 pub use watch::{Change, Verdicts, Watch, margin};
+pub use words::Said;
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use divvy_claims::ClaimRef;
 use divvy_executor::{Executor, HeldDevice};
 use divvy_model::{ClaimUid, DeviceName, GpuUuid};
 use divvy_offer::Resolved;
-use divvy_usage::{Change, Due, Mean, UsagePolicy, Watch, pod_utilization};
+use divvy_usage::{Change, Mean, UsagePolicy, Watch, pod_utilization};
 use futures::FutureExt;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -171,81 +171,22 @@ impl UsageSink {
         change: &Change,
         used: &Used,
     ) -> ClaimUid {
-        let (claim, devices, condition, bad) = match change {
-            Change::Overuse {
-                claim,
-                device,
-                over,
-                used,
-                allowed,
-                capped,
-            } => {
-                if *over {
-                    self.metrics.overuses.inc();
-                }
-                let message = overuse_message(*over, *used, *allowed, *capped);
-                let reason = if *over {
-                    "MemoryOverGrant"
-                } else {
-                    "MemoryWithinGrant"
-                };
-                let condition = condition(conditions::WITHIN_GRANT, !over, reason, &message);
-                (claim, vec![device.clone()], condition, *over)
+        let devices = match change {
+            Change::Overuse { device, over, .. } => {
+                self.metrics.overuses.inc_by((*over).into());
+                vec![device.clone()]
             }
-            Change::Idle {
-                claim,
-                idle,
-                after,
-                reclaim,
-            } => {
-                if *idle {
-                    self.metrics.idles.inc();
-                }
+            Change::Idle { claim, idle, .. } => {
+                self.metrics.idles.inc_by((*idle).into());
                 let all = used.gpus.values().flat_map(|gpu| &gpu.devices);
                 let own = all.filter(|device| device.claim.uid == claim.uid);
-                let devices = own.map(|device| device.device.clone()).collect();
-                let minutes = |time: &Duration| time.as_secs() / 60;
-                let (reason, message) = if *idle {
-                    let what = format!(
-                        "nothing has used the devices of the claim for {} minutes",
-                        minutes(after)
-                    );
-                    let then = reclaim.as_ref().map(|grace| {
-                        format!(
-                            "; by the policy of the GPU it is marked for eviction after {} more",
-                            minutes(grace)
-                        )
-                    });
-                    ("NotUsed", what + &then.unwrap_or_default())
-                } else {
-                    ("Used", "the devices of the claim are used again".to_owned())
-                };
-                (
-                    claim,
-                    devices,
-                    condition(conditions::IDLE, *idle, reason, &message),
-                    false,
-                )
+                own.map(|device| device.device.clone()).collect()
             }
-            Change::Due { claim, device, due } => {
-                let (reason, message) = match due {
-                    Some(Due::Overuse) => (
-                        reclaim::OVER_GRANT,
-                        "the pods of the claim use so much more GPU memory than it was granted that others cannot get theirs: the policy of the GPU calls for their eviction",
-                    ),
-                    Some(Due::Idle) => (
-                        reclaim::IDLE,
-                        "nothing uses the devices of the claim: the policy of the GPU calls for the eviction of its pods",
-                    ),
-                    None => (
-                        reclaim::NOT_DUE,
-                        "nothing calls for the eviction of the pods of the claim",
-                    ),
-                };
-                let condition = condition(conditions::RECLAIM_DUE, due.is_some(), reason, message);
-                (claim, vec![device.clone()], condition, due.is_some())
-            }
+            Change::Due { device, .. } => vec![device.clone()],
         };
+        let (claim, says) = (change.claim(), change.said());
+        let (bad, reason) = (says.bad, says.reason);
+        let condition = condition(says.kind, says.status, reason, &says.message);
         tracing::info!(%claim, reason = condition.reason, "{}", condition.message);
         self.report(claim, &condition, bad);
         let (_, said) = said
@@ -442,25 +383,6 @@ async fn held_of(executor: &Arc<Executor>, claim: &ClaimRef) -> Option<Vec<HeldD
     let mut held = held_now(executor).await?;
     held.retain(|held| held.claim.uid == claim.uid);
     Some(held)
-}
-
-fn overuse_message(over: bool, used: u64, allowed: u64, capped: bool) -> String {
-    let (used, allowed) = (used >> 20, allowed >> 20);
-    match (over, capped) {
-        (true, false) => format!(
-            "the pods of the claim use {used} MiB of GPU memory and were granted {allowed} MiB, contexts of CUDA included: request more memory, or limit the framework to DIVVY_MEMORY_*"
-        ),
-        // The driver counts neither managed memory nor what was there before the limit.
-        (true, true) => format!(
-            "the pods of the claim are capped at {allowed} MiB of GPU memory, and use {used} MiB: the driver does not count managed memory (cudaMallocManaged), memory imported from another process, and what was allocated before the cap was set"
-        ),
-        (false, false) => format!(
-            "the pods of the claim use {used} MiB of GPU memory, which is within the {allowed} MiB granted"
-        ),
-        (false, true) => format!(
-            "the pods of the claim use {used} MiB of GPU memory, which is within the cap of {allowed} MiB"
-        ),
-    }
 }
 
 /// Returns means of a minute, of the pods whose utilisation is known now.
