@@ -6,42 +6,26 @@
 //! other way: `sources` observe and send facts, `node` takes them in and decides
 //! (`divvy_offer::step`), `sinks` follow what comes out: slices (`divvy_controller`, while this
 //! instance holds the publisher lock), the GpuNode, Events. `upkeep` keeps files and records right.
-//! `wiring` makes these tasks, `app` runs and stops them, `supervise` notices one that ends;
-//! `start` makes the real things that they work on. ARCHITECTURE.md has a table of all tasks.
+//! `app` makes these tasks, runs and stops them, and notices one that ends; `host` is what they see
+//! of the node, `caps` keeps shares within their memory. ARCHITECTURE.md has a table of all tasks.
 
-mod api;
 mod app;
-mod args;
+mod caps;
 mod claims;
-mod config;
-mod edits;
-mod events;
 mod grpc;
-mod hook_words;
-mod limits;
+mod host;
 mod metrics;
-mod mps;
 mod node;
-mod parts;
-mod pods;
-mod ready;
-mod saved;
-mod servers;
 mod sinks;
-mod sockets;
 mod sources;
-mod start;
-mod supervise;
-mod time_slices;
 mod upkeep;
-mod wiring;
 
-pub use app::run;
-pub use args::{Args, UsageArgs};
-pub use config::{Config, Delivery, NodeSelector, Timing};
+pub use app::args::{Args, UsageArgs};
+pub use app::config::{Config, Delivery, NodeSelector, Timing};
+pub use app::run::run;
+pub use app::start::start;
+pub use app::wiring::Deps;
 pub use divvy_host::become_other;
-pub use sockets::{SocketNames, TooLong};
-pub use start::start;
-pub use wiring::Deps;
+pub use host::sockets::{SocketNames, TooLong};
 
 use divvy_model::{chain, lock};

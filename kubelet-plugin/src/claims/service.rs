@@ -25,9 +25,9 @@ use tracing::Instrument;
 use super::claim::{Asked, ClaimError, from_api, in_pool};
 use super::fetch::ClaimFetcher;
 use super::tasks::{ClaimTasks, Reading, Stop};
-use crate::events::{Notifier, condition_of};
 use crate::metrics::{self, Metrics};
 use crate::node::facts::Facts;
+use crate::sinks::notifier::{Notifier, condition_of};
 
 /// A failure, as text for the kubelet.
 type Failed = String;

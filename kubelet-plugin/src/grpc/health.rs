@@ -99,7 +99,7 @@ impl HealthServer {
                 let problem = health.problem(&held.hold);
                 (
                     held.hold.device.to_string(),
-                    problem.map(|text| crate::events::cut(&text, LONGEST)),
+                    problem.map(|text| crate::sinks::notifier::cut(&text, LONGEST)),
                 )
             })
             .collect();

@@ -9,7 +9,7 @@ use divvy_proto::podresources::v1::pod_resources_lister_client::PodResourcesList
 use divvy_proto::podresources::v1::{DynamicResource, ListPodResourcesRequest, PodResources};
 use tonic::transport::Endpoint;
 
-use crate::config::Config;
+use crate::app::config::Config;
 use crate::node::facts::PodsOfClaims;
 
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -15,8 +15,8 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::serve::serve;
+use crate::host::sockets::bind;
 use crate::node::facts::{GpusSeen, Registered, what_is_missing};
-use crate::sockets::bind;
 
 /// The registration socket, opened when the kubelet may call this instance.
 pub(crate) struct RegistrationSocket {

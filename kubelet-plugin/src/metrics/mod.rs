@@ -16,7 +16,7 @@ use divvy_telemetry::{Counter, Counters, Durations, Gauge, Gauges, Labels, Metri
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Atomic;
 
-use crate::limits::rounds::Repair;
+use crate::caps::rounds::Repair;
 use crate::node::facts::Recorded;
 
 pub(crate) use usage::UsageMetrics;

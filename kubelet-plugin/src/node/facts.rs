@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::events::PolicyRef;
+use crate::sinks::notifier::PolicyRef;
 
 /// An observation of a source. A value of the source becomes a fact by `into()`: the part that
 /// decides about the offer goes on as it is, beside it is what only reports show.

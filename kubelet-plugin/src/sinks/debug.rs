@@ -7,8 +7,8 @@ use divvy_executor::Executor;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::app::config::Config;
 use crate::claims::service::ClaimService;
-use crate::config::Config;
 use crate::node::State;
 use crate::node::facts::{Effective, GpusSeen, Registered};
 

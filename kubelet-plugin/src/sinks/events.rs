@@ -18,8 +18,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::claims::fetch::ClaimFetcher;
 use crate::claims::held::held_now;
-use crate::events::{EventSubject, Notifier};
 use crate::node::facts::KnownPolicies;
+use crate::sinks::notifier::{EventSubject, Notifier};
 
 /// Time within which a claim is read for an Event about it.
 const LOOK_WITHIN: Duration = Duration::from_secs(5);

@@ -3,6 +3,7 @@
 pub(crate) mod debug;
 pub(crate) mod events;
 pub(crate) mod gpu_node;
+pub(crate) mod notifier;
 pub(crate) mod publisher;
 pub(crate) mod slices;
 pub(crate) mod usage;

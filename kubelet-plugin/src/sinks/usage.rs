@@ -22,11 +22,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::api::KubeClaims;
+use crate::claims::api::KubeClaims;
 use crate::claims::held::held_now;
-use crate::events::{EventSubject, Notifier, Written, condition, usage_conditions_of};
 use crate::metrics::UsageMetrics;
 use crate::node::facts::{PodsOfClaims, Used};
+use crate::sinks::notifier::{EventSubject, Notifier, Written, condition, usage_conditions_of};
 
 /// Shows.
 pub(crate) struct UsageSink {

@@ -23,8 +23,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::app::config::Timing;
 use crate::claims::held::held_now;
-use crate::config::Timing;
 use crate::metrics::Metrics;
 use crate::node::facts::{Facts, GpusSeen, Health, HealthState, Report};
 pub(crate) use file::HealthFile;

@@ -12,7 +12,7 @@ use kube::api::ListParams;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::KubeClaims;
+use crate::claims::api::KubeClaims;
 use crate::node::facts::Facts;
 
 /// Asks.

@@ -21,12 +21,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::Timing;
-use crate::edits::HostEdits;
-use crate::events::Notifier;
-use crate::limits::ability;
-use crate::mps::SupervisedMps;
+use crate::app::config::Timing;
+use crate::caps::ability;
+use crate::host::edits::HostEdits;
+use crate::host::mps::SupervisedMps;
 use crate::node::facts::{Facts, GpusSeen, NodeFacts, Report};
+use crate::sinks::notifier::Notifier;
 use crate::upkeep::drain;
 
 /// Reads the GPUs.

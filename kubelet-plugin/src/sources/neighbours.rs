@@ -23,8 +23,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::KubeClaims;
-use crate::config::Config;
+use crate::app::config::Config;
+use crate::claims::api::KubeClaims;
 use crate::grpc::pod_resources;
 use crate::node::facts::{Facts, GpusSeen};
 

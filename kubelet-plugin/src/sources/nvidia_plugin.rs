@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::app::config::Config;
 use crate::node::facts::{Facts, Report};
 
 /// Looks in a row that must find no plugin after there was one: a container that is restarted is

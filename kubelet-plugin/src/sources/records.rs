@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Timing;
+use crate::app::config::Timing;
 use crate::node::facts::{Facts, GpusSeen, Recorded, Report};
 
 /// Changes of records come in bursts; one look after each is enough.

@@ -24,8 +24,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::app::config::Timing;
 use crate::claims::held::held_now;
-use crate::config::Timing;
 use crate::node::facts::{GpusSeen, Used};
 
 use gpu::OnGpu;

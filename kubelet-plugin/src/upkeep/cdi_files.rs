@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Reporter;
 use super::cdi_watch::FolderWatch;
-use crate::config::Timing;
-use crate::edits::HostEdits;
+use crate::app::config::Timing;
+use crate::host::edits::HostEdits;
 use crate::node::Holdings;
 use crate::node::facts::GpusSeen;
 

@@ -17,8 +17,8 @@ use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 
+use crate::app::config::NodeSelector;
 use crate::claims::held::held_now;
-use crate::config::NodeSelector;
 use crate::node::facts::NodeFacts;
 use crate::sinks::gpu_node::{Target, last_report};
 

@@ -22,8 +22,8 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::events::Notifier;
 use crate::metrics::Metrics;
+use crate::sinks::notifier::Notifier;
 
 /// The four loops that keep files and records right, each with a clock of its own.
 pub(crate) struct Keeper {

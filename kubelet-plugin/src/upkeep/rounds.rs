@@ -16,12 +16,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Reporter;
-use crate::api::KubeClaims;
-use crate::config::Config;
-use crate::events::{Notifier, condition_of};
+use crate::app::config::Config;
+use crate::claims::api::KubeClaims;
 use crate::grpc::pod_resources;
 use crate::metrics::Metrics;
 use crate::node::facts::{PodsOfClaims, Registered};
+use crate::sinks::notifier::{Notifier, condition_of};
 
 /// Longest pause between rounds while something is left to do.
 const LONGEST_BUSY: Duration = Duration::from_mins(1);
@@ -351,7 +351,7 @@ impl Rounds {
             let pods = listed
                 .remove(&(claim.namespace.clone(), claim.name.clone()))
                 .unwrap_or_default();
-            let names = crate::pods::unnamed(&claim.pods, pods.into_keys());
+            let names = crate::host::pods::unnamed(&claim.pods, pods.into_keys());
             if !names.is_empty() {
                 nameless.push((claim, names));
             }
@@ -360,11 +360,11 @@ impl Rounds {
             return;
         }
         let host = HostRoot::under(&self.config.host_root);
-        let uids = tokio::task::spawn_blocking(move || crate::pods::uids(&host))
+        let uids = tokio::task::spawn_blocking(move || crate::host::pods::uids(&host))
             .await
             .unwrap_or_default();
         for (claim, names) in nameless {
-            crate::pods::add(&mut claim.pods, &claim.namespace, names, &uids);
+            crate::host::pods::add(&mut claim.pods, &claim.namespace, names, &uids);
         }
     }
 }

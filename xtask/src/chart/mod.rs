@@ -303,7 +303,7 @@ fn reserved_variables(helm: &Helm) -> Result<()> {
 
 /// Templates that start programs, each with the source of the program's settings.
 const PROGRAMS: [(&str, &str); 3] = [
-    ("daemonset.yaml", "kubelet-plugin/src/args.rs"),
+    ("daemonset.yaml", "kubelet-plugin/src/app/args.rs"),
     ("clustercontroller.yaml", "controller/cluster/src/args.rs"),
     ("mps.yaml", "mps-supervisor/src/main.rs"),
 ];

@@ -10,7 +10,7 @@ use divvy_model::mig::{GpuInstanceId, Placement};
 use divvy_model::{BootId, GpuUuid, PciAddress};
 use serde::{Deserialize, Serialize};
 
-use crate::saved;
+use crate::host::saved;
 
 /// The content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

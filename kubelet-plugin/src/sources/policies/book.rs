@@ -7,7 +7,7 @@ use divvy_api::policy::{GpuPolicy, KIND, decode_policy};
 use kube::core::DynamicObject;
 use serde_json::{Value, json};
 
-use crate::events::PolicyRef;
+use crate::sinks::notifier::PolicyRef;
 
 /// The policies by name.
 #[derive(Debug, Default)]

@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::book::{Book, Unreadable};
-use crate::config::Config;
-use crate::events::Notifier;
+use crate::app::config::Config;
+use crate::host::saved;
 use crate::metrics::Metrics;
 use crate::node::facts::{Facts, KnownPolicies, NodeFacts, Report};
-use crate::saved;
+use crate::sinks::notifier::Notifier;
 
 /// The last readable versions of the policies, in a file: a node that restarts while a policy is
 /// bad or the API server is away goes on as before.

@@ -10,7 +10,7 @@ use divvy_model::{
 use divvy_telemetry::Durations;
 use divvy_usage::{Figure, GpuReading, Holding, Pace, Unknown, computed};
 
-use crate::config::Timing;
+use crate::app::config::Timing;
 use crate::metrics::{ERROR, OK};
 
 /// Readings after which performance monitors are asked for again that the driver said it does not
@@ -252,7 +252,7 @@ impl OnGpu {
             let pids: BTreeSet<u32> = processes.iter().map(|p| p.pid).collect();
             let pids: Vec<u32> = pids.into_iter().collect();
             // Right after the list: a process that ends first leaves no trace of its pod.
-            self.pods = crate::pods::of_processes(host, &pids, &self.pods);
+            self.pods = crate::host::pods::of_processes(host, &pids, &self.pods);
         }
         self.reading.memory = figure(calls.time("memory", || driver.memory(gpu, None)));
         for part in parts {

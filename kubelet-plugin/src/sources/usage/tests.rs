@@ -16,7 +16,7 @@ use divvy_usage::{Figure, GpuUsage, Granted, Holding, Measured, Unknown, attribu
 use tempfile::TempDir;
 
 use super::gpu::OnGpu;
-use crate::config::Timing;
+use crate::app::config::Timing;
 
 const GIB: u64 = 1 << 30;
 const POD: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";

@@ -11,10 +11,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::events::Notifier;
-use crate::limits::serve::Limits;
+use crate::caps::serve::Limits;
 use crate::metrics::Metrics;
 use crate::node::facts::GpusSeen;
+use crate::sinks::notifier::Notifier;
 
 /// A driver that keeps a limit whatever it is asked.
 struct Deaf(SimNode);

@@ -13,6 +13,7 @@ pub(crate) mod cap;
 mod claims;
 mod entries;
 mod group;
+pub(crate) mod hook_words;
 mod late;
 mod ledger;
 mod note;

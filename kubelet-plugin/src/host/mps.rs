@@ -25,7 +25,7 @@ use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use crate::pods::of_processes;
+use crate::host::pods::of_processes;
 use crate::sources::mps_supervisor::SOCKET;
 
 /// NVIDIA's programs for MPS.

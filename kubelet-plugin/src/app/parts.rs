@@ -14,12 +14,12 @@ use divvy_host::{DeviceNodes, HookProgram, HostRoot, LibraryDelivery, Smi};
 use divvy_model::{GpuDriver, GpuError, GpuFacts, GpuUuid, Inventory};
 use tokio::sync::{Notify, watch};
 
-use crate::api::KubeClaims;
-use crate::config::{Config, Delivery};
-use crate::edits::HostEdits;
-use crate::mps::SupervisedMps;
+use crate::app::config::{Config, Delivery};
+use crate::claims::api::KubeClaims;
+use crate::host::edits::HostEdits;
+use crate::host::mps::SupervisedMps;
+use crate::host::time_slices::SmiSlices;
 use crate::node::facts::GpusSeen;
-use crate::time_slices::SmiSlices;
 
 const NO_HOOK: &str = "there is no CDI hook program: --hook-path is not given, and divvy-cdi-hook is not beside this program; with \
      --library-delivery mounts (chart value libraryDelivery) none is needed, and images lose their own LD_LIBRARY_PATH";
@@ -162,7 +162,9 @@ pub(crate) fn executor(
         mps,
         processes: Arc::new(DriverProcesses {
             gpus: gpus.clone(),
-            pods: move |pids: &[u32]| crate::pods::of_processes(&pods_of, pids, &BTreeMap::new()),
+            pods: move |pids: &[u32]| {
+                crate::host::pods::of_processes(&pods_of, pids, &BTreeMap::new())
+            },
         }),
         inventory,
         claims,

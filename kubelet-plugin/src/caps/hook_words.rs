@@ -17,9 +17,9 @@ use divvy_model::{HookFailure, fnv1a};
 use divvy_usage::pods_of_cgroup;
 use serde::Deserialize;
 
-use crate::events::{EventSubject, Notifier, cut};
+use crate::host::pods::{of_node, uids};
 use crate::lock;
-use crate::pods::{of_node, uids};
+use crate::sinks::notifier::{EventSubject, Notifier, cut};
 
 /// Longest words, in bytes: as much as the hook says.
 const LONGEST: usize = 600;

@@ -14,23 +14,24 @@ use kube::Client;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use crate::api::KubeClaims;
+use crate::app::config::Config;
+use crate::app::parts::{Latest, executor, host_edits};
+use crate::app::ready::{ReadinessWatch, Ready};
+use crate::app::supervise::Tasks;
+use crate::caps::cap::Capper;
+use crate::caps::hook_words::HookWords;
+use crate::caps::serve::Limits;
+use crate::claims::api::KubeClaims;
 use crate::claims::fetch::{ClaimFetcher, Connect};
 use crate::claims::service::{ClaimService, ClaimWork};
-use crate::config::Config;
-use crate::edits::HostEdits;
-use crate::events::Notifier;
-use crate::hook_words::HookWords;
-use crate::limits::cap::Capper;
-use crate::limits::serve::Limits;
+use crate::host::edits::HostEdits;
 use crate::metrics::Metrics;
 use crate::node::facts::{Fact, Facts, GpusSeen, NodeFacts, PodsOfClaims, Registered, Used};
 use crate::node::{Brain, Followed, Outlets};
-use crate::parts::{Latest, executor, host_edits};
-use crate::ready::{ReadinessWatch, Ready};
 use crate::sinks::debug::Debug;
 use crate::sinks::events::Events;
 use crate::sinks::gpu_node;
+use crate::sinks::notifier::Notifier;
 use crate::sinks::publisher::Publishing;
 use crate::sinks::slices::SlicesSink;
 use crate::sinks::usage::UsageSink;
@@ -45,7 +46,6 @@ use crate::sources::nvidia_plugin::NvidiaPlugin;
 use crate::sources::policies::{PolicyWatch, PolicyWiring};
 use crate::sources::records::RecordsSource;
 use crate::sources::usage::UsageSource;
-use crate::supervise::Tasks;
 use crate::upkeep::cdi_files::{CdiFiles, Due};
 use crate::upkeep::drain;
 use crate::upkeep::granted::Granted;
@@ -349,7 +349,7 @@ impl Shared {
             edits: self.edits.clone(),
             cgroups: self.config.cgroup_root.clone(),
             memory_caps: self.config.memory_caps,
-            mps: crate::parts::supervisor(&self.config),
+            mps: crate::app::parts::supervisor(&self.config),
             node,
             release_file: drain::file_in(&self.config.plugin_dir),
             in_use: Arc::new(move || {

@@ -17,7 +17,7 @@ use divvy_host::{
 use divvy_model::mig::ProfileVariant;
 use divvy_model::{ClaimUid, Gpu, GpuTarget, Inventory, PciAddress, Place, Target};
 
-use crate::mps;
+use crate::host::mps;
 
 /// Edits from the host's files.
 pub(crate) struct HostEdits {

@@ -10,7 +10,7 @@ use divvy_model::health::HealthRules;
 use divvy_offer::{GpuRules, ShareRules};
 
 use crate::Args;
-use crate::sockets::{SocketNames, TooLong, fits};
+use crate::host::sockets::{SocketNames, TooLong, fits};
 
 mod node_selector;
 mod timing;

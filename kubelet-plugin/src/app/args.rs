@@ -15,7 +15,7 @@ use divvy_model::mig::ProfileVariant;
 use divvy_offer::ModeLock;
 use divvy_telemetry::LogFormat;
 
-use crate::config::{Delivery, NodeSelector, values};
+use crate::app::config::{Delivery, NodeSelector, values};
 
 /// The node plugin of divvy: publishes this node's GPUs as ResourceSlices and prepares the claims
 /// that the scheduler places on it.

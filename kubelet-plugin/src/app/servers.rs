@@ -10,16 +10,16 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
-use crate::config::Config;
+use crate::app::config::Config;
+use crate::app::supervise::ended_unexpectedly;
+use crate::app::wiring::Shared;
 use crate::grpc::dra::DraServer;
 use crate::grpc::health::HealthServer;
 use crate::grpc::registration::{Registrar, RegistrationSocket};
 use crate::grpc::serve::serve;
+use crate::host::sockets::{SocketFile, bind};
 use crate::node::facts::Registered;
 use crate::sinks::debug::Debug;
-use crate::sockets::{SocketFile, bind};
-use crate::supervise::ended_unexpectedly;
-use crate::wiring::Shared;
 
 /// The servers that the kubelet calls, and their sockets.
 pub(crate) struct Grpc {

@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::cap::{Capper, Question, Uncapped};
-use crate::events::Notifier;
-use crate::hook_words::{HookWords, Words};
+use crate::caps::hook_words::{HookWords, Words};
+use crate::host::sockets::{SocketFile, bind};
 use crate::metrics::Metrics;
 use crate::node::facts::GpusSeen;
-use crate::sockets::{SocketFile, bind};
+use crate::sinks::notifier::Notifier;
 
 /// Bound on a question.
 const MOST_BYTES: u64 = 4096;

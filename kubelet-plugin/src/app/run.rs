@@ -6,13 +6,13 @@ use anyhow::Context;
 use divvy_telemetry::HttpServer;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
-use crate::ready::Ready;
-use crate::servers::{Grpc, http_servers};
-use crate::sockets::remove_stale;
+use crate::app::config::Config;
+use crate::app::ready::Ready;
+use crate::app::servers::{Grpc, http_servers};
+use crate::app::supervise::{Tasks, ended_unexpectedly};
+use crate::app::wiring::{Deps, Senders, Shared};
+use crate::host::sockets::remove_stale;
 use crate::sources::nvidia_plugin::NvidiaPlugin;
-use crate::supervise::{Tasks, ended_unexpectedly};
-use crate::wiring::{Deps, Senders, Shared};
 
 /// Time limit for running calls when the plugin stops.
 const DRAIN: Duration = Duration::from_secs(20);

@@ -15,7 +15,7 @@ use super::group::Group;
 use super::ledger::Ledger;
 use super::note::User;
 use super::rounds::Repaired;
-use crate::pods::of_node;
+use crate::host::pods::of_node;
 
 /// A question of the hook: a container of this claim's device is about to start.
 #[derive(Debug, Clone, Deserialize)]
