@@ -61,7 +61,7 @@ impl MetadataDir for FileMetadataDir {
 
     fn write(&self, claim: &ClaimUid, request: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(claim, request);
-        // A claim's files are only written under the claim's lock, so one name is enough. Containers
+        // One name is enough: a claim's files are only written under the claim's lock. Containers
         // run as any user, whatever this process's mask is.
         let write = || {
             Replace::new(&path, path.with_extension("tmp"), Durability::Lazy)

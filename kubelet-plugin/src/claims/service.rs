@@ -297,8 +297,8 @@ impl ClaimWork {
         }
     }
 
-    /// Reads a claim and has the executor prepare it. The claim as read is in `seen` also where that
-    /// fails.
+    /// Reads a claim and has the executor prepare it. The claim as read is in `seen` also where
+    /// that fails.
     fn carry_out(
         &self,
         asked: &ClaimRef,
@@ -428,7 +428,7 @@ impl ClaimWork {
         });
     }
 
-    /// Unprepares a claim. What has begun is finished also after a cancellation.
+    /// Unprepares a claim. A step that has begun is finished also after a cancellation.
     fn unprepare(self: &Arc<Self>, claim: &ClaimRef, call: &Call) -> Released {
         let timer = self.metrics.claim_seconds.start("unprepare");
         self.metrics.running.inc();

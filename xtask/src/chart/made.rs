@@ -54,7 +54,7 @@ pub(super) const CASES: &[(&str, &[Expected])] = &[
             Absent("DeviceClass/gpu.divvy.dev"),
             Is(
                 "ClusterRole/divvy-node",
-                "/rules/4/resourceNames",
+                "/rules/3/resourceNames",
                 r#"["gpu.example.com"]"#,
             ),
         ],
