@@ -23,7 +23,7 @@ pub enum Durability {
 /// Permissions of the new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Those that the umask of this process leaves.
+    /// Permissions that the umask of this process leaves.
     Umask,
     /// Only for the owner, also while the file is written.
     Private,
