@@ -443,6 +443,7 @@ impl World {
                 share_unit: self.memory.share_units.get(gpu).copied(),
                 share_reserved_mib: look.withheld_mib(gpu, rules),
                 share_burst: rules.shares.burst,
+                caps: self.caps_promise(look, gpu),
                 ..Grant::default()
             };
             let facts = look.inventory.gpus.get(gpu).map(|found| &found.facts);
