@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_fake_cluster::{ClaimRef, Fault as ApiFault, GpuPolicy};
+use divvy_fake_cluster::{ClaimRef, Fault as ApiFault, GpuPolicy, View};
 use divvy_gpu_sim::{Fault, LimitBackend};
 use divvy_kubelet_plugin::Config;
 use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp};
@@ -591,11 +591,20 @@ async fn a_share_allocated_by_slices_with_caps_is_refused_without_them() {
 async fn a_prepare_asks_the_api_for_its_claim_and_nothing_else() {
     let capped = Capped::new(LimitBackend::Misc);
     for (round, caps) in ["false", "true", "false"].into_iter().enumerate() {
-        let plugin = capped.node.start_with(capped.config_with(caps));
+        // Nothing in the background reads the claim meanwhile: no round that checks it, and no
+        // report of use that looks for conditions of an earlier instance.
+        let mut config = capped.config_with(caps);
+        config.timing.reconcile = Duration::from_hours(1);
+        config.idle_after = None;
+        let plugin = capped.node.start_with(config);
         plugin.wait_ready().await;
         let expected = if caps == "true" { "cgroup" } else { "none" };
         let is_so = || (level(&capped.node)? == expected).then_some(());
         wait("the level", is_so).await;
+        if round == 2 {
+            let has_ended = || capped.promise().contains("ended").then_some(());
+            wait("the end of the promise", has_ended).await;
+        }
         for device in ["share", "whole"] {
             let name = format!("{device}-{round}");
             let claim = match device {
@@ -603,12 +612,16 @@ async fn a_prepare_asks_the_api_for_its_claim_and_nothing_else() {
                 _ => capped.node.claim(&name, &["gpu-0"]),
             };
             let api = &capped.node.api;
-            let reads = |resource: &str| api.count("get", resource) + api.count("list", resource);
-            let before = ["resourceclaims", "deviceclasses"].map(reads);
-            let answer = capped.node.prepare(&claim).await;
-            let after = ["resourceclaims", "deviceclasses"].map(reads);
-            answer.unwrap();
-            assert_eq!(after, [before[0] + 1, before[1]], "{name}");
+            api.forget_requests();
+            capped.node.prepare(&claim).await.unwrap();
+            // Tasks in the background list claims, and read the node and the slices.
+            let of_claims = ["resourceclaims", "deviceclasses"];
+            let read = |seen: &View<'_>| Some(seen.requests());
+            let mut reads = api.wait_for(read, PATIENCE).await.unwrap();
+            reads.retain(|read| read.verb == "get" && of_claims.contains(&&*read.resource));
+            let reads: Vec<_> = reads.into_iter().map(|read| read.name).collect();
+            assert_eq!(reads, [name]);
+            assert_eq!(api.count("*", "deviceclasses"), 0);
             capped.node.unprepare(&claim).await.unwrap();
         }
         plugin.stop().await;
