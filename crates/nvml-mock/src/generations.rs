@@ -121,9 +121,13 @@ impl Generation {
         self.major >= 535
     }
 
-    /// Returns whether the codes 28 and 29 have words.
-    pub(crate) fn has_words_of_r550(self) -> bool {
-        self.major >= 550
+    /// Returns the last code that has words.
+    pub(crate) fn last_code_with_words(self) -> u32 {
+        match self.major {
+            ..535 => 26,
+            535..550 => 27,
+            550.. => 29,
+        }
     }
 
     /// Returns whether lists of processes of version 3 have the longer entries.

@@ -275,6 +275,10 @@ unsafe extern "C" fn nvmlDeviceGetFieldValues(
     const MIG_QUERY_WITHOUT_MIG: u32 = 199;
     const RECOVERY_ACTION: u32 = 230;
     const UNSIGNED_INT: u32 = 1;
+    // The session first: without one, the count says nothing about the values.
+    if let Err(code) = bridge::ready() {
+        return code.0;
+    }
     let (Ok(count), false) = (usize::try_from(count), values.is_null()) else {
         return bad_argument().0;
     };

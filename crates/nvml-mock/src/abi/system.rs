@@ -43,10 +43,12 @@ extern "C" fn nvmlShutdown() -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
-    // Words that came between R535 and R550.
-    let is_later = || {
+    // Words that came with R535, and between that and R550.
+    let last = || {
         let engine = bridge::beside_sessions();
-        engine.is_ok_and(|engine| bridge::generation(&engine).has_words_of_r550())
+        engine.map_or(0, |engine| {
+            bridge::generation(&engine).last_code_with_words()
+        })
     };
     match result {
         0 => c"Success",
@@ -76,9 +78,9 @@ extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
         24 => c"Invalid Frequency",
         25 => c"Argument version mismatch",
         26 => c"Requested functionality has been deprecated",
-        27 => c"System is not in ready state",
-        28 if is_later() => c"No supported GPUs were found",
-        29 if is_later() => c"Resource not in correct state to perform requested operation",
+        27 if last() >= 27 => c"System is not in ready state",
+        28 if last() >= 28 => c"No supported GPUs were found",
+        29 if last() >= 29 => c"Resource not in correct state to perform requested operation",
         _ => c"Unknown Error",
     }
     .as_ptr()
