@@ -325,7 +325,7 @@ async fn refused_credentials_and_missing_rights_are_the_answer() {
         text.contains("the API server refuses your credentials (401): log in again"),
         "{text}"
     );
-    cluster.api.fail_next(2, "list", "pods", Fault::Status(403));
+    cluster.api.fail_next(9, "list", "pods", Fault::Status(403));
     let (code, text) = cluster.status(&["pod", "default/w"]).await;
     assert_eq!(code, Some(1), "{text}");
     assert!(

@@ -503,6 +503,7 @@ fn tests_that_stand_for_commands_exist() {
     let mut folders: Vec<PathBuf> = [
         "cli/src",
         "demo/src",
+        "divvy/src",
         "kubelet-plugin/tests",
         "tests/e2e/src/cases",
         "xtask/src",

@@ -253,7 +253,10 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         "cargo build --release -p divvy-hardware -p divvy-cdi-hook",
         No("CI builds all programs in another profile"),
     ),
-    ("sudo ./divvy-hardware --capture captured", No(HARDWARE)),
+    (
+        "sudo ./divvy-hardware --report report.txt --allow program,mps,compute-mode,memory-limit",
+        No(HARDWARE),
+    ),
     (
         "divvy ui",
         No("serves a page until Ctrl-C; the arguments are checked"),

@@ -259,7 +259,7 @@ fn seen(gpu: &GpuUuid, state: &GpuState) -> GpuPicture {
             mps: state.grant.mps,
             mps_slots_in_partitions: state.grant.mps_slots_in_partitions,
             restarts_wedged_mps: state.grant.restarts_wedged_mps,
-            caps: Some(state.grant.caps),
+            caps: (!state.grant.caps.is_never()).then_some(state.grant.caps),
         },
     }
 }
