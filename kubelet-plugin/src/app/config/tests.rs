@@ -78,7 +78,7 @@ fn a_profile_decides_what_gpus_without_a_policy_are() {
     }
     assert_eq!(of(&["--offer", "shared", "--slots", "4"]).shares.slots, 4);
     for slots in ["0", "1025", "-1", "some"] {
-        assert!(config(&["--slots", slots]).is_err(), "{slots}");
+        assert!(parsed(&["--slots", slots]).is_err(), "{slots}");
     }
 }
 
