@@ -52,7 +52,7 @@ pub fn rebuild(
         let Some(living) = living else {
             return Ok(None);
         };
-        // A shared partition is held by its other users too, and may have been made for one of them.
+        // Other users hold a shared partition too, and it may have been made for one of them.
         let of_gpu = seen.gpus.get(&device.gpu).and_then(|stored| stored.fine());
         let of_others = of_gpu
             .filter(|state| device.sharing.is_shared() && state.boot.as_ref() == Some(seen.boot))

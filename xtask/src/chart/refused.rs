@@ -227,7 +227,11 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "no effect without nvidiaDeviceClasses.enabled",
     ),
     ("httpPort: 0", "minimum: got 0, want 1"),
-    ("offer: whole", "'auto', 'everything'"),
+    (
+        "profile: all",
+        "'auto', 'whole', 'partitions', 'shared', 'everything'",
+    ),
+    ("slots: 0", "minimum: got 0, want 1"),
     ("extraEnv: [{value: x}]", "missing property 'name'"),
     ("extraNodes: [/etc/passwd]", "does not match pattern"),
     ("fullnameOverride: Cards", "'Cards' does not match pattern"),
