@@ -15,8 +15,8 @@ const PURE: &[&str] = &[
     "divvy-boards",
     "divvy-cdi",
     "divvy-claims",
-    "divvy-model",
     "divvy-forms",
+    "divvy-model",
     "divvy-offer",
     "divvy-usage",
 ];
