@@ -475,14 +475,14 @@ impl World {
         }
     }
 
-    /// Returns the promise to cap the memory of shares of a GPU. The scheduler may choose by slices
-    /// of before for as long as it may choose a device that has just been tainted.
+    /// Returns the promise to cap the memory of shares of a GPU. The scheduler may choose by earlier
+    /// slices for some seconds after the API server has accepted new ones.
     fn caps_promise(&self, look: &Look, gpu: &GpuUuid) -> Option<CapsPromise> {
+        const SEEN_SECS: i64 = 2;
         if look.caps_memory() {
             return Some(CapsPromise::Given);
         }
-        let leave = i64::try_from(self.settings.leave.as_secs()).unwrap_or(i64::MAX);
-        let until = self.memory.uncapped.get(gpu)?.saturating_add(leave);
+        let until = self.memory.uncapped.get(gpu)?.saturating_add(SEEN_SECS);
         Some(CapsPromise::Ended { until })
     }
 
