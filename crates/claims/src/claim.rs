@@ -128,6 +128,15 @@ impl fmt::Display for OtherClaim {
     }
 }
 
+/// Times of a claim by the API server's clock, in seconds since the Unix epoch. `None`: not known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Creation of the object.
+    pub made: Option<i64>,
+    /// Write of the allocation, where Kubernetes notes it.
+    pub allocated: Option<i64>,
+}
+
 /// An allocated claim: UID checked, only our driver's results kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
@@ -140,9 +149,8 @@ pub struct Claim {
     pub allocation: Allocation,
     /// Config entries of all drivers, in the API's order (class entries first).
     pub configs: Vec<ConfigEntry>,
-    /// Second since the Unix epoch before which its devices cannot have been allocated: that of the
-    /// allocation, or else of the claim. `None` if neither is known.
-    pub not_before: Option<i64>,
+    /// Times by which it is known what its devices were chosen by.
+    pub times: Times,
     /// Pods in `status.reservedFor`.
     pub pods: Vec<PodRef>,
 }

@@ -117,7 +117,7 @@ pub fn resolve_entry(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Allocation;
+    use crate::{Allocation, Times};
     use divvy_model::TimeSlice;
     use serde_json::json;
 
@@ -144,7 +144,7 @@ mod tests {
             namespace: "ns".to_owned(),
             name: "train".to_owned(),
             pod_claim_name: None,
-            not_before: None,
+            times: Times::default(),
             allocation: Allocation::default(),
             configs,
             pods: Vec::new(),

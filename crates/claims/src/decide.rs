@@ -415,7 +415,7 @@ fn resolve_device(
     let of_namespace = of_namespace.map(|bytes| MemoryBound::Amount(MemorySize { bytes }));
     let wanted = memory::Wanted {
         limit: config.memory_limit.or(of_namespace),
-        not_before: claim.not_before,
+        times: claim.times,
     };
     let memory_cap = memory::cap(&device, wanted, (gpu, state), seen.memory_caps())?;
     let is_whole = target == Target::Gpu && sharing == Sharing::Exclusive;

@@ -40,7 +40,7 @@ pub use answer::{
 pub use change::{Cause, Change, ChangeError, Made, Observed, Stuck};
 pub use claim::{
     AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, OtherClaim, PodRef,
-    base_request,
+    Times, base_request,
 };
 pub use divvy_model::TimeSlice;
 

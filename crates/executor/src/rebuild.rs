@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use divvy_claims::{
     AllocatedDevice, Allocation, Claim, Leaving, Life, MadeFor, Phase, Record, RecordedDevice,
-    Retry, Stored, rebuild as record_of,
+    Retry, Stored, Times, rebuild as record_of,
 };
 use divvy_model::mig::PartitionName;
 use divvy_model::{ClaimUid, Ordinals, Sharing, Target};
@@ -169,7 +169,7 @@ fn stand_in(
         namespace: claim.map_or_else(unknown, |claim| claim.namespace.clone()),
         name: claim.map_or_else(unknown, |claim| claim.name.clone()),
         pod_claim_name: None,
-        not_before: None,
+        times: Times::default(),
         allocation: Allocation::default(),
         configs: Vec::new(),
         pods: Vec::new(),

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_claims::{Claim, Phase, Record, Refusal, Stored, fit_after_boot};
+use divvy_claims::{Claim, Phase, Record, Refusal, Stored, Times, fit_after_boot};
 use divvy_model::ClaimUid;
 
 use crate::context::Context;
@@ -229,7 +229,7 @@ fn claim_of(record: &Record) -> Claim {
         namespace: record.namespace.clone(),
         name: record.name.clone(),
         pod_claim_name: None,
-        not_before: None,
+        times: Times::default(),
         allocation: record.allocation(),
         configs: Vec::new(),
         pods: record.pods.clone(),

@@ -137,9 +137,9 @@ pub enum CapsPromise {
     Never,
     /// The slices say so, or may still say so.
     Given,
-    /// The slices said so earlier. Shares were allocated by them until this second since the Unix
-    /// epoch at the latest.
-    Ended { until: i64 },
+    /// The slices said so earlier. At this second since the Unix epoch the API server had accepted
+    /// slices that do not.
+    Ended { at: i64 },
 }
 
 impl CapsPromise {
@@ -159,13 +159,22 @@ impl CapsPromise {
         }
     }
 
-    /// Returns whether a share was allocated by slices that promised a cap. `at`: second since the
-    /// Unix epoch before which it cannot have been allocated; `None` if that is not known.
-    pub fn covers(self, at: Option<i64>) -> bool {
+    /// Returns whether the scheduler may have chosen a share by slices that promised a cap: before
+    /// it can have seen later ones. A claim that did not exist until then was chosen by those, and
+    /// so was one whose allocation was written long after. Seconds since the Unix epoch at which
+    /// the claim was made and its allocation was written; `None` if not known.
+    pub fn covers(self, made: Option<i64>, allocated: Option<i64>) -> bool {
+        /// Seconds after which the scheduler has seen slices that were accepted.
+        const SEEN: i64 = 2;
+        /// Seconds that may lie between the scheduler's choice and the allocation that it writes.
+        const WRITTEN: i64 = 90;
         match self {
             Self::Never => false,
             Self::Given => true,
-            Self::Ended { until } => at.is_none_or(|at| at <= until),
+            Self::Ended { at } => {
+                made.is_none_or(|made| made <= at.saturating_add(SEEN))
+                    && allocated.is_none_or(|written| written <= at.saturating_add(WRITTEN))
+            }
         }
     }
 }
@@ -177,7 +186,7 @@ mod tests {
     #[test]
     fn a_promise_ends_once_and_only_if_it_was_given() {
         let (never, given) = (CapsPromise::Never, CapsPromise::Given);
-        let ended = |until| CapsPromise::Ended { until };
+        let ended = |at| CapsPromise::Ended { at };
         for (before, granted, after) in [
             (never, None, never),
             (never, Some(given), given),
@@ -193,16 +202,26 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_unknown_time_was_allocated_by_an_earlier_promise() {
-        let ended = CapsPromise::Ended { until: 7 };
-        for (promise, at, covered) in [
-            (CapsPromise::Never, None, false),
-            (CapsPromise::Given, Some(99), true),
-            (ended, Some(7), true),
-            (ended, Some(8), false),
-            (ended, None, true),
+    fn a_share_is_covered_by_an_earlier_promise_until_its_times_say_otherwise() {
+        let ended = CapsPromise::Ended { at: 1000 };
+        for (promise, made, allocated, covered) in [
+            (CapsPromise::Never, None, None, false),
+            (CapsPromise::Given, Some(9999), Some(9999), true),
+            (ended, None, None, true),
+            // A claim that waited is chosen by old slices, and written after new ones.
+            (ended, Some(1), Some(1090), true),
+            (ended, Some(1), Some(1091), false),
+            (ended, Some(1), None, true),
+            (ended, Some(1002), Some(1003), true),
+            (ended, Some(1003), Some(1003), false),
+            (ended, Some(1003), None, false),
+            (CapsPromise::Ended { at: i64::MAX }, Some(1), Some(1), true),
         ] {
-            assert_eq!(promise.covers(at), covered, "{promise:?} {at:?}");
+            assert_eq!(
+                promise.covers(made, allocated),
+                covered,
+                "{promise:?} {made:?} {allocated:?}"
+            );
         }
     }
 }

@@ -475,15 +475,13 @@ impl World {
         }
     }
 
-    /// Returns the promise to cap the memory of shares of a GPU. The scheduler may choose by earlier
-    /// slices for some seconds after the API server has accepted new ones.
+    /// Returns the promise to cap the memory of shares of a GPU.
     fn caps_promise(&self, look: &Look, gpu: &GpuUuid) -> Option<CapsPromise> {
-        const SEEN_SECS: i64 = 2;
         if look.caps_memory() {
             return Some(CapsPromise::Given);
         }
-        let until = self.memory.uncapped.get(gpu)?.saturating_add(SEEN_SECS);
-        Some(CapsPromise::Ended { until })
+        let at = *self.memory.uncapped.get(gpu)?;
+        Some(CapsPromise::Ended { at })
     }
 
     /// Keeps the results of a decision.

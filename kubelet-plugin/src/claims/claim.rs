@@ -5,8 +5,8 @@ use std::fmt;
 
 use divvy_api::names::Naming;
 use divvy_claims::{
-    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, base_request,
-    is_label,
+    AllocatedDevice, Allocation, Claim, ClaimRef, ConfigEntry, ConfigSource, PodRef, Times,
+    base_request, is_label,
 };
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
@@ -101,10 +101,11 @@ pub(crate) fn from_api(
         );
         ClaimError::new("not-allocated", message)
     })?;
-    // Where the API server keeps no time of the allocation, that was not before the claim.
-    let made = object.metadata.creation_timestamp;
-    let first = allocation.allocation_timestamp.as_ref().or(made.as_ref());
-    let not_before = first.map(|time| time.0.as_second());
+    let second = |time: Option<&Time>| time.map(|time| time.0.as_second());
+    let times = Times {
+        made: second(object.metadata.creation_timestamp.as_ref()),
+        allocated: second(allocation.allocation_timestamp.as_ref()),
+    };
     let allocated_at = allocation.allocation_timestamp.map(|time| rfc3339(&time));
     let devices = allocation.devices.unwrap_or_default();
     let spec = object.spec.and_then(|spec| spec.devices);
@@ -133,7 +134,7 @@ pub(crate) fn from_api(
             results,
         },
         configs: configs(devices, &written),
-        not_before,
+        times,
         pods: status
             .reserved_for
             .unwrap_or_default()
@@ -360,7 +361,10 @@ mod tests {
                 namespace: "ns".into(),
                 name: "c".into(),
                 pod_claim_name: None,
-                not_before: Some(1_795_269_600),
+                times: Times {
+                    made: None,
+                    allocated: Some(1_795_269_600),
+                },
                 allocation: Allocation {
                     allocated_at: Some("2026-11-21T14:00:00Z".into()),
                     results: vec![AllocatedDevice {

@@ -4,15 +4,15 @@ use divvy_api::MemoryBound;
 use divvy_api::names::capacity;
 use divvy_model::{CapsPromise, Enforcement, Gpu, Limits, MemoryCaps, ShareUnit, Target};
 
-use crate::{AllocatedDevice, GpuState, RecordedDevice, Why};
+use crate::{AllocatedDevice, GpuState, RecordedDevice, Times, Why};
 
 /// The wishes of a claim for the memory of a device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     /// Limit in its config.
     pub(super) limit: Option<MemoryBound>,
-    /// Second since the Unix epoch before which it cannot have been allocated.
-    pub(super) not_before: Option<i64>,
+    /// Times of the claim.
+    pub(super) times: Times,
 }
 
 /// The lack of a share that is to be capped.
@@ -94,7 +94,7 @@ fn was_promised(
     let promise = state.map_or(CapsPromise::Never, |state| state.grant.caps);
     capped.memory == Enforcement::Cgroup
         && gpu.facts.memory_bytes.is_some()
-        && promise.covers(wanted.not_before)
+        && promise.covers(wanted.times.made, wanted.times.allocated)
 }
 
 /// Returns the bytes of a limit, if the request (in bytes, and in percent if it is granted so), the

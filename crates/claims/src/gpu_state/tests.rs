@@ -306,7 +306,7 @@ fn a_promise_of_caps_outlasts_grants_that_do_not_know() {
         caps,
         ..Grant::default()
     };
-    let ended = CapsPromise::Ended { until: 7 };
+    let ended = CapsPromise::Ended { at: 7 };
     for (granted, kept) in [
         (Some(ended), CapsPromise::Never),
         (Some(CapsPromise::Given), CapsPromise::Given),

@@ -624,7 +624,7 @@ impl Story {
             namespace: "ns".to_owned(),
             name: uid.to_string(),
             pod_claim_name: None,
-            not_before: None,
+            times: divvy_claims::Times::default(),
             allocation: Allocation::default(),
             configs: Vec::new(),
             pods: Vec::new(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
     AllocatedDevice, Allocation, Attributes, ChangeError, Claim, ClaimRef, Phase, PodRef, Record,
-    RecordedDevice, Stored, Unwell,
+    RecordedDevice, Stored, Times, Unwell,
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry,
@@ -368,7 +368,7 @@ pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim 
         namespace: "ns".to_owned(),
         name: name.to_owned(),
         pod_claim_name: None,
-        not_before: None,
+        times: Times::default(),
         allocation: Allocation {
             allocated_at: Some(allocated_at.to_owned()),
             results: devices.iter().map(|d| result(*d, false)).collect(),

@@ -439,7 +439,7 @@ fn a_promise_of_caps_ends_with_the_slices_that_make_it() {
         let capped = cluster.slices.capped();
         cluster.learn(Fact::Published(Published { capped, at }));
     };
-    let ended = |at: i64| Some(CapsPromise::Ended { until: at + 2 });
+    let ended = |at: i64| Some(CapsPromise::Ended { at });
     assert_eq!(promise(&cluster), None, "nothing is published yet");
     accepted(&mut cluster, 10);
     assert_eq!(promise(&cluster), ended(10));

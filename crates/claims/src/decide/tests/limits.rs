@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::shares::share;
 use super::*;
-use crate::{AllocatedDevice, ConfigEntry, ConfigSource};
+use crate::{AllocatedDevice, ConfigEntry, ConfigSource, Times};
 
 const GIB: u64 = 1 << 30;
 
@@ -186,13 +186,16 @@ fn a_limit_on_a_node_that_keeps_none_is_refused() {
 /// devices and shares of partitions never had one.
 #[test]
 fn a_share_that_was_promised_a_cap_is_refused_where_there_is_none() {
-    let of = |device: &str, not_before: Option<i64>| {
+    let of = |device: &str, made: Option<i64>| {
         let result = AllocatedDevice {
             consumed_capacity: [(TEN.0.to_owned(), TEN.1.to_owned())].into(),
             ..share("main", device, "s1")
         };
         Claim {
-            not_before,
+            times: Times {
+                made,
+                allocated: None,
+            },
             ..claim("a", vec![result])
         }
     };
@@ -206,7 +209,7 @@ fn a_share_that_was_promised_a_cap_is_refused_where_there_is_none() {
         }
         world
     };
-    let ended = CapsPromise::Ended { until: 1000 };
+    let ended = CapsPromise::Ended { at: 998 };
     let lost = MemoryCaps::NoHook;
     for (promise, at, refused) in [
         (CapsPromise::Never, Some(1), false),

@@ -10,7 +10,7 @@ use divvy_model::{
     GpuProblem, HostTopology, MigMode, PciAddress, SystemFacts,
 };
 
-use crate::{AllocatedDevice, Allocation, GpuSeen, Holds, Living, Made, Own, diff, goal};
+use crate::{AllocatedDevice, Allocation, GpuSeen, Holds, Living, Made, Own, Times, diff, goal};
 
 pub(super) fn gpu(n: u32) -> GpuUuid {
     format!("GPU-12345678-1234-1234-1234-1234567800{n:02x}")
@@ -292,7 +292,7 @@ pub(super) fn claim(uid: &str, results: Vec<AllocatedDevice>) -> Claim {
         namespace: "ns".to_owned(),
         name: format!("claim-{uid}"),
         pod_claim_name: None,
-        not_before: None,
+        times: Times::default(),
         allocation: Allocation {
             allocated_at: Some("t1".to_owned()),
             results,
