@@ -25,9 +25,9 @@ struct Comment {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// In lines of its own before the field.
+    /// Lines before the field.
     Before,
-    /// In the field's line.
+    /// The end of the field's line.
     Beside,
     /// Behind all fields.
     End,

@@ -56,7 +56,7 @@ pub(super) struct Objects {
     served: BTreeSet<String>,
     /// Requests of all claims that were made.
     pub(super) requests: Vec<Request>,
-    /// For each pod with a claim, whether classes stand for all that it asked for.
+    /// Pods with a claim: true if classes stand for all that the pod asked for.
     pub(super) stand: Vec<bool>,
     /// Parts of a GPU that were made one number.
     pub(super) parts: Vec<Part>,

@@ -821,7 +821,7 @@ async fn a_pod_that_is_gone_is_looked_for_once_a_minute() {
     instance.stop().await;
 }
 
-/// By its clock it leads, and the Lease says that another instance does.
+/// The instance leads by its own clock, while the Lease names another one.
 #[tokio::test(start_paused = true)]
 async fn one_that_does_not_know_of_its_loss_reads_no_pod() {
     let api = fake();

@@ -147,7 +147,7 @@ async fn a_hook_that_fails_is_in_events_of_its_claims_and_its_pod() {
     plugin.stop().await;
 }
 
-/// By the folder of its logs, since the record of a claim learns late of a further pod.
+/// Names the pod by the folder of its logs: the record of a claim learns late of a further pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_no_record_names_gets_its_event_all_the_same() {
     let (hooked, plugin) = Hooked::start().await;

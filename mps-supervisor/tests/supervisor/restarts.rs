@@ -171,7 +171,7 @@ async fn a_killed_supervisor_finds_namespaces_again_and_takes_ours_only() {
     node.has_no_process();
 }
 
-/// At any moment of a start or a stop; what is left is ended by the next process.
+/// Kills the supervisor at any moment of a start or a stop: the next process ends what is left.
 #[tokio::test]
 async fn a_supervisor_that_is_killed_at_work_leaves_no_orphan() {
     let node = Arc::new(Node::new());
