@@ -139,6 +139,13 @@ mod tests {
             preempted: 3,
         };
         assert_eq!(parse_switches(status), expected);
+        // A thread that starts a process waits until that has its program.
+        assert!(
+            std::process::Command::new("true")
+                .status()
+                .unwrap()
+                .success()
+        );
         assert!(switches(std::process::id()).unwrap().waits > 0);
     }
 
