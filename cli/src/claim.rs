@@ -9,7 +9,8 @@ use divvy_api::names::{DRIVER, attributes};
 use divvy_model::Quantity;
 
 use self::template::{Claim, NAME, Request};
-use crate::{driver, format, yaml};
+use crate::{format, yaml};
+use divvy_why::driver;
 
 pub mod template;
 

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::Result;
+pub use divvy_why::device::bytes;
 use serde::Serialize;
 
 /// Format of an answer.
@@ -136,25 +137,6 @@ pub fn log_level(text: &str) -> Result<String, String> {
             "{part:?} is neither one of {} nor TARGET=LEVEL",
             LEVELS.join(", ")
         )),
-    }
-}
-
-/// Bytes as people say them: `80 GiB`, `512 MiB`.
-pub fn bytes(amount: u64) -> String {
-    const MIB: u64 = 1 << 20;
-    const GIB: u64 = 1 << 30;
-    match amount {
-        a if a >= GIB => {
-            // Integers only: tenths, rounded to the nearest.
-            let tenths = (u128::from(a) * 10 + u128::from(GIB) / 2) / u128::from(GIB);
-            if tenths % 10 == 0 {
-                format!("{} GiB", tenths / 10)
-            } else {
-                format!("{}.{} GiB", tenths / 10, tenths % 10)
-            }
-        }
-        a if a >= MIB => format!("{} MiB", a / MIB),
-        a => format!("{a} B"),
     }
 }
 

@@ -4,19 +4,15 @@
 use std::fmt;
 
 pub mod advice;
-pub mod cause;
 pub mod claim;
 mod comments;
 pub mod convert;
-pub mod device;
-pub mod driver;
 pub mod extended;
 pub mod format;
 #[cfg(test)]
 mod golden;
 pub mod inventory;
 pub mod limit;
-pub mod lookup;
 pub mod manifests;
 pub mod offered;
 pub mod runtime;

@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{
     AllocationResult, Device, DeviceAllocationConfiguration, DeviceRequestAllocationResult,
 };
 
-use crate::device::{kind, memory, share_memory, text};
+use divvy_why::device::{kind, memory, share_memory, text};
 
 /// Returns the bytes that the driver caps a share's memory to; `None` where it caps none, as the
 /// device is published now, or where that is not known.

@@ -18,8 +18,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::convert;
 use crate::strict::{decode, without_rust};
-use crate::{convert, driver};
+use divvy_why::driver;
 
 mod workload;
 

@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 
 use anyhow::{Result, anyhow, bail};
+use divvy_why::spelling::did_you_mean;
 use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
@@ -35,27 +36,6 @@ pub fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
             path => anyhow!("{path}: {what}"),
         }
     })
-}
-
-/// Returns ` (did you mean "x"?)` with the name among `known` that was probably meant, or nothing.
-pub fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    nearest(name, known)
-        .map(|near| format!(" (did you mean {near:?}?)"))
-        .unwrap_or_default()
-}
-
-/// Returns the name among `known` that was probably meant: at most a third of its letters are
-/// others, and it is not the very same.
-pub fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
-    let distance =
-        |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
-    known
-        .into_iter()
-        .filter(|other| *other != name)
-        .map(|other| (distance(other), other))
-        .min()
-        .filter(|(distance, near)| distance * 3 <= name.len().max(near.len()))
-        .map(|(_, near)| near)
 }
 
 /// Fields of a pod's spec that are often written into a container.

@@ -9,9 +9,9 @@ use divvy_api::policy::GpuPolicy;
 use super::needs;
 use super::report::Scenario;
 use divvy_cli::Usage;
-use divvy_cli::cause;
-use divvy_cli::driver::NVIDIA;
 use divvy_cli::manifests::{self, Manifests};
+use divvy_why::cause;
+use divvy_why::driver::NVIDIA;
 
 macro_rules! examples {
     ($($name:literal),* $(,)?) => {

@@ -9,8 +9,8 @@ use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use serde::Serialize;
 
 use super::report::{ClaimReport, DeviceReport, State};
-use divvy_cli::device::{amount, kind, memory};
 use divvy_cli::slices::{Picture, boxes, letter};
+use divvy_why::device::{amount, kind, memory};
 
 /// State of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -218,7 +218,7 @@ fn find<'s>(device: &str, slices: &'s [ResourceSlice]) -> Option<&'s Device> {
 
 /// Returns what a slot of MPS shares has; nothing of other devices.
 fn slot(found: &Device) -> BTreeMap<String, u64> {
-    let (memory, cores) = divvy_cli::device::slot(found);
+    let (memory, cores) = divvy_why::device::slot(found);
     let memory = memory.map(|memory| (capacity::MEMORY, memory));
     let cores = cores.map(|cores| (capacity::CORES, cores));
     let parts = memory.into_iter().chain(cores);
@@ -228,7 +228,7 @@ fn slot(found: &Device) -> BTreeMap<String, u64> {
 }
 
 fn amounts<'a>(of: impl Iterator<Item = (&'a String, &'a str)>) -> BTreeMap<String, u64> {
-    of.filter_map(|(name, text)| Some((divvy_cli::driver::plain(name).to_owned(), amount(text)?)))
+    of.filter_map(|(name, text)| Some((divvy_why::driver::plain(name).to_owned(), amount(text)?)))
         .collect()
 }
 
@@ -295,8 +295,8 @@ impl GpuPicture {
                 capacity::MEMORY => {
                     format!(
                         "memory {} of {}",
-                        divvy_cli::format::bytes(used),
-                        divvy_cli::format::bytes(total)
+                        divvy_why::device::bytes(used),
+                        divvy_why::device::bytes(total)
                     )
                 }
                 capacity::CORES => format!("compute {used} of {total} %"),
@@ -320,12 +320,12 @@ impl GpuPicture {
             let memory = part(capacity::MEMORY);
             let limit = share.limit.filter(|limit| *limit > memory);
             let limit = limit.map_or_else(String::new, |limit| {
-                format!(", limit {}", divvy_cli::format::bytes(limit))
+                format!(", limit {}", divvy_why::device::bytes(limit))
             });
             lines.push(format!(
                 "        {}  {:>8}  {:>3} %  {}{limit}",
                 letter(number),
-                divvy_cli::format::bytes(memory),
+                divvy_why::device::bytes(memory),
                 percent,
                 share.holder
             ));

@@ -35,8 +35,8 @@ use self::start::Gpus;
 use self::ui::Show;
 use self::world::World;
 use divvy_cli::Usage;
-use divvy_cli::driver;
 use divvy_cli::format::{self, Format, Output};
+use divvy_why::driver;
 
 /// Arguments of `divvy demo`.
 #[derive(Debug, clap::Args)]

@@ -5,8 +5,8 @@ use anyhow::{Context, Result, bail};
 use divvy_api::names::attributes;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 
-use divvy_cli::device::{amount, memory, text};
 use divvy_cli::manifests::Manifests;
+use divvy_why::device::{amount, memory, text};
 
 /// Devices: `2 gpu, 1 gpu-share memory 4Gi, 1 mig 1g`.
 const NEEDS: &str = "demo.divvy.dev/needs";
@@ -133,7 +133,7 @@ impl Need {
         };
         let with = self
             .memory
-            .map(|memory| format!(" with {} of memory", divvy_cli::format::bytes(memory)));
+            .map(|memory| format!(" with {} of memory", divvy_why::device::bytes(memory)));
         let with = with.unwrap_or_default();
         match (self.count, what.split_once(" in ")) {
             (1, _) => format!("1 {what}{with}"),

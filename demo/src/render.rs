@@ -7,12 +7,12 @@ use super::report::{
     self, ClaimReport, DeviceReport, PublishedDevice, Report, Round, Scenario, State,
 };
 use divvy_api::names::capacity;
-use divvy_cli::cause::{Cause, Mig};
 use divvy_cli::format::shortened;
 use divvy_cli::table::Table;
 use divvy_model::Form;
+use divvy_why::cause::{Cause, Mig};
 
-use divvy_cli::device::kind;
+use divvy_why::device::kind;
 
 mod cdi;
 mod paint;
@@ -146,7 +146,7 @@ fn published(report: &Report, look: Look) -> Table {
         let mut cells = vec![
             name,
             text(device.product.clone()),
-            text(device.memory_bytes.map(divvy_cli::format::bytes)),
+            text(device.memory_bytes.map(divvy_why::device::bytes)),
             text(Some(device.taints.join(", ")).filter(|taints| !taints.is_empty())),
         ];
         if look.wide {
@@ -446,11 +446,11 @@ fn got(device: &DeviceReport) -> String {
     let part = |name: &str, unit: &str| Some(format!("{}{unit}", device.consumed.get(name)?));
     let parts: Vec<String> = [
         part(capacity::PERCENT, " %"),
-        device.memory_of_percent.map(divvy_cli::format::bytes),
+        device.memory_of_percent.map(divvy_why::device::bytes),
         part(capacity::MEMORY, ""),
         device
             .memory_limit
-            .map(|limit| format!("limit {}", divvy_cli::format::bytes(limit))),
+            .map(|limit| format!("limit {}", divvy_why::device::bytes(limit))),
         part(capacity::CORES, " %"),
     ]
     .into_iter()

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::gpus::GpuPicture;
 use super::schedule::PLACE;
-use divvy_cli::cause::{Cause, Mig, Reader, mig, named};
-use divvy_cli::device::{memory, text};
+use divvy_why::cause::{Cause, Mig, Reader, mig, named};
+use divvy_why::device::{memory, text};
 
 /// Beginning of what the API server refuses.
 pub(crate) const REFUSED: &str = "the API server refuses it: ";

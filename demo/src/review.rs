@@ -15,11 +15,11 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use divvy_cli::cause::named;
-use divvy_cli::driver;
-use divvy_cli::lookup;
 use divvy_cli::manifests::{Manifests, namespace};
-use divvy_cli::strict::did_you_mean;
+use divvy_why::cause::named;
+use divvy_why::driver;
+use divvy_why::lookup;
+use divvy_why::spelling::did_you_mean;
 
 mod attribute;
 mod class;
@@ -147,7 +147,7 @@ impl Known {
                 known
                     .capacities
                     .extend(device.capacity.iter().flat_map(|all| all.keys().map(full)));
-                let text = |name| divvy_cli::device::text(device, name).map(str::to_owned);
+                let text = |name| divvy_why::device::text(device, name).map(str::to_owned);
                 let product = text(attributes::PRODUCT_NAME);
                 if let Some(kind) = text(attributes::TYPE) {
                     let of = known.of_type.entry(kind).or_default();
@@ -159,7 +159,7 @@ impl Known {
                     let names = device.capacity.iter().flat_map(|all| all.keys().map(full));
                     of.capacities.extend(names);
                     let name = text(attributes::PROFILE).or_else(|| product.clone());
-                    if let Some((name, memory)) = name.zip(divvy_cli::device::memory(device)) {
+                    if let Some((name, memory)) = name.zip(divvy_why::device::memory(device)) {
                         of.memory.insert(name, memory);
                     }
                 }

@@ -19,8 +19,8 @@ use super::schedule::{Scheduler, Unplaced};
 use super::ui::Show;
 use super::workload::{Consumer, Workload, expand};
 use super::world::{self, World};
-use divvy_cli::device::{percent, share_memory};
 use divvy_cli::manifests::Manifests;
+use divvy_why::device::{percent, share_memory};
 
 /// A claim by namespace and name.
 type Key = (String, String);
@@ -415,7 +415,7 @@ fn device(
         memory_of_percent: percent(&consumed).and_then(|_| share_memory(published, &consumed)),
         consumed: consumed
             .into_iter()
-            .map(|(name, amount)| (divvy_cli::driver::plain(&name).to_owned(), amount.0))
+            .map(|(name, amount)| (divvy_why::driver::plain(&name).to_owned(), amount.0))
             .collect(),
         admin: result.is_some_and(|result| result.admin_access == Some(true)),
     }

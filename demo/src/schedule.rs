@@ -13,8 +13,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::workload::Consumer;
 use super::world::NODE;
-use divvy_cli::cause::{self, Cause, Reader, Scene};
-use divvy_cli::taints::{behind, taint};
+use divvy_cli::taints::taint;
+use divvy_why::cause::{self, Cause, Reader, Scene};
+use divvy_why::detail::detail;
+use divvy_why::taints::behind;
 
 /// Node of the demo in its sentences.
 pub(crate) const PLACE: &str = "this node";
@@ -110,7 +112,7 @@ impl Scheduler {
                 return Err(Unplaced {
                     reason: cause.full(PLACE, false, Reader::Demo),
                     cause: Some(Box::new(cause)),
-                    detail: explanation.to_string(),
+                    detail: detail(&explanation),
                 });
             }
             Err(error) => {

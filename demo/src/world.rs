@@ -23,8 +23,8 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use divvy_cli::driver::NVIDIA;
 use divvy_cli::offered::{Offered, offered};
+use divvy_why::driver::NVIDIA;
 
 /// Name of the demo's node.
 pub(crate) const NODE: &str = "demo-node";

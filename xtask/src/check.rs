@@ -19,6 +19,7 @@ const PURE: &[&str] = &[
     "divvy-model",
     "divvy-offer",
     "divvy-usage",
+    "divvy-why",
 ];
 
 /// Packages that would make a pure crate impure, directly or through another dependency.
@@ -115,17 +116,26 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "divvy-cli",
+        "divvy-why",
         &[
             "divvy-allocator",
             "divvy-api",
             "divvy-boards",
+            "divvy-model",
+        ],
+    ),
+    (
+        "divvy-cli",
+        &[
+            "divvy-allocator",
+            "divvy-api",
             "divvy-claims",
             "divvy-host",
             "divvy-model",
             "divvy-nvml",
             "divvy-offer",
             "divvy-telemetry",
+            "divvy-why",
         ],
     ),
 ];

@@ -3,8 +3,8 @@
 
 use divvy_api::names::{self, Naming, attributes, capacity};
 
-use crate::driver;
 use crate::yaml::{Map, Node};
+use divvy_why::driver;
 
 /// Name of the only request of a claim, and of the claim in its pod.
 pub(crate) const NAME: &str = "gpu";

@@ -673,7 +673,7 @@ fn a_name_with_line_breaks_is_no_note_of_its_own() {
 #[test]
 fn each_form_that_a_policy_offers_has_a_word_on_its_policy() {
     for form in divvy_model::Form::HELD {
-        let Some(class) = crate::driver::class(names::DRIVER, form) else {
+        let Some(class) = divvy_why::driver::class(names::DRIVER, form) else {
             continue;
         };
         let request = Request {

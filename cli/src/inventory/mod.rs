@@ -17,10 +17,10 @@ use divvy_model::{Inventory, Offer};
 use divvy_offer::{GpuRules, NodeFacts};
 
 use self::shown::Shown;
-use crate::driver;
 use crate::format::{self, Output};
 use crate::manifests::Manifests;
 use crate::offered::offered;
+use divvy_why::driver;
 
 /// Arguments of `divvy inventory`.
 #[derive(Debug, clap::Args)]

@@ -10,10 +10,10 @@ use divvy_model::{
 use divvy_offer::Device;
 use serde::Serialize;
 
-use crate::device::kind;
-use crate::driver;
 use crate::offered::Offered;
 use crate::slices::Picture;
+use divvy_why::device::kind;
+use divvy_why::driver;
 
 /// GPUs of a machine, and the devices that divvy would publish of them.
 #[derive(Debug, Serialize)]

@@ -6,9 +6,9 @@ use divvy_api::names::{self, attributes};
 use divvy_model::MemoryCaps;
 
 use super::shown::{Gpu, Group, Shown, selector};
-use crate::driver::plain;
 use crate::format::{bytes, shortened};
 use crate::table::{Table, or_dash};
+use divvy_why::driver::plain;
 
 /// Columns of a terminal that a line should fit.
 const WIDTH: usize = 80;

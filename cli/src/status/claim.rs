@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::read::FAILED_PREPARE;
 use super::report::{NodeTrouble, missing, troubles};
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
-use super::waiting::{Asker, Why, claims_of, open_claims};
+use super::waiting::{Asker, claims_of, open_claims};
+use divvy_why::Why;
 
 /// A claim in one line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -367,8 +368,8 @@ fn memory_of_share(
     let device = pool
         .flat_map(|slice| slice.spec.devices.iter().flatten())
         .find(|device| device.name == result.device);
-    let percent = crate::device::percent(consumed);
-    let memory = percent.and_then(|_| crate::device::share_memory(device, consumed));
+    let percent = divvy_why::device::percent(consumed);
+    let memory = percent.and_then(|_| divvy_why::device::share_memory(device, consumed));
     let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
     let limit = allocation.and_then(|of| crate::limit::of_share(of, result, device));
     let words = [("memory", memory), ("memory limit", limit)];
@@ -383,7 +384,7 @@ fn memory_of_share(
 /// Says for whose end on the GPU a claim that is not prepared waits, if its node reports such a
 /// claim: one that is leaving the same device, or that has the GPU in another form.
 fn former(gpu: &GpuStatus, claim: &str, of: &DeviceRequestAllocationResult) -> Option<String> {
-    let form = |device: &str| crate::device::kind(device).map(|kind| kind.form());
+    let form = |device: &str| divvy_why::device::kind(device).map(|kind| kind.form());
     let own = form(&of.device)?;
     let holder = gpu.holders.iter().find(|holder| {
         let is_admin = holder.device.ends_with(" (admin)");
@@ -412,7 +413,7 @@ fn device(
     let claim = of.metadata.uid.as_deref().unwrap_or_default();
     let ours = result.driver == snapshot.driver;
     let node = snapshot.node_of(&result.pool).filter(|_| ours);
-    let kind = crate::device::kind(&result.device);
+    let kind = divvy_why::device::kind(&result.device);
     let gpu: Option<&GpuStatus> = node.and_then(|node| {
         let name = format!("gpu-{}", kind?.ordinal());
         snapshot
@@ -431,7 +432,7 @@ fn device(
     });
     let consumed = result.consumed_capacity.iter().flatten();
     let mut granted: Vec<String> = consumed
-        .map(|(name, amount)| format!("{} {}", crate::driver::plain(name), amount.0))
+        .map(|(name, amount)| format!("{} {}", divvy_why::driver::plain(name), amount.0))
         .collect();
     granted.extend(memory_of_share(snapshot, of, result));
     let allocation = of.status.as_ref().and_then(|s| s.allocation.as_ref());

@@ -14,8 +14,9 @@ use super::hook;
 use super::read::{CLAIMS, CLASSES, FAILED_PREPARE};
 use super::report::missing;
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
-use super::waiting::{Asker, Why, claims_of, node_of, open_claims};
+use super::waiting::{Asker, claims_of, node_of, open_claims};
 use crate::extended;
+use divvy_why::Why;
 
 /// Warnings that are shown, the latest of each reason.
 const WARNINGS: usize = 5;

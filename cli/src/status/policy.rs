@@ -16,8 +16,8 @@ use serde::Serialize;
 use super::read::{GPU_NODES, NODES};
 use super::report::{NodeTrouble, is_ours, missing};
 use super::snapshot::{Snapshot, name};
-use super::waiting::some;
-use crate::device::kind;
+use divvy_why::device::kind;
+use divvy_why::some;
 
 /// Policies, and what has no effect.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -219,7 +219,7 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
     let found = reader.list(&GPU_NODES, &everything, &reports, None).await?;
     let statuses = found.iter().filter_map(|node| node.0.as_ref().ok());
     let names = statuses.filter_map(|node| node.status.as_ref().map(|s| &*s.driver_name));
-    let (driver, others) = crate::driver::shown(wanted.driver, names);
+    let (driver, others) = divvy_why::driver::shown(wanted.driver, names);
     snapshot.driver = driver;
     reader.unread.extend(others);
     snapshot.nodes = reader

@@ -13,9 +13,9 @@ use super::policy::PolicyReport;
 use super::read::{GPU_NODES, POLICIES};
 use super::report::{Fleet, GpuReport, NodeLine, NodeReport, NodeTrouble, Waiting, kinds};
 use super::snapshot::Snapshot;
-use super::waiting::{Why, some};
-use crate::device::kind;
 use crate::table::{Table, or_dash};
+use divvy_why::device::kind;
+use divvy_why::{Why, some};
 
 /// Nodes with reasons of their own that are written out.
 const REASONS: usize = 8;

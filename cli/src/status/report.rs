@@ -14,7 +14,8 @@ use super::read::{GPU_NODES, NODES, NOT_SERVED, SLICES};
 use super::shares;
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
 use super::taints;
-use super::waiting::{Asker, Verdict, Why, open_claims};
+use super::waiting::{Asker, open_claims};
+use divvy_why::{Verdict, Why};
 
 /// Questions that are answered for the fleet; pods of one Deployment ask the same.
 const ANSWERED: usize = 200;

@@ -9,9 +9,9 @@ use k8s_openapi::api::resource::v1::{AllocationResult, Device, DeviceRequestAllo
 
 use super::read::CLAIMS;
 use super::snapshot::{Snapshot, full_name};
-use crate::device::{amount, kind, memory, share_memory};
-use crate::driver::{own, plain};
 use crate::format::{bytes, total};
+use divvy_why::device::{amount, kind, memory, share_memory};
+use divvy_why::driver::{own, plain};
 
 /// Capacities of shares in the order in which they are shown.
 const SHOWN: [&str; 4] = [

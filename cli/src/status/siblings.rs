@@ -4,6 +4,7 @@
 //! Pods that run are not read. Their names say whose they are: a ReplicaSet adds five characters of
 //! its own to its name, and a Deployment before that the hash of the template.
 
+use divvy_why::OwnPods;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
@@ -20,14 +21,6 @@ enum Owner<'p> {
     Deployment { name: &'p str, hash: &'p str },
     ReplicaSet(&'p str),
     StatefulSet(&'p str),
-}
-
-/// Words about a pod that waits for pods of its own owner alone.
-#[derive(Debug, PartialEq)]
-pub(super) struct Own {
-    /// Follows the reason for which the pod waits.
-    pub(super) cause: String,
-    pub(super) hint: String,
 }
 
 impl<'p> Owner<'p> {
@@ -87,7 +80,7 @@ pub(super) fn key(pod: &Pod) -> String {
 }
 
 /// Says whether the claims that hold what a pod waits for are all of pods of its own owner.
-pub(super) fn own(pod: &Pod, holders: &[&ResourceClaim]) -> Option<Own> {
+pub(super) fn own(pod: &Pod, holders: &[&ResourceClaim]) -> Option<OwnPods> {
     let owner = Owner::of(pod)?;
     let mut users = Vec::new();
     for claim in holders {
@@ -115,7 +108,7 @@ pub(super) fn own(pod: &Pod, holders: &[&ResourceClaim]) -> Option<Own> {
         return None;
     }
     Some(if is_update {
-        Own {
+        OwnPods {
             cause: format!(
                 "{words} ends its own pods there only when this one is ready, so it waits for ever"
             ),
@@ -125,7 +118,7 @@ pub(super) fn own(pod: &Pod, holders: &[&ResourceClaim]) -> Option<Own> {
             ),
         }
     } else {
-        Own {
+        OwnPods {
             cause: format!("all are pods of {words} itself, which run on, so it waits for ever"),
             hint: format!("fewer replicas in {words}, more GPUs, or a smaller request"),
         }
@@ -139,7 +132,7 @@ mod tests {
     use super::*;
 
     /// A pod of an owner that waits for a device which pods of these names have.
-    fn said(kind: &str, of: &str, hash: Option<&str>, users: &[&str]) -> Option<Own> {
+    fn said(kind: &str, of: &str, hash: Option<&str>, users: &[&str]) -> Option<OwnPods> {
         let labels = hash.map(|hash| json!({ "pod-template-hash": hash }));
         let owner = json!({ "apiVersion": "apps/v1", "kind": kind, "name": of, "uid": "u", "controller": true });
         let pod = json!({ "metadata": { "name": "p", "namespace": "ns", "labels": labels, "ownerReferences": [owner] } });

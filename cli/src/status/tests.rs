@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::claim::State;
 use super::snapshot::Snapshot;
-use super::waiting::Verdict;
 use super::{claim, full_name, render, report};
+use divvy_why::Verdict;
 
 mod folded;
 mod nowhere;

@@ -9,7 +9,7 @@ use kube::{Api, Client};
 
 use super::Usage;
 use crate::status::snapshot::{name, namespace};
-use crate::status::waiting::some;
+use divvy_why::some;
 
 /// The pods of the chart's DaemonSet.
 const PLUGINS: &str = "app.kubernetes.io/part-of=divvy,app.kubernetes.io/component=node";

@@ -14,12 +14,12 @@ use serde::Serialize;
 
 pub use self::published::Free;
 use self::published::Published;
-use crate::device::kind;
 use crate::status::claim::{ClaimLine, reserved};
 use crate::status::read::GPU_NODES;
 use crate::status::report::{self, NodeTrouble, Waiting};
 use crate::status::snapshot::{Snapshot, name, namespace, time};
 use crate::usage::{ClaimUsage, GpuUsage, Usage};
+use divvy_why::device::kind;
 
 /// Time for which a device has been idle when it is shown as idle: programs start, load and pause.
 pub const IDLE: u64 = 600;

@@ -9,11 +9,11 @@ use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
 
-use crate::device::{amount, kind, memory, percent, share_memory, slot, text};
-use crate::driver::own;
 use crate::format::total;
 use crate::status::read::{CLAIMS, SLICES};
 use crate::status::snapshot::Snapshot;
+use divvy_why::device::{amount, kind, memory, percent, share_memory, slot, text};
+use divvy_why::driver::own;
 
 /// A device by pool and name.
 type Id<'a> = (&'a str, &'a str);

@@ -29,7 +29,7 @@ pub(crate) use request::{Candidate, Claim, Mode, Origin, Prepared, Request, Sele
 pub(crate) use search::{Refusal, Search, Verdict};
 
 /// The most devices that one claim can get.
-pub(crate) const MAX_RESULTS: usize = 32;
+pub const MAX_RESULTS: usize = 32;
 
 /// Compiled selectors that are kept; a cluster has few, a hostile user could send many.
 const MAX_PROGRAMS: usize = 1024;

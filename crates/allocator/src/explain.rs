@@ -1,12 +1,9 @@
 //! Why nothing fits: for each request, what is wrong with each device.
 
 mod constraints;
-mod display;
 mod reasons;
 
 use std::collections::BTreeMap;
-
-pub(crate) use display::one_line;
 
 use crate::allocate::{
     MAX_RESULTS, Mode, Origin, Prepared, Refusal, Request, Search, Selector, Verdict,
@@ -16,8 +13,6 @@ use crate::nodes;
 use crate::pools::{Gathered, PoolProblem};
 
 /// Why claims cannot be satisfied on a node.
-///
-/// `Display` gives a short text for people, one line a reason, with a hint at the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     /// The node that was tried.
@@ -310,4 +305,22 @@ impl RequestReason {
         self.wanted
             .is_some_and(|wanted| self.available >= wanted && wanted <= MAX_RESULTS)
     }
+}
+
+impl Reason {
+    /// Returns the claims that are in the way.
+    pub fn holders(&self) -> &[Holder] {
+        match self {
+            Self::InUse { by }
+            | Self::CounterShort { by, .. }
+            | Self::PoolOverdrawn { by, .. }
+            | Self::CapacityShort { by, .. } => by,
+            _ => &[],
+        }
+    }
+}
+
+/// Returns an expression written over several lines in one.
+pub(crate) fn one_line(expression: &str) -> String {
+    expression.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -24,7 +24,7 @@
 //!     let inputs = Inputs { slices: &slices, classes, allocated: &allocated, node };
 //!     match allocator.allocate(&inputs, &[claim])? {
 //!         Outcome::Fits(allocated) => println!("{:?}", allocated.results),
-//!         Outcome::DoesNotFit(why) => println!("{why}"),
+//!         Outcome::DoesNotFit(why) => println!("{why:?}"),
 //!     }
 //! }
 //! # Ok(())
@@ -49,7 +49,7 @@ pub fn check_selector(expression: &str) -> Result<(), CelError> {
     cel::compile(expression).map(drop)
 }
 
-pub use allocate::{AllocError, Allocated, Allocator, Inputs, Outcome, SelectorError};
+pub use allocate::{AllocError, Allocated, Allocator, Inputs, MAX_RESULTS, Outcome, SelectorError};
 pub use allocated::{AllocatedState, DeviceId, Holder};
 pub use cel::CelError;
 pub use explain::{ConstraintReason, DeviceReason, Explanation, Reason, RequestReason};

@@ -7,8 +7,8 @@ use divvy_api::names::{self, capacity};
 use k8s_openapi::api::resource::v1::DeviceConstraint;
 
 use super::{Findings, Known};
-use divvy_cli::driver;
-use divvy_cli::lookup::{self, meant};
+use divvy_why::driver;
+use divvy_why::lookup::{self, meant};
 
 /// The capacities of shares, in both units.
 const OF_SHARES: [&str; 4] = [

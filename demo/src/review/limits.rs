@@ -8,8 +8,8 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use super::Findings;
-use divvy_cli::device::memory;
-use divvy_cli::format::bytes;
+use divvy_why::device::bytes;
+use divvy_why::device::memory;
 
 /// The limits that published shares allow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) struct Allowed {
 impl Allowed {
     /// Takes in a published device.
     pub(super) fn add(&mut self, device: &Device) {
-        let Some(most) = divvy_cli::device::number(device, attributes::MEMORY_LIMIT_MAX_PERCENT)
+        let Some(most) = divvy_why::device::number(device, attributes::MEMORY_LIMIT_MAX_PERCENT)
         else {
             return;
         };
@@ -45,7 +45,7 @@ struct Share<'r> {
 impl Share<'_> {
     fn asks(&self, id: &str) -> Option<u64> {
         let requests = self.capacity?.requests.as_ref()?;
-        let amount = divvy_cli::driver::own(requests, id)?;
+        let amount = divvy_why::driver::own(requests, id)?;
         u64::try_from(amount.0.parse::<Quantity>().ok()?.rounded_up()).ok()
     }
 

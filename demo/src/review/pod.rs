@@ -14,7 +14,7 @@ use crate::workload;
 use divvy_cli::extended;
 use divvy_cli::manifests::Manifests;
 use divvy_cli::runtime;
-use divvy_cli::strict::did_you_mean;
+use divvy_why::spelling::did_you_mean;
 
 /// Greatest number of a port.
 const LAST_PORT: i32 = 65_535;

@@ -6,7 +6,7 @@ use divvy_model::Quantity;
 use k8s_openapi::api::resource::v1::DeviceSelector;
 
 use super::Findings;
-use divvy_cli::format::bytes;
+use divvy_why::device::bytes;
 
 /// Bytes of 1 GiB.
 const GIB: u64 = 1 << 30;

@@ -8,8 +8,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::Findings;
 use crate::workload;
+use divvy_cli::extended;
 use divvy_cli::manifests::Manifests;
-use divvy_cli::{driver, extended};
+use divvy_why::driver;
 
 /// Devices of all requests that a container uses.
 #[derive(Debug, Default, Clone, Copy)]

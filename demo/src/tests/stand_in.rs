@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
 
 use super::*;
-use divvy_cli::device::text;
-use divvy_cli::driver::NVIDIA;
+use divvy_why::device::text;
+use divvy_why::driver::NVIDIA;
 
 /// End of a manifest.
 enum End {
@@ -313,7 +313,7 @@ fn compare(
     let there_capacity = device.capacity.clone().unwrap_or_default();
     for (name, theirs) in capacities {
         let ours = there_capacity.get(*name);
-        let amount = ours.and_then(|ours| divvy_cli::device::amount(&ours.value.0));
+        let amount = ours.and_then(|ours| divvy_why::device::amount(&ours.value.0));
         let fine = match theirs {
             Amount(wanted) => amount == Some(*wanted),
             Differs(_) => ours.is_some(),

@@ -9,9 +9,9 @@ use divvy_model::PciAddress;
 use divvy_offer::is_like;
 
 use super::{Fleet, Place, PolicyLine, Seen, references};
-use crate::device::text;
 use crate::status::read::{NODES, SLICES};
-use crate::status::waiting::some;
+use divvy_why::device::text;
+use divvy_why::some;
 
 /// Kind of a part without effect. It needs a person if its policy or rule decides nothing.
 const WITHOUT_EFFECT: &str = "without-effect";

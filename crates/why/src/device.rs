@@ -66,3 +66,22 @@ pub fn share_memory(device: Option<&Device>, consumed: &BTreeMap<String, Amount>
 pub fn amount(text: &str) -> Option<u64> {
     u64::try_from(text.parse::<Quantity>().ok()?.rounded_up()).ok()
 }
+
+/// Bytes as people say them: `80 GiB`, `512 MiB`.
+pub fn bytes(amount: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    match amount {
+        a if a >= GIB => {
+            // Integers only: tenths, rounded to the nearest.
+            let tenths = (u128::from(a) * 10 + u128::from(GIB) / 2) / u128::from(GIB);
+            if tenths % 10 == 0 {
+                format!("{} GiB", tenths / 10)
+            } else {
+                format!("{}.{} GiB", tenths / 10, tenths % 10)
+            }
+        }
+        a if a >= MIB => format!("{} MiB", a / MIB),
+        a => format!("{a} B"),
+    }
+}

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use divvy_api::names;
 
 use crate::driver::NVIDIA;
-use crate::strict::nearest;
+use crate::spelling::nearest;
 
 /// Returns a name with its domain: names without one are those of the device's driver.
 pub fn full(driver: &str, name: &str) -> String {

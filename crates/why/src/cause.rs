@@ -7,6 +7,8 @@ mod scene;
 #[cfg(test)]
 mod tests;
 
+use std::error::Error;
+
 use divvy_allocator::AllocError;
 use divvy_api::names::{self, capacity};
 use divvy_model::{Form, Quantity};
@@ -14,10 +16,10 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 
 pub use self::find::of;
 pub use self::scene::{Mig, Scene, mig};
+use crate::device::bytes;
 use crate::driver::{NO_PASSTHROUGH, NVIDIA_VFIO, plain};
-use crate::format::bytes;
 use crate::lookup;
-use crate::strict::{did_you_mean, nearest};
+use crate::spelling::{did_you_mean, nearest};
 
 /// GPUs, nodes and names that are written out; the rest is counted.
 const NAMED: usize = 4;
@@ -134,8 +136,9 @@ fn no_class(class: &str, classes: &[DeviceClass], reader: Reader) -> String {
 }
 
 /// Returns an error with its causes.
-fn chain(error: &AllocError) -> String {
-    divvy_telemetry::Chain(error).to_string()
+pub fn chain(error: &AllocError) -> String {
+    let causes = std::iter::successors(Error::source(error), |&error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// GPUs that would do and are held.

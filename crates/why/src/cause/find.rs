@@ -8,6 +8,7 @@ use divvy_model::{Form, Mode, TargetKind};
 
 use super::scene::{Mig, Scene};
 use super::{Cause, Held, Need, Obstacle, named};
+use crate::detail::{counted, hint};
 use crate::device::{kind, memory, text};
 use crate::driver::{plain, profile_of};
 use crate::lookup;
@@ -19,7 +20,7 @@ pub fn of(explanation: &Explanation, scene: &Scene<'_>) -> Cause {
             Some((pool, problem)) => format!("pool {pool} {problem}"),
             None => format!("no driver publishes devices for node {}", explanation.node),
         };
-        let hint = explanation.hint().map(|hint| capital(&hint));
+        let hint = hint(explanation).map(|hint| capital(&hint));
         return Cause::Other { text, hint };
     }
     if explanation.competing {
@@ -73,7 +74,7 @@ fn competing(explanation: &Explanation, scene: &Scene<'_>) -> Cause {
     } else {
         format!(
             "each of its requests can be met alone, but not all together{}",
-            explanation.counted()
+            counted(explanation)
         )
     };
     Cause::Other { text, hint: None }
