@@ -326,6 +326,3 @@ impl Allocator {
         program
     }
 }
-
-#[cfg(test)]
-mod tests;

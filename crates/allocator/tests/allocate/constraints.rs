@@ -87,7 +87,7 @@ fn with_constraint_non_existent_attribute() {
         )],
     );
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 1 available
   1 device is without a value for the claim's constraint matchAttribute driver-a/rack: device-1"#
     );
@@ -377,7 +377,7 @@ fn nine_distinct_of_eight_are_refused_at_once() {
         )],
     );
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: each device is available alone, but not so many together
 claim default/c, request "r" needs 9 devices of class class-a, 9 of 9 available
   constraint distinctAttribute driver-a/rack of claim default/c: 9 devices must differ, but the available ones have only 8 values: 0, 1, 2, 3 …"#

@@ -1,5 +1,5 @@
 use super::*;
-use crate::explain::{DeviceReason, Reason};
+use divvy_allocator::{DeviceReason, Reason};
 
 fn named(name: &str, reason: Reason) -> DeviceReason {
     let (driver, pool) = (DRIVER_A.to_owned(), "pool-1".to_owned());
@@ -54,7 +54,7 @@ fn every_device_has_its_reason() {
         ]
     );
     assert_eq!(
-        explanation.to_string(),
+        detail(&explanation),
         r#"node node-1: claim default/train, request "gpu" needs 2 devices of class class-a, 1 of 4 available
   1 device is in use: device-2 by claim default/other
   1 device is tainted with divvy.dev/health=yes:NoSchedule, which the request does not tolerate: device-3
@@ -70,7 +70,7 @@ fn a_class_that_selects_nothing_is_said_to() {
         vec![claim("c", vec![request("r", CLASS_B, 1)])],
     );
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: claim default/c, request "r" needs 1 device of class class-b, 0 of 5 available
   5 devices are not selected by class class-b, selector #0 `device.driver == "driver-b"`: d-1, d-2, d-3, d-4 and 1 more
 hint: class class-b selects no device of this node: compare the attributes of the devices with the class, or use a node that has such devices"#
@@ -84,7 +84,7 @@ fn a_node_without_devices_names_those_that_have_some() {
         vec![claim("c", vec![request("r", CLASS_A, 1)])],
     );
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 0 available
 hint: no driver publishes devices for node node-1; devices are published for node-2"#
     );
@@ -97,7 +97,7 @@ fn a_pool_that_is_being_updated_is_named() {
         vec![claim("c", vec![request("r", CLASS_A, 1)])],
     );
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 0 available
   pool driver-a/pool-1 is being updated: 1 of 2 slices exist
 hint: wait for the driver to finish publishing, then try again"#
@@ -126,9 +126,7 @@ fn requests_that_compete_are_all_reported() {
         claim("b", vec![request("r", CLASS_A, 1)]),
     ];
     assert_eq!(
-        World::new(vec![slice(&["device-1"])], claims)
-            .explanation()
-            .to_string(),
+        detail(&World::new(vec![slice(&["device-1"])], claims).explanation()),
         r#"node node-1: each request can be met alone, but not all together: 2 devices are wanted, 1 at most can be had
 claim default/a, request "r" needs 1 device of class class-a, 1 of 1 available
 claim default/b, request "r" needs 1 device of class class-a, 1 of 1 available"#
@@ -155,7 +153,7 @@ fn the_device_that_keeps_a_request_for_all_from_fitting_is_named() {
         vec![claim("c", vec![all_of("r", CLASS_A)])],
     )
     .held(&["device-2"]);
-    let text = world.explanation().to_string();
+    let text = detail(&world.explanation());
     assert!(
         text.contains("needs 2 devices of class class-a, 1 of 2 available"),
         "{text}"

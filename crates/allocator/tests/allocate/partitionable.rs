@@ -206,7 +206,7 @@ fn partitionable_devices_overallocated_capacity_pool() {
     assert_eq!(world.try_it(), "r=device-3 @node-1");
     world.claims = vec![claim("c", vec![request("r", CLASS_A, 2)])];
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: claim default/c, request "r" needs 2 devices of class class-a, 1 of 3 available
   1 device is in use: device-1 by claim default/other
   1 device is blocked: claims hold more of counter memory of counter set gpu than exists (left -4Gi, held by claim default/other): device-2
@@ -416,7 +416,7 @@ fn the_counter_that_is_short_and_its_holders_are_named() {
     devices[0].attributes = None;
     let world = world("8Gi", devices, vec![whole]).held(&["half-1"]);
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 3 available
   1 device is blocked by devices in use (counter set gpu: whole needs memory 8Gi, left 4Gi, held by claim default/other): whole
   2 devices are not selected by claim default/c, selector #0 `!has(device.attributes["driver-a"].index)`
@@ -429,7 +429,7 @@ fn devices_that_exclude_one_another_are_said_to() {
     let devices = vec![partition("device-1", "6Gi"), partition("device-2", "6Gi")];
     let world = world("8Gi", devices, vec![request("r", CLASS_A, 2)]);
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: each device is available alone, but not so many together
 claim default/c, request "r" needs 2 devices of class class-a, 2 of 2 available"#
     );

@@ -167,7 +167,7 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
     assert_eq!(devices(&node.place(cores("a", "50"))), "gpu-0-ts");
     assert_eq!(devices(&node.place(cores("b", "40"))), "gpu-0-ts");
     node.claims = cores("c", "20");
-    let text = node.explanation().to_string();
+    let text = detail(&node.explanation());
     assert!(
         text.contains("1 device is short of cores (20 requested, 10 left, shared by claim default/a, default/b): gpu-0-ts"),
         "{text}"
@@ -177,7 +177,7 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
         "{text}"
     );
     node.claims = share("c", "ts", "79Gi");
-    let text = node.explanation().to_string();
+    let text = detail(&node.explanation());
     assert!(
         text.contains("short of memory (79Gi requested, 78Gi left"),
         "{text}"
@@ -189,7 +189,7 @@ fn a_share_over_memory_cores_or_slots_is_refused_with_the_amounts() {
         );
     }
     node.claims = one("ninth", "ts");
-    let text = node.explanation().to_string();
+    let text = detail(&node.explanation());
     assert!(
         text.contains("short of slots (1 requested, 0 left"),
         "{text}"
@@ -202,7 +202,7 @@ fn another_mode_is_refused_while_shares_run_with_the_holders_of_the_gpu() {
     node.place(share("a", "ts", "30Gi"));
     node.place(share("b", "ts", "30Gi"));
     node.claims = one("x", "whole");
-    let text = node.explanation().to_string();
+    let text = detail(&node.explanation());
     assert!(
         text.contains("1 device is blocked by devices in use (counter set gpu-0: gpu-0 needs compute 7, left 0, held by claim default/a, default/b): gpu-0"),
         "{text}"
@@ -284,7 +284,7 @@ fn two_shares_with_distinct_gpus_are_spread() {
     assert_eq!(devices(&node(2).place(pair())), "gpu-0-ts gpu-1-ts");
     let mut one_gpu = node(1);
     one_gpu.claims = pair();
-    let text = one_gpu.explanation().to_string();
+    let text = detail(&one_gpu.explanation());
     assert!(
         text.contains("constraint distinctAttribute driver-a/gpu of claim default/c: 2 devices must differ, but the available ones have only 1 values: GPU-0"),
         "{text}"
@@ -297,7 +297,7 @@ fn a_count_of_shares_is_as_many_gpus() {
     assert_eq!(devices(&node(2).place(two())), "gpu-0-ts gpu-1-ts");
     let mut one_gpu = node(1);
     one_gpu.claims = two();
-    let text = one_gpu.explanation().to_string();
+    let text = detail(&one_gpu.explanation());
     assert!(
         text.ends_with("hint: node node-1 has 1 device that the class and claim select, in use or not, but 2 are requested: request fewer (spec.devices.requests count), or use a larger node"),
         "{text}"
@@ -316,7 +316,7 @@ fn two_halves_with_a_matching_gpu_go_where_both_fit() {
     assert_eq!(devices(&node.place(vec![pair])), "gpu-1-3g-0 gpu-1-3g-4");
     let counted = |name: &str| matching(claim(name, vec![request("r", "3g", 2)]), GPU, &[]);
     node.claims = vec![counted("d")];
-    let text = node.explanation().to_string();
+    let text = detail(&node.explanation());
     assert!(
         text.contains("needs 2 devices of class 3g, 1 of 38 available"),
         "{text}"
@@ -348,7 +348,7 @@ fn a_pair_that_no_gpu_has_room_for_is_explained_by_gpu() {
     );
     assert_eq!(devices(&node.place(second)), "gpu-1-3g-0");
     node.claims = vec![matching(claim("c", vec![request("r", "3g", 2)]), GPU, &[])];
-    let text = node.explanation().to_string();
+    let text = detail(&node.explanation());
     assert!(
         text.contains("constraint matchAttribute driver-a/gpu of claim default/c: no value has free devices for all its requests: GPU-0 has 1 of 2 for request \"r\"; GPU-1 has 1 of 2 for request \"r\""),
         "{text}"

@@ -128,7 +128,7 @@ fn more_devices_than_there_are_is_no_question_of_their_order() {
         let wanted = available + 1;
         let explanation = World::new(vec![devices(available)], claims).explanation();
         assert_eq!(explanation.too_few, Some((wanted, available)));
-        let text = explanation.to_string();
+        let text = detail(&explanation);
         let expected = format!(
             "not all together: {wanted} devices are wanted, {available} at most can be had"
         );

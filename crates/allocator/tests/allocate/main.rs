@@ -5,6 +5,13 @@
 //! results as `request=device` with the pool where it matters and `{what is consumed}`, then `@`
 //! where it can be used.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests; a failure is a panic"
+)]
+
 mod all_devices;
 mod constraints;
 mod consumable;
@@ -21,14 +28,20 @@ mod tainted;
 
 use k8s_openapi::api::core::v1::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
-    CELDeviceSelector, Device, DeviceAttribute, DeviceClaim, DeviceClaimConfiguration, DeviceClass,
-    DeviceClassConfiguration, DeviceClassSpec, DeviceRequest, DeviceSelector, DeviceSubRequest,
-    DeviceTaint, DeviceToleration, ExactDeviceRequest, OpaqueDeviceConfiguration, ResourceClaim,
-    ResourceClaimSpec, ResourcePool, ResourceSlice, ResourceSliceSpec,
+    AllocationResult, CELDeviceSelector, Device, DeviceAttribute, DeviceClaim,
+    DeviceClaimConfiguration, DeviceClass, DeviceClassConfiguration, DeviceClassSpec,
+    DeviceRequest, DeviceSelector, DeviceSubRequest, DeviceTaint, DeviceToleration,
+    ExactDeviceRequest, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec, ResourcePool,
+    ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 
-use super::*;
+use divvy_allocator::{
+    AllocError, AllocatedState, Allocator, CelError, DeviceId, Explanation, Features, Holder,
+    Inputs, NodeSelectorError, Outcome, SelectorError, Slices,
+};
+use divvy_why::detail::detail;
+
 use fixtures::*;
 
 const DRIVER_A: &str = "driver-a";
@@ -303,8 +316,8 @@ fn with(mut slice: ResourceSlice, change: impl FnOnce(&mut ResourceSlice)) -> Re
 fn in_pool(slice: ResourceSlice, driver: &str, pool: &str) -> ResourceSlice {
     with(slice, |s| {
         s.metadata.name = Some(format!("slice-{driver}-{pool}"));
-        s.spec.driver = driver.to_owned();
-        s.spec.pool.name = pool.to_owned();
+        driver.clone_into(&mut s.spec.driver);
+        pool.clone_into(&mut s.spec.pool.name);
     })
 }
 

@@ -75,7 +75,7 @@ fn multi_allocatable_device_with_missing_capacity_request() {
     let cores = wanting("r", CLASS_A, 1, &[("cores", "1")]);
     let world = world(vec![memory("2Gi")], vec![cores]);
     assert_eq!(
-        world.explanation().to_string(),
+        detail(&world.explanation()),
         r#"node node-1: claim default/c, request "r" needs 1 device of class class-a, 0 of 1 available
   1 device is without capacity "cores" (there is memory): device-1
 hint: change "cores" in the request's capacity.requests to a value that the devices offer (kubectl get resourceslices -o yaml)"#
@@ -195,7 +195,7 @@ fn exceeded_request_and_request_over_max_sharing_policy() {
         )],
         vec![gib("r", "8Gi")],
     );
-    let text = world.explanation().to_string();
+    let text = detail(&world.explanation());
     assert!(
         text.contains(
             "1 device is unable to grant memory 9Gi to one request, at most 7Gi: device-1"
@@ -233,7 +233,7 @@ fn the_shares_of_all_claims_count_together() {
     assert_eq!(held.try_it(), "does not fit");
     assert_eq!(
         held.explanation().requests[0].refused[0].reason,
-        crate::Reason::CapacityShort {
+        divvy_allocator::Reason::CapacityShort {
             capacity: "memory".to_owned(),
             wanted: "1Gi".to_owned(),
             left: "1023Mi".to_owned(),
