@@ -266,7 +266,7 @@ mod one_user {
         // The daemon's: from its first moment on the supervisor has a program to run before it
         // ends that, while a look at all processes takes longer than the whole trial may.
         let socket = node.folder().join("trial/pipe/control");
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + Duration::from_mins(1);
         let mut caught = 0;
         while caught < 3 && Instant::now() < until {
             // That of the daemon before this one would be taken for its own.
