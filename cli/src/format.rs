@@ -47,7 +47,7 @@ pub fn show<T: Serialize>(
     table: impl FnOnce(&T) -> String,
 ) -> Result<()> {
     match format {
-        Format::Table => print(&linked(&harmless(&table(value)), base().as_deref())),
+        Format::Table => print(&linked(&harmless(&table(value)), docs_url().as_deref())),
         Format::Json => print(&serde_json::to_string_pretty(value)?),
         Format::Yaml => print(serde_saphyr::to_string(value)?.trim_end()),
     }
@@ -65,13 +65,13 @@ pub fn print(text: &str) -> Result<()> {
 /// A message on standard error. Failure to write it is ignored: there is no other place to report
 /// it.
 pub fn talk(text: &str) {
-    let text = linked(&harmless(text), base().as_deref());
+    let text = linked(&harmless(text), docs_url().as_deref());
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Returns the URL under which the folder `docs` is published: the environment's, or the one that
 /// the program was built with.
-fn base() -> Option<String> {
+pub(crate) fn docs_url() -> Option<String> {
     let own = std::env::var("DIVVY_DOCS_URL").ok();
     own.or_else(|| option_env!("DIVVY_DOCS_URL").map(str::to_owned))
         .filter(|url| !url.is_empty())

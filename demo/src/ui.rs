@@ -292,6 +292,7 @@ mod tests {
             now: "2026-11-21T20:00:07Z".to_owned(),
             caption: None,
             cluster: None,
+            empty: None,
             free: None,
             nodes: vec![NodeView {
                 name: "n".to_owned(),

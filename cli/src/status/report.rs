@@ -26,7 +26,7 @@ const ANSWERED: usize = 200;
 pub(crate) struct Fleet {
     /// Reason why divvy runs on no node, with what to do.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) nowhere: Option<String>,
+    pub(crate) nowhere: Option<String>,
     /// Need for action by an administrator or user.
     pub(crate) needs_person: bool,
     /// Nodes with divvy, by name.

@@ -2,12 +2,14 @@
 //! Nothing is deployed, and nothing can be changed.
 
 mod guard;
+mod saved;
 mod server;
 #[cfg(test)]
 mod tests;
 
 use std::future::pending;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -44,6 +46,9 @@ pub struct Args {
     /// Do not open a browser
     #[arg(long)]
     no_open: bool,
+    /// Show a view that the page's link "Save this view" has written, and read no cluster
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["namespace", "driver_name"])]
+    from: Option<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -59,6 +64,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()?;
+    if let Some(path) = &args.from {
+        let page = Page::of_saved(saved::read(path)?);
+        runtime.block_on(async {
+            open(page, args.listen, &args.allow_host, !args.no_open)
+                .await?
+                .await;
+            anyhow::Ok(())
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
     runtime.block_on(async {
         let (client, namespace, server) = args.access.client().await?;
         let namespace = args.namespace.clone().unwrap_or(namespace);

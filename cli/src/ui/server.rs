@@ -13,14 +13,16 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use divvy_telemetry::{Chain, Limits};
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream;
 use http::{HeaderValue, StatusCode, header};
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use super::guard::{Guard, HEADERS, Verdict};
-use crate::format::harmless;
+use crate::format::{docs_url, harmless};
 use crate::status::snapshot::Snapshot;
 use crate::status::{claim, render, report};
 use crate::usage::Usage;
@@ -81,9 +83,9 @@ pub type Source = Box<dyn Fn() -> BoxFuture<'static, Result<Reading>> + Send + S
 #[derive(Debug, Default)]
 struct Shown {
     snapshot: Option<Arc<Snapshot>>,
-    /// The event for browsers: `{view, problem}`.
+    /// The event for browsers: `{view, problem, docs, every}`.
     event: String,
-    view: Option<Arc<view::View>>,
+    view: Option<Arc<Value>>,
 }
 
 /// Source of views, the same for all tabs.
@@ -104,6 +106,16 @@ impl Page {
             shown: Arc::default(),
             wanted: Arc::default(),
         }
+    }
+
+    /// Returns a page of one view, which was saved before.
+    pub(super) fn of_saved(view: Value) -> Self {
+        let page = Self::new(Box::new(|| std::future::pending().boxed()), Duration::MAX);
+        page.shown.send_modify(|shown| {
+            shown.view = Some(Arc::new(view));
+            shown.event = event(shown.view.as_deref(), None, Duration::ZERO);
+        });
+        page
     }
 
     /// Waits until a tab shows the page.
@@ -130,14 +142,13 @@ impl Page {
                         cluster,
                         ..view::of(&snapshot, &usage)
                     };
-                    shown.view = Some(Arc::new(view));
+                    shown.view = Some(Arc::new(serde_json::json!(view)));
                     shown.snapshot = Some(Arc::new(snapshot));
                     None
                 }
                 Err(error) => Some(Chain(error.as_ref()).to_string()),
             };
-            let event = serde_json::json!({ "view": shown.view.as_deref(), "problem": problem });
-            shown.event = event.to_string();
+            shown.event = event(shown.view.as_deref(), problem.as_deref(), self.every);
         });
     }
 
@@ -153,6 +164,15 @@ impl Page {
     }
 }
 
+/// Returns the event for browsers: what was read last, why there is nothing newer, and the pause
+/// until it is read again.
+fn event(view: Option<&Value>, problem: Option<&str>, every: Duration) -> String {
+    let docs = docs_url().map(|url| url.trim_end_matches('/').to_owned());
+    let docs = docs.filter(|url| url.starts_with("https://") || url.starts_with("http://"));
+    serde_json::json!({ "view": view, "problem": problem, "docs": docs, "every": every.as_secs() })
+        .to_string()
+}
+
 /// Serves the page until `shutdown` is done.
 pub(super) async fn serve(
     page: Page,
@@ -163,7 +183,8 @@ pub(super) async fn serve(
     let at = |name: &str| format!("{}{name}", guard.folder());
     let mut routes = Router::new()
         .route(&at("events"), get(events))
-        .route(&at("about"), get(about));
+        .route(&at("about"), get(about))
+        .route(&at("view.json"), get(saved));
     for (name, media, content) in FILES {
         routes = routes.route(
             &at(name),
@@ -215,11 +236,31 @@ async fn events(State(page): State<Page>) -> impl IntoResponse {
     }))
 }
 
+/// Answers with the view that is shown, as a file for `divvy ui --from`.
+async fn saved(State(page): State<Page>) -> Response {
+    match page.shown.borrow().view.as_deref() {
+        Some(view) => (
+            [(header::CONTENT_TYPE, "application/json")],
+            view.to_string(),
+        )
+            .into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "nothing was read yet\n").into_response(),
+    }
+}
+
 /// Answers as `divvy status gpu|node|claim NAME`, of the reading that is shown:
 /// `about?gpu/NODE/gpu-0`.
 async fn about(State(page): State<Page>, request: Request) -> Response {
-    let Some(snapshot) = page.shown.borrow().snapshot.clone() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "nothing was read yet\n").into_response();
+    let (snapshot, view) = {
+        let shown = page.shown.borrow();
+        (shown.snapshot.clone(), shown.view.clone())
+    };
+    let Some(snapshot) = snapshot else {
+        let text = match view {
+            Some(_) => "a saved view has no more than the page shows\n",
+            None => "nothing was read yet\n",
+        };
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let said = match request.uri().query().unwrap_or_default().split_once('/') {
         Some(("gpu", gpu)) => {

@@ -143,6 +143,7 @@ async fn strangers_are_refused_on_every_path_and_learn_nothing() {
         "/f0lder/events",
         "/f0lder/about?gpu/n1/gpu-0",
         "/f0lder/about?claim/lab/train",
+        "/f0lder/view.json",
         "/f0lder/none",
         // Without the folder the cookie is worth nothing.
         "/events",
@@ -220,7 +221,7 @@ async fn the_link_leads_to_the_page_once_and_every_answer_binds_the_browser() {
         "{again}"
     );
     let page = server.get("/").await;
-    assert!(page.contains("<h1>") && !page.contains("t0ken"), "{page}");
+    assert!(page.contains("<h1 ") && !page.contains("t0ken"), "{page}");
     for answer in [
         entered,
         again,
@@ -266,6 +267,53 @@ async fn all_tabs_share_one_reading_and_see_when_there_is_none() {
     assert_eq!(failed["view"], first["view"], "the last view stays");
     assert_eq!(server.reads.load(Ordering::SeqCst), 2);
     assert!(event(&mut one).await["problem"].is_null());
+}
+
+#[tokio::test]
+async fn a_view_that_was_saved_is_shown_again() {
+    let server = served(Duration::from_mins(1)).await;
+    let early = server.get("/view.json").await;
+    assert!(early.starts_with("HTTP/1.1 503 "), "{early}");
+    let live = event(&mut server.tab().await).await;
+    let answer = server.get("/view.json").await;
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("view.json");
+    fs_err::write(&file, body).unwrap();
+    let mut again = super::saved::read(&file).unwrap();
+    assert_eq!(again["saved"], true);
+    again.as_object_mut().unwrap().remove("saved");
+    assert_eq!(again, live["view"]);
+}
+
+#[test]
+fn a_file_that_is_no_view_is_refused_by_the_place_that_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |content: &str| {
+        let file = folder.path().join("view.json");
+        fs_err::write(&file, content).unwrap();
+        format!("{:#}", super::saved::read(&file).unwrap_err())
+    };
+    let lists = r#""troubles": [], "refused": [], "waiting": [], "unread": [], "now": "x""#;
+    for (content, wanted) in [
+        ("apiVersion: v1", "expected value at line 1"),
+        ("[]", "it has no list \"nodes\""),
+        (r#"{"nodes": {}}"#, "it has no list \"nodes\""),
+        (
+            &format!(r#"{{"nodes": [{{}}], {lists}}}"#),
+            "nodes[0]: it has no text \"name\"",
+        ),
+        (
+            &format!(r#"{{"nodes": [{{"name": "n", "gpus": [{{"name": 7}}]}}], {lists}}}"#),
+            "nodes[0].gpus[0]: it has no text \"name\"",
+        ),
+    ] {
+        let text = said(content);
+        assert!(text.contains(wanted), "{content}: {text}");
+        assert!(text.contains("no view that `divvy ui` has saved"), "{text}");
+    }
+    let none = super::saved::read(&folder.path().join("none.json")).unwrap_err();
+    assert!(format!("{none:#}").contains("none.json"), "{none:#}");
 }
 
 #[tokio::test]

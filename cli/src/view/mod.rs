@@ -39,6 +39,9 @@ pub struct View {
     /// Name of the cluster for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
+    /// Why no node reports GPUs, and what to do, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub empty: Option<String>,
     /// Unknown where devices or claims cannot be read.
     pub free: Option<Free>,
     pub nodes: Vec<NodeView>,
@@ -197,6 +200,7 @@ pub fn of(snapshot: &Snapshot, usage: &Usage) -> View {
         now: snapshot.now.to_string(),
         caption: None,
         cluster: None,
+        empty: fleet.nowhere,
         free,
         nodes,
         troubles: fleet.troubles,

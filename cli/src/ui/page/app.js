@@ -39,6 +39,34 @@ function section(id, children) {
   fill(at(id), children);
 }
 
+/** Lists of which all is shown, since somebody asked for it. */
+const whole = new Set();
+
+/** Returns the first of a list, and offers the others below it. */
+function first(id, number, all) {
+  const shown = whole.has(id) ? all : all.slice(0, number);
+  at(`${id}-more`).hidden = shown.length === all.length;
+  text(`${id}-more`, `Show all ${all.length}`);
+  return shown;
+}
+
+/** URL of the documentation, where it is known. */
+let docs = "";
+
+/** Text of the program with links of its pages, and commands that can be copied. */
+function rich(words) {
+  const parts = words.split(/(docs\/[\w./-]+\.md(?:#[\w-]+)?|(?:kubectl|helm|divvy) [^\n]*$)/m);
+  return parts.map((part, index) => {
+    if (index % 2 === 0) return part;
+    if (!part.startsWith("docs/")) return command(part);
+    return docs ? el("a", { href: `${docs}/${part.slice(5)}`, target: "_blank", rel: "noreferrer" }, part) : part;
+  });
+}
+
+/** A command, and a button that copies it. */
+const command = (words) => el("span", { className: "command" }, el("code", null, words),
+  el("button", { type: "button", className: "copy", label: `Copy ${words}`, data: { key: `copy ${words}`, copy: words } }, "copy"));
+
 const text = (id, value) => { if (at(id).textContent !== value) at(id).textContent = value; };
 
 function bytes(count) {
@@ -177,36 +205,73 @@ function gpuRow(node, gpu) {
     below.length ? el("div", { className: "below" }, below) : null);
 }
 
-/** Nodes above this number are rows of cells, and only those with problems are open. */
+/** Nodes above this number are rows of cells; those with problems of their own are open below. */
 const MANY = 8;
 /** Nodes that were opened or closed by hand. */
 const opened = new Map();
 
-/** A cell per GPU, coloured by its mode. */
-function heatRow(node, isOpen) {
+/** The part of a GPU that is held, from 0 to 1. */
+const heldPart = (gpu) => gpu.holds.filter((hold) => hold.place && !hold.within).reduce((sum, { place }) => sum + place[1] - place[0], 0)
+  + [...new Set(gpu.holds.filter((hold) => hold.within).map(({ within }) => within.join()))]
+    .map((range) => range.split(",")).reduce((sum, [from, to]) => sum + (to - from), 0);
+
+/** The place of the arrow keys among the nodes: only that is a stop of the Tab key. */
+let roving = "";
+
+/** What all nodes have at the end of their names says nothing. */
+function domainOf(nodes) {
+  const [, ...labels] = (nodes[0]?.name ?? "").split(".");
+  const end = labels.length ? `.${labels.join(".")}` : "";
+  return end && nodes.every((node) => node.name.endsWith(end)) ? end : "";
+}
+
+/** A cell per GPU, coloured by its mode, and filled as far as it is held. */
+function heatRow(node, isOpen, domain) {
+  const stop = (key) => (key === roving ? 0 : -1);
   const cell = (gpu) => {
     const trouble = gpu.troubles.length > 0;
     const holds = gpu.holds.filter((hold) => hold.place);
-    const said = [`${gpu.name}: ${modeOf(gpu)}`, ...gpu.troubles, holds.map(owner).join(", ")].filter(Boolean).join(", ");
+    const part = gpu.mode === "idle" ? 0 : heldPart(gpu);
+    const held = holds.length ? `${percent(Math.min(1, part))} held by ${holds.map(owner).join(", ")}` : "";
+    const said = [`${gpu.name}: ${modeOf(gpu)}`, ...gpu.troubles, held].filter(Boolean).join(", ");
     const idle = holds.length > 0 && holds.every((hold) => hold.idle);
     const about = `gpu/${node.name}/${gpu.name}`;
-    return el("li", null, el("button", { type: "button", title: said, label: `${node.name} ${said}`,
-      className: ["cell", gpu.mode === "idle" ? "" : gpu.mode, idle ? "idle" : "", trouble ? "trouble" : ""].filter(Boolean).join(" "),
-      data: { key: `cell ${about}`, about } }, trouble ? "!" : ""));
+    const key = `cell ${about}`;
+    return el("li", null, el("button", { type: "button", title: said, label: `${node.name} ${said}`, tabIndex: stop(key),
+      className: ["cell", trouble ? "trouble" : ""].filter(Boolean).join(" "), data: { key, about } },
+    gpu.mode === "idle" ? null : el("span", { className: `held ${gpu.mode}${idle ? " idle" : ""}`, style: { height: `${100 * Math.min(1, Math.max(part, 0.12))}%` } }),
+    trouble ? el("b", null, "!") : null));
   };
-  const facts = `${node.free} of ${node.gpus.length} free`;
+  const facts = [node.trouble, `${node.free} of ${node.all ?? node.gpus.length} free`].filter(Boolean).join(" · ");
+  const key = `open ${node.name}`;
   return el("div", { className: "row" },
-    el("button", { type: "button", className: "toggle", ariaExpanded: String(isOpen), data: { key: `open ${node.name}`, open: node.name } },
-      `${isOpen ? "▾" : "▸"} ${node.name} `, el("span", { className: "quiet" }, facts)),
-    el("ul", { className: "cells", label: `GPUs of ${node.name}` }, node.gpus.map(cell)));
+    el("button", { type: "button", className: "toggle", title: node.name, ariaExpanded: String(isOpen), tabIndex: stop(key), data: { key, open: node.name } },
+      `${isOpen ? "▾" : "▸"} ${domain ? node.name.slice(0, -domain.length) : node.name}`),
+    el("ul", { className: "cells", label: `GPUs of ${node.name}` }, node.gpus.map(cell)),
+    el("span", { className: node.trouble ? "facts warn" : "facts quiet" }, facts));
 }
 
-/** A node among many. */
-function nodeRow(node) {
-  const inTrouble = node.trouble !== "" || node.gpus.some((gpu) => gpu.troubles.length);
-  const isOpen = opened.get(node.name) ?? inTrouble;
-  return el("section", { className: isOpen ? "node open" : "node", label: `Node ${node.name}` }, heatRow(node, isOpen),
-    isOpen ? el("ul", { label: `GPUs of ${node.name} in full` }, node.gpus.map((gpu) => gpuRow(node, gpu))) : null);
+/** Returns the trouble that all GPUs of a node have: it is the node's. */
+function commonTrouble(node) {
+  const [one, ...others] = node.gpus.map((gpu) => gpu.troubles.join(", "));
+  return one && others.length && others.every((other) => other === one) ? one : "";
+}
+
+/** The GPUs of a node in full. Those that only have the trouble of their node are one line. */
+function gpuRows(node) {
+  const common = commonTrouble(node);
+  const rows = node.gpus.filter((gpu) => !common || gpu.holds.length);
+  const left = node.gpus.length - rows.length;
+  return [
+    common ? el("p", { className: "warn" }, `⚠ ${common}: none of its GPUs is available`,
+      left && rows.length ? `; ${left} without claims are not shown` : "") : null,
+    el("ul", { label: `GPUs of ${node.name}` }, rows.map((gpu) => gpuRow(node, gpu))),
+  ].filter(Boolean);
+}
+
+/** Returns whether a node among many is shown in full. */
+function isOpen(node) {
+  return opened.get(node.name) ?? (!commonTrouble(node) && node.gpus.some((gpu) => gpu.troubles.length));
 }
 
 /** Says whether a GPU is in the state that the filter names. */
@@ -218,44 +283,92 @@ const STATES = {
   trouble: (gpu) => gpu.troubles.length > 0,
 };
 
-/** Returns the nodes with the GPUs that fit the filter. */
-function filtered(nodes) {
-  const text = at("filter-text").value.trim().toLowerCase();
-  const namespace = at("filter-namespace").value;
-  const inState = STATES[at("filter-state").value];
-  const has = (...names) => names.some((name) => name.toLowerCase().includes(text));
-  const fits = (node, gpu) => inState(gpu)
-    && (!namespace || gpu.holds.some((hold) => hold.namespace === namespace))
-    && (!text || has(node.name, gpu.name, gpu.product)
-      || gpu.holds.some((hold) => has(owner(hold), hold.claim, ...hold.pods)));
-  const isSet = text || namespace || at("filter-state").value;
-  if (!isSet) return nodes;
-  return nodes.map((node) => ({ ...node, gpus: node.gpus.filter((gpu) => fits(node, gpu)) }))
+/** What the filter asks for. */
+const asked = () => ({
+  text: at("filter-text").value.trim().toLowerCase(), namespace: at("filter-namespace").value, state: at("filter-state").value,
+});
+
+/** Returns the part of a view that fits the filter. */
+function filtered(view) {
+  const { text, namespace, state } = asked();
+  if (!text && !namespace && !state) return view;
+  const has = (...names) => names.some((name) => (name ?? "").toLowerCase().includes(text));
+  const mine = (name) => !namespace || (name ?? "").split("/")[0] === namespace;
+  const holdFits = (hold) => (!namespace || hold.namespace === namespace) && (!text || has(owner(hold), hold.claim, ...hold.pods));
+  const gpuFits = (node, gpu) => STATES[state](gpu) && (!text || has(node.name, gpu.name, gpu.product) || gpu.holds.some(holdFits))
+    && (!namespace || gpu.holds.some((hold) => hold.namespace === namespace));
+  const nodes = view.nodes.map((node) => ({ ...node, all: node.gpus.length, gpus: node.gpus.filter((gpu) => gpuFits(node, gpu)) }))
     .filter((node) => node.gpus.length);
+  const held = (entry) => entry.affects ?? [];
+  return { ...view, nodes,
+    troubles: view.troubles.filter((entry) => (!state || state === "trouble") && (!namespace || held(entry).some(mine))
+      && has(entry.node, entry.gpu, entry.subject, entry.why, ...held(entry))),
+    refused: view.refused.filter((claim) => !state && mine(claim.claim) && has(claim.claim, claim.message, ...(claim.pods ?? []))),
+    waiting: view.waiting.filter((pod) => !state && mine(pod.pod) && has(pod.pod, pod.cause, ...pod.claims)),
+    holdFits: (node, gpu, hold) => (!namespace || hold.namespace === namespace)
+      && (holdFits(hold) || has(node.name, gpu.name, gpu.product)) };
 }
 
-function namespaces(holds) {
-  const names = [...new Set(holds.map(([, , hold]) => hold.namespace))].sort();
+/** Puts the filter and the opened nodes into the address, so that it can be sent to others. */
+function remember() {
+  const { text, namespace, state } = asked();
+  const open = [...opened].filter(([, is]) => is).map(([name]) => name);
+  const all = { q: text, ns: namespace, state, open: open.join(",") };
+  const words = new URLSearchParams(Object.entries(all).filter(([, value]) => value)).toString();
+  history.replaceState(null, "", words ? `#${words}` : location.pathname);
+}
+
+/** Namespace of the address, until a view has it. */
+let wanted = "";
+
+function recall() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  at("filter-text").value = words.get("q") ?? "";
+  at("filter-state").value = words.get("state") ?? "";
+  wanted = words.get("ns") ?? "";
+  for (const name of (words.get("open") ?? "").split(",").filter(Boolean)) opened.set(name, true);
+}
+
+function namespaces(view, holds) {
+  const waiting = view.waiting.map((pod) => pod.pod.split("/")[0]);
+  const names = [...new Set([...holds.map(([, , hold]) => hold.namespace), ...waiting])].sort();
   const select = at("filter-namespace");
-  const chosen = select.value;
+  const chosen = select.value || wanted;
+  wanted = "";
   fill(select, ["", ...names].map((name) => el("option", { value: name }, name || "all namespaces")));
   select.value = names.includes(chosen) ? chosen : "";
 }
 
-function nodesOf(view) {
-  const nodes = filtered(view.nodes);
+function drawNodes(view, nodes) {
   const many = nodes.length > MANY;
   at("nodes").classList.toggle("heat", many);
-  if (!view.nodes.length) return [el("p", null, "No node reports GPUs.")];
-  if (!nodes.length) return [el("p", null, "Nothing fits the filter.")];
-  return nodes.map(many ? nodeRow : nodeCard);
+  const domain = domainOf(nodes);
+  const keys = nodes.flatMap((node) => [`open ${node.name}`, ...node.gpus.map((gpu) => `cell gpu/${node.name}/${gpu.name}`)]);
+  if (!keys.includes(roving)) [roving = ""] = keys;
+  const none = view.nodes.length ? "Nothing fits the filter." : view.empty ?? "No node reports GPUs.";
+  const drawn = many
+    ? nodes.map((node) => el("section", { className: "node", label: `Node ${node.name}` }, heatRow(node, isOpen(node), domain)))
+    : nodes.map(nodeCard);
+  fill(at("nodes"), drawn.length ? drawn : [el("p", null, rich(none))]);
+  fill(at("open"), many ? nodes.filter(isOpen).map(nodeCard) : []);
+  legend(nodes);
+}
+
+/** Shows of the legend what occurs. */
+function legend(nodes) {
+  const gpus = nodes.flatMap((node) => node.gpus);
+  const holds = gpus.flatMap((gpu) => gpu.holds);
+  const occurs = new Set([...gpus.map((gpu) => gpu.mode), holds.some((hold) => hold.within) ? "frame" : "",
+    holds.some((hold) => hold.memoryUsed) ? "in-use" : "", holds.some((hold) => hold.idle) ? "idle" : "",
+    nodes.length > MANY && holds.length ? "height" : ""]);
+  for (const item of at("legend").children) item.hidden = !occurs.has(item.dataset.for);
 }
 
 function nodeCard(node) {
-  const facts = [`${node.gpus.length} GPUs`, `${node.free} free`, node.driver ? `driver ${node.driver}` : ""].filter(Boolean);
+  const number = node.all ? `${node.gpus.length} of ${node.all}` : node.gpus.length;
+  const facts = [`${number} GPUs`, `${node.free} free`, node.driver ? `driver ${node.driver}` : "", node.trouble].filter(Boolean);
   return el("section", { className: "node", label: `Node ${node.name}` },
-    el("h3", null, node.name, " ", el("span", { className: "quiet" }, facts.join(" · "))),
-    el("ul", { label: `GPUs of ${node.name}` }, node.gpus.map((gpu) => gpuRow(node, gpu))));
+    el("h3", null, node.name, " ", el("span", { className: "quiet" }, facts.join(" · "))), gpuRows(node));
 }
 
 function holderRow(node, gpu, hold) {
@@ -281,15 +394,12 @@ function byWaste([, , a], [, , b]) {
   return idle(b) - idle(a) || (b.wasted ?? -1) - (a.wasted ?? -1) || owner(a).localeCompare(owner(b));
 }
 
-/** Rows of the table, until all are asked for. */
-const ROWS = 50;
-let allRows = false;
+/** Rows of the table, cards of problems and of reasons, until all are asked for. */
+const ROWS = matchMedia("(max-width: 45rem)").matches ? 8 : 20;
+const CARDS = 10;
 
 function holders(holds) {
-  const rows = allRows ? holds : holds.slice(0, ROWS);
-  at("more").hidden = rows.length === holds.length;
-  text("more", `Show all ${holds.length}`);
-  section("holders", rows.map((found) => holderRow(...found)));
+  section("holders", first("holders", ROWS, holds).map((found) => holderRow(...found)));
 }
 
 /** A headline that opens what `divvy status` says of its subject. */
@@ -303,23 +413,49 @@ function trouble(now, entry) {
   const about = entry.gpu ? `gpu/${entry.node}/${entry.gpu}` : `node/${entry.node}`;
   return el("li", null,
     headline(about, `${place}: ${entry.why}`), since(now, entry.since),
-    entry.affects?.length ? el("p", null, `held by: ${entry.affects.join(", ")}`) : null,
-    entry.remedy ? el("p", null, `do: ${entry.remedy}`) : null);
+    entry.affects?.length ? el("p", null, `held by: ${some(entry.affects)}`) : null,
+    entry.remedy ? el("p", null, "do: ", rich(entry.remedy)) : null);
 }
 
 function refused(now, claim) {
   return el("li", null,
     headline(`claim/${claim.claim}`, `claim ${claim.claim}: refused, ${claim.reason}`), since(now, claim.since),
-    claim.message.split("\n").map((line) => el("p", null, line)));
+    claim.message.split("\n").map((line) => el("p", null, rich(line))));
 }
 
-function waits(now, pod) {
-  const others = pod.others ? ` and ${pod.others} more like it` : "";
-  const why = pod.mistake || pod.cause || SENTENCES[pod.verdict] || pod.verdict;
+/** Names of a list that may be long. */
+const some = (names) => (names.length > 4 ? `${names.slice(0, 3).join(", ")} and ${names.length - 3} more` : names.join(", "));
+
+const reason = (pod) => pod.mistake || pod.cause || SENTENCES[pod.verdict] || pod.verdict;
+
+/** Pods that wait for the same reason. Those that have waited longest come first. */
+function grouped(pods) {
+  const groups = new Map();
+  for (const pod of pods) {
+    const key = `${reason(pod)}\n${pod.hint ?? ""}`;
+    groups.set(key, [...(groups.get(key) ?? []), pod]);
+  }
+  const oldest = (pod) => Date.parse(pod.since) || Infinity;
+  return [...groups.values()].map((group) => group.sort((a, b) => oldest(a) - oldest(b)))
+    .sort(([a], [b]) => oldest(a) - oldest(b));
+}
+
+function waits(now, pods) {
+  const [longest] = pods;
+  const number = pods.reduce((sum, pod) => sum + 1 + (pod.others ?? 0), 0);
+  const key = `pods ${reason(longest)}`;
+  const shown = whole.has(key) ? pods : pods.slice(0, 3);
+  const name = (pod) => {
+    const others = pod.others ? ` and ${pod.others} more like it` : "";
+    return el("li", null, headline(`claim/${pod.claims[0] ?? ""}`, `${pod.pod}${others}`), since(now, pod.since));
+  };
+  const left = pods.length - shown.length;
   return el("li", null,
-    headline(`claim/${pod.claims[0] ?? ""}`, `${pod.pod}${others}`), `${since(now, pod.since)}: ${why}`,
-    pod.hint ? el("p", null, `do: ${pod.hint}`) : null,
-    el("p", { className: "quiet" }, "more: ", el("code", null, `kubectl divvy status pod ${pod.pod}`)));
+    el("p", null, el("strong", null, number === 1 ? "" : `${number} pods: `), rich(reason(longest))),
+    el("ul", { className: "names" }, shown.map(name),
+      left ? el("li", null, el("button", { type: "button", className: "link", data: { key, all: key } }, `and ${left} more`)) : null),
+    longest.hint ? el("p", null, "do: ", rich(longest.hint)) : null,
+    el("p", { className: "quiet" }, "more: ", command(`kubectl divvy status pod ${longest.pod}`)));
 }
 
 const SENTENCES = {
@@ -334,15 +470,53 @@ const SENTENCES = {
   "offline": "unknown: only the scheduler can evaluate it",
 };
 
-function freeCards(free) {
-  const card = (name, value, more) => el("div", null, el("dt", null, name), el("dd", null, value, more ? el("small", null, ` ${more}`) : null));
-  if (!free) return [card("whole GPUs", "?"), card("largest partition", "?"), card("memory for shares", "?")];
+function freeNow(free) {
+  const item = (name, value, more) => el("div", null, el("dt", null, name), el("dd", null, value, more ? el("small", null, ` ${more}`) : null));
+  if (!free) return [item("whole GPUs", "?"), item("largest partition", "?"), item("memory for shares", "?")];
   return [
-    card("whole GPUs", String(free.wholeGpus)),
-    card("largest partition", free.largestPartition ?? "none"),
-    card("memory for shares", bytes(free.shareMemory),
+    item("whole GPUs", String(free.wholeGpus), fullFor(free)),
+    item("largest partition", free.largestPartition ?? "none"),
+    item("memory for shares", bytes(free.shareMemory),
       free.shareMemory > free.largestShare ? `largest ${bytes(free.largestShare)}` : ""),
   ];
+}
+
+/** Free whole GPUs and waiting pods of the last minutes, as far as this page has seen them. */
+const seen = [];
+const SEEN_FOR = 15 * 60 * 1000;
+
+function note(view) {
+  const time = Date.parse(view.now) || Date.now();
+  if (!view.free || seen.at(-1)?.time === time) return;
+  seen.push({ time, free: view.free.wholeGpus, waiting: view.waiting.length });
+  while (seen.length && seen[0].time < time - SEEN_FOR) seen.shift();
+}
+
+/** Since when no GPU is free. */
+function fullFor(free) {
+  if (free.wholeGpus > 0 || !seen.length) return "";
+  const last = seen.findLastIndex((one) => one.free > 0);
+  const from = seen[last + 1];
+  const lasted = span((seen.at(-1).time - from.time) / 1000);
+  return last < 0 ? `none since this page looks, ${lasted}` : `none for ${lasted}`;
+}
+
+/** A line of the free whole GPUs of the last minutes. */
+function trend() {
+  if (seen.length < 2) return [];
+  const [width, height] = [160, 28];
+  const [start, end] = [seen[0].time, seen.at(-1).time];
+  const most = Math.max(1, ...seen.map((one) => one.free));
+  const points = seen.map((one) => `${(width * (one.time - start)) / Math.max(1, end - start)},${height - 1 - ((height - 2) * one.free) / most}`);
+  const make = (tag, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    return node;
+  };
+  const words = `free whole GPUs of the last ${span((end - start) / 1000)}: from ${seen[0].free} to ${seen.at(-1).free}`;
+  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": words });
+  svg.append(make("polyline", { points: points.join(" ") }));
+  return [svg, el("span", { className: "quiet" }, words)];
 }
 
 /** The view that is shown, and when it was read. */
@@ -352,28 +526,50 @@ let readAt = 0;
 function age() {
   if (!shown) return;
   const seconds = Math.max(0, Math.round((Date.now() - readAt) / 1000));
-  text("age", [shown.cluster, `read ${span(seconds)} ago`].filter(Boolean).join(" · "));
+  text("age", shown.saved ? `saved ${shown.now}` : `read ${span(seconds)} ago`);
 }
 
 function draw(view) {
   shown = view;
-  const gpus = view.nodes.flatMap((node) => node.gpus.map((gpu) => [node, gpu]));
-  const holds = gpus.flatMap(([node, gpu]) => gpu.holds.map((hold) => [node, gpu, hold]));
-  const actions = view.troubles.filter((entry) => !entry.notice);
+  note(view);
+  at("content").hidden = false;
   at("caption").hidden = !view.caption;
   text("caption", view.caption ?? "");
-  fill(at("free"), freeCards(view.free));
-  section("troubles", [...actions.map((entry) => trouble(view.now, entry)), ...view.refused.map((claim) => refused(view.now, claim))]);
-  section("waiting", view.waiting.map((pod) => waits(view.now, pod)));
-  namespaces(holds);
-  fill(at("nodes"), nodesOf(view));
-  holders(holds.sort(byWaste));
-  section("unread", view.unread.map((line) => el("li", null, line)));
+  text("title", view.cluster ? `GPUs of ${view.cluster}` : "GPUs of the cluster");
+  namespaces(view, parted(view));
+  at("unknown").hidden = !view.unread.length;
   const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
+  fill(at("unknown"), view.unread.length ? [el("span", null, `Not everything is known: ${view.unread[0].split("\n")[0]} `),
+    el("a", { href: "#unread-title" }, view.unread.length > 1 ? `and ${view.unread.length - 1} more` : "in full")] : []);
+  section("unread", view.unread.map((line) => el("li", null, rich(line))));
+  fill(at("free"), freeNow(view.free));
+  fill(at("trend"), trend());
+  const actions = view.troubles.filter((entry) => !entry.notice).length + view.refused.length;
+  const gpus = view.nodes.reduce((sum, node) => sum + node.gpus.length, 0);
+  document.title = `${actions ? `(${actions}) ` : ""}${view.cluster ?? "GPUs"} · divvy`;
   text("state", [
-    "live", count(gpus.length, "GPU", "GPUs"), count(actions.length + view.refused.length, "problem", "problems"),
-    count(view.waiting.length, "pod waits", "pods wait"),
+    "live", count(gpus, "GPU", "GPUs"), count(actions, "problem", "problems"), count(view.waiting.length, "pod waits", "pods wait"),
   ].join(" · "));
+  drawFiltered();
+}
+
+/** All GPUs' parts with their nodes. */
+const parted = (view) => view.nodes.flatMap((node) => node.gpus.flatMap((gpu) => gpu.holds.map((hold) => [node, gpu, hold])));
+
+/** Draws what the filter leaves. */
+function drawFiltered() {
+  const view = filtered(shown);
+  const fits = view.holdFits ?? (() => true);
+  const gpus = (of) => of.nodes.reduce((sum, node) => sum + node.gpus.length, 0);
+  at("clear").hidden = view === shown;
+  text("found", view === shown ? "" : `${gpus(view)} of ${gpus(shown)} GPUs, ${view.waiting.length} of ${shown.waiting.length} waiting pods`);
+  const actions = view.troubles.filter((entry) => !entry.notice);
+  const cards = [...actions.map((entry) => trouble(view.now, entry)), ...view.refused.map((claim) => refused(view.now, claim))];
+  fill(at("troubles"), cards.length ? first("troubles", CARDS, cards) : [el("li", { className: "nothing" }, view === shown ? "nothing" : "nothing that fits the filter")]);
+  at("troubles-more").hidden ||= !cards.length;
+  section("waiting", first("waiting", CARDS, grouped(view.waiting)).map((pods) => waits(view.now, pods)));
+  drawNodes(shown, view.nodes);
+  holders(parted(view).filter((found) => fits(...found)).sort(byWaste));
 }
 
 async function about(what) {
@@ -383,39 +579,117 @@ async function about(what) {
   at("about").showModal();
 }
 
+const KEYS = `/         filter
+j, k      next and previous entry
+arrows    among the GPUs of many nodes
+Enter     what divvy status says of it
+Esc       close, or clear the filter
+?         this list`;
+
+function help() {
+  text("about-title", "Keys");
+  text("about-text", KEYS);
+  at("about").showModal();
+}
+
+function setFilter(value) {
+  at("filter-text").value = value;
+  at("filter-namespace").value = value;
+  at("filter-state").value = value;
+  changed();
+}
+
+function changed() {
+  remember();
+  if (shown) drawFiltered();
+}
+
+async function copy(button) {
+  await navigator.clipboard.writeText(button.dataset.copy);
+  button.textContent = "copied";
+}
+
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-about]");
+  const on = (what) => event.target.closest(`[data-${what}]`);
+  const button = on("about");
   if (button) about(button.dataset.about);
-  const toggle = event.target.closest("[data-open]");
+  const toggle = on("open");
   if (toggle) {
     opened.set(toggle.dataset.open, toggle.ariaExpanded !== "true");
-    fill(at("nodes"), nodesOf(shown));
+    changed();
+  }
+  const all = on("all");
+  if (all) {
+    whole.add(all.dataset.all);
+    drawFiltered();
+    if (all.dataset.all === "holders") at("holders").children[ROWS]?.querySelector("button").focus();
+  }
+  if (on("copy")) copy(on("copy"));
+  // The address is the filter's.
+  const link = event.target.closest("a[href^='#']");
+  if (link) {
+    event.preventDefault();
+    const target = document.querySelector(link.getAttribute("href"));
+    target.tabIndex = -1;
+    target.scrollIntoView();
+    target.focus();
   }
 });
-at("filter").addEventListener("input", () => shown && fill(at("nodes"), nodesOf(shown)));
+at("filter").addEventListener("input", changed);
 at("filter").addEventListener("submit", (event) => event.preventDefault());
+at("clear").addEventListener("click", () => setFilter(""));
+at("keys").addEventListener("click", help);
+addEventListener("hashchange", () => { recall(); if (shown) draw(shown); });
+
+/** Moves among the cells of many nodes. Returns whether there was somewhere to go. */
+function move(key) {
+  const now = document.activeElement.closest(".heat [data-key]");
+  if (!now) return false;
+  const rows = [...document.querySelectorAll(".heat .row")].map((row) => [...row.querySelectorAll("[data-key]")]);
+  const y = rows.findIndex((row) => row.includes(now));
+  const x = rows[y].indexOf(now);
+  const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key];
+  const row = rows[y + down] ?? rows[y];
+  const to = row[Math.max(0, Math.min(row.length - 1, x + right))];
+  now.tabIndex = -1;
+  to.tabIndex = 0;
+  roving = to.dataset.key;
+  to.focus();
+  return true;
+}
+
+/** Goes to the next entry of the page, or the one before. */
+function step(by) {
+  const all = [...document.querySelectorAll("main [data-about], main [data-open]")].filter((one) => one.checkVisibility());
+  const now = all.indexOf(document.activeElement);
+  all[Math.max(0, Math.min(all.length - 1, now + by))]?.focus();
+}
+
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, select, textarea, dialog");
-  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape" && event.target.closest("#filter")) setFilter("");
+  if (event.target.closest("input, select, textarea, dialog")) return;
+  const keys = { "/": () => at("filter-text").focus(), j: () => step(1), k: () => step(-1), "?": help };
+  const isArrow = event.key.startsWith("Arrow") && move(event.key);
+  if (!isArrow && !keys[event.key]) return;
   event.preventDefault();
-  at("filter-text").focus();
+  keys[event.key]?.();
 });
 setInterval(age, 1000);
-at("more").addEventListener("click", () => {
-  allRows = true;
-  draw(shown);
-  at("holders").children[ROWS]?.querySelector("button").focus();
-});
 at("about-close").addEventListener("click", () => at("about").close());
+recall();
 
 const events = new EventSource("events");
 events.addEventListener("message", (event) => {
-  const { view, problem } = JSON.parse(event.data);
-  at("problem").hidden = !problem;
-  text("problem", problem ? `The cluster cannot be read, and what is shown may be old: ${problem}` : "");
-  if (view) {
-    readAt = Date.parse(view.now) || Date.now();
-    draw(view);
+  const said = JSON.parse(event.data);
+  docs = said.docs ?? "";
+  at("problem").hidden = !said.problem;
+  const old = said.view || shown ? "The cluster cannot be read, and what is shown may be old" : "The cluster cannot be read";
+  text("problem", said.problem ? `${old}: ${said.problem}. Tried again every ${said.every} s.` : "");
+  if (!said.view && !shown) text("state", "not connected");
+  if (said.view) {
+    readAt = Date.parse(said.view.now) || Date.now();
+    draw(said.view);
     age();
   }
 });
