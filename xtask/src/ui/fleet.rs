@@ -40,9 +40,13 @@ fn node(number: u32) -> Value {
 }
 
 fn gpu(node: u32, gpu: u32) -> Value {
+    let [whole, partitioned, shared, mps] = MODES;
     let mode = match (node * 3 + gpu) % 5 {
         0 => "idle",
-        other => MODES[other as usize - 1],
+        1 => whole,
+        2 => partitioned,
+        3 => shared,
+        _ => mps,
     };
     let (parts, of) = match mode {
         "idle" => (0, 1),
@@ -68,7 +72,7 @@ fn hold((node, gpu): (u32, u32), mode: &str, part: u32, of: u32) -> Value {
     let granted = MEMORY / u64::from(of);
     let idle = mode == "time-sliced" && part == 0;
     let name = format!("job-{node}-{gpu}-{part}");
-    let namespace = ["lab", "prod", "ci"][node as usize % 3];
+    let namespace = format!("team-{}", node % 3);
     json!({
         "namespace": namespace, "claim": name, "pods": [name], "device": format!("gpu-{gpu}"),
         "part": mode, "place": [f64::from(part) / f64::from(of), f64::from(part + 1) / f64::from(of)], "phase": "prepared",
