@@ -12,7 +12,7 @@ use crate::programs::installed;
 /// The version whose options are used here.
 const VERSION: &str = "27.1.0";
 /// The crates that decide, and the one that carries decisions out.
-const CRATES: [&str; 3] = ["divvy-claims", "divvy-offer", "divvy-executor"];
+const CRATES: [&str; 4] = ["divvy-gpu", "divvy-claims", "divvy-offer", "divvy-executor"];
 
 /// Arguments of `cargo xtask soak mutants`.
 #[derive(Debug, clap::Args)]

@@ -380,14 +380,11 @@ fn resolve_device(
     };
     let mps = match (target, sharing) {
         (_, Sharing::Mps) => Some(mps::slot(
-            &claim.uid,
-            (gpu, target, result),
-            config.mps,
-            seen,
+            &claim.uid, gpu, target, result, config.mps, seen,
         )?),
         (_, Sharing::Exclusive) => {
             let limits = config.mps_server;
-            limits.map(|limits| mps::of_claim(&claim.uid, (target, result), limits, seen))
+            limits.map(|limits| mps::of_claim(&claim.uid, target, result, limits, seen))
         }
         _ => None,
     };
@@ -417,7 +414,7 @@ fn resolve_device(
         limit: config.memory_limit.or(of_namespace),
         times: claim.times,
     };
-    let memory_cap = memory::cap(&device, wanted, (gpu, state), seen.memory_caps())?;
+    let memory_cap = memory::cap(&device, wanted, gpu, state, seen.memory_caps())?;
     let is_whole = target == Target::Gpu && sharing == Sharing::Exclusive;
     Ok(RecordedDevice {
         memory_cap,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use divvy_model::{BootId, GpuUuid, Hold, Place};
 
+use crate::Life;
 use crate::decide::conflicts;
-use crate::gpu_state::Life;
 use crate::{Claim, Instance, Phase, Record, Refusal, Snapshot, Why, resolve_devices};
 
 /// Instances that were made for a claim, by their place.

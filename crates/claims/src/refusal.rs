@@ -5,6 +5,7 @@ use std::error::Error;
 use std::fmt;
 
 use divvy_api::{ConfigError, MemoryBound};
+use divvy_gpu::Retry;
 use divvy_model::{
     Burst, ClaimUid, DeviceName, Format, GpuError, GpuUuid, MpsFault, MpsServer,
     ParseDeviceNameError, Quantity,
@@ -273,17 +274,6 @@ pub enum Why {
         /// Error in the record.
         reason: String,
     },
-}
-
-/// Class of retry: says if and when another attempt can help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retry {
-    /// It can pass within seconds: tried again inside the same call.
-    Soon,
-    /// It can pass, but not by waiting in the call: the kubelet tries again.
-    Later,
-    /// Something has to be changed first.
-    Never,
 }
 
 /// Position of a config entry.

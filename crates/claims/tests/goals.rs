@@ -20,11 +20,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_claims::{AllocatedDevice, GpuGoal, Granted};
 use divvy_claims::{
-    Allocation, Change, Claim, Ends, GpuSeen, GpuState, Holds, Instance, Leaving, Life, Living,
-    Moment, MpsSeen, MpsSlot, Observed, Own, Phase, Record, RecordedDevice, Setting, Stored,
-    TimeSlice, Unwell, Want, diff, goal,
+    AllocatedDevice, Allocation, Caller, Claim, Leaving, MpsSlot, Phase, Record, RecordedDevice,
+    Stored, TimeSlice, holds_on, uses_of,
+};
+use divvy_gpu::{
+    Ask, Change, Goal, GpuSeen, GpuState, Granted, Instance, Life, Living, Moment, MpsSeen,
+    Observed, Scope, Setting, Unwell, Want, diff, needs,
 };
 use divvy_model::mig::{
     ComputeInstance, ComputeInstanceId, ComputeInstanceProfileId, GpuInstance, GpuInstanceId,

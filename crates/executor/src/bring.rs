@@ -4,16 +4,17 @@
 //! A crash between any two writes is found again by what is on disk: a place is noted as begun
 //! before an instance is made there and was empty then, so what fills it later is ours; the value
 //! of a setting is noted before the setting leaves it; notes are dropped after what they are about
-//! is gone. The invariants are listed in `divvy_claims`' `gpu_state`.
+//! is gone. The invariants are listed in `divvy_gpu`'s `state`.
 
 mod mps;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_claims::{
-    Cause, Change, ChangeError, GpuGoal, GpuSeen, GpuState, Holds, Instance, Life, Living, Moment,
-    Observed, Own, Setting, Stored, Stuck, Want, diff, goal, may_set_mig,
+use divvy_claims::{Caller, Stored, holds_on, may_set_mig};
+use divvy_gpu::{
+    Ask, Cause, Change, ChangeError, Goal, GpuSeen, GpuState, Holds, Instance, Life, Living,
+    Moment, Observed, Scope, Setting, Stuck, Want, diff, needs,
 };
 use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, Target, TimeSlice};
 
@@ -32,7 +33,8 @@ pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) gpu: GpuUuid,
-    goal: GpuGoal,
+    goal: Goal,
+    scope: Scope,
     open: OpenState,
     seen: GpuSeen,
     pub(crate) changes: Vec<Change>,
@@ -98,15 +100,20 @@ impl Gpus<'_> {
     /// Works out what brings a GPU to the goal of a call. Open questions about it are settled
     /// first, as far as the hardware answers them. `again` says that the claim was prepared before,
     /// so that MIG mode may be turned on for it.
-    pub(crate) fn plan(self, gpu: &GpuUuid, own: Own<'_>, again: bool) -> Result<Plan, StoreError> {
-        self.plan_in(Round::Usual, gpu, own, again)
+    pub(crate) fn plan(
+        self,
+        gpu: &GpuUuid,
+        caller: Caller<'_>,
+        again: bool,
+    ) -> Result<Plan, StoreError> {
+        self.plan_in(Round::Usual, gpu, caller, again)
     }
 
     fn plan_in(
         self,
         round: Round,
         gpu: &GpuUuid,
-        own: Own<'_>,
+        caller: Caller<'_>,
         again: bool,
     ) -> Result<Plan, StoreError> {
         // Read the file under the lock; nothing that was read before counts.
@@ -117,30 +124,28 @@ impl Gpus<'_> {
         self.settle(gpu, &mut open);
         // Work out the goal from all records as they are now.
         let records = with_lost(self.context)?;
-        let boot = &self.context.config.boot;
-        let holds = Holds::of(gpu, own, &records, (&open.state, boot));
+        let holds = holds_on(gpu, caller, &records, &self.context.config.boot);
         let may_set = self.may_set_mig(gpu, &open.state, &holds, again);
         let mut grant = open.state.grant;
         grant.offers_partitions &= round != Round::NodeIsLeft;
-        let goal = goal(&holds, grant, may_set);
-        // A round does not doubt what was set; a claim that asks has it set anew unless another
-        // claim that asked for the same has held the GPU since.
-        let believed = holds.vouched_for || holds.make.is_empty();
-        // A round looks for servers that no note names: a file may have been lost.
-        let mps = (self.context.now() + ASK_WITHIN, matches!(own, Own::None));
-        let seen = self.hardware.look(gpu, &open.state, &goal, believed, mps);
+        let scope = Scope::new(holds, grant, &open.state.instances, may_set);
+        let goal = Goal::of(&scope, &open.state.mps);
+        let ask = Ask::of(&open.state, &goal, &scope);
+        let until = self.context.now() + ASK_WITHIN;
+        let seen = self.hardware.look(gpu, &ask, until);
         // Drop notes that the hardware contradicts before the difference is worked out: an
         // administrator or a reboot has changed the setting, and what was found before us is no
         // longer true.
         open.state.correct(&seen);
         // A round reports it: a call that noted it first would keep it from the claims.
-        if matches!(own, Own::None) {
+        if scope.is_round() {
             open.state.note_wedged(&seen);
         }
-        let changes = diff(&open.state, &seen, &goal);
+        let changes = diff(&open.state, &seen, &goal, &scope);
         Ok(Plan {
             gpu: gpu.clone(),
             goal,
+            scope,
             open,
             seen,
             changes,
@@ -150,7 +155,10 @@ impl Gpus<'_> {
     fn may_set_mig(self, gpu: &GpuUuid, state: &GpuState, holds: &Holds, again: bool) -> bool {
         let inventory = self.context.parts.inventory.inventory();
         let found = inventory.as_ref().and_then(|i| i.gpus.get(gpu));
-        let on = holds.make.iter().any(|hold| hold.target.place().is_some());
+        let on = holds
+            .gets()
+            .iter()
+            .any(|one| one.hold.target.place().is_some());
         // Without an inventory it is not known whether the GPU needs a reset for it, and the mode
         // is left alone.
         found.is_some_and(|found| may_set_mig(state, found, on, again))
@@ -160,11 +168,11 @@ impl Gpus<'_> {
     pub(crate) fn bring(
         self,
         gpu: &GpuUuid,
-        own: Own<'_>,
+        caller: Caller<'_>,
         made_for: Option<&ClaimUid>,
         until: Duration,
     ) -> Result<GpuState, NotBrought> {
-        let plan = self.plan(gpu, own, false)?;
+        let plan = self.plan(gpu, caller, false)?;
         self.carry_out(plan, made_for, until)
     }
 
@@ -181,6 +189,7 @@ impl Gpus<'_> {
         let Plan {
             gpu,
             goal,
+            scope,
             mut open,
             seen,
             changes,
@@ -188,13 +197,14 @@ impl Gpus<'_> {
         let mut stuck: Vec<Stuck> = Vec::new();
         for change in changes {
             // Leave out what needs a change that has failed: no instance is made in the wrong mode.
-            if stuck.iter().any(|failed| change.needs(&failed.change)) {
+            if stuck.iter().any(|failed| needs(&change, &failed.change)) {
                 continue;
             }
             let mut work = Work {
                 gpus: self,
                 gpu: &gpu,
                 goal: &goal,
+                scope: &scope,
                 open: &mut open,
                 seen: &seen,
                 until,
@@ -319,10 +329,11 @@ impl Gpus<'_> {
             return Ok(true);
         }
         let records = with_lost(self.context)?;
-        let holds = Holds::of(gpu, Own::None, &records, (&now, &config.boot));
+        let holds = holds_on(gpu, Caller::Round, &records, &config.boot);
         // Permission to set MIG mode is not asked for: it counts only for a claim that gets
         // something, and this round makes nothing.
-        let goal = goal(&holds, now.grant, false);
+        let scope = Scope::new(holds, now.grant, &now.instances, false);
+        let goal = Goal::of(&scope, &now.mps);
         let is_open = |i: &Instance| i.doubt.is_some() || !matches!(i.life, Life::Whole(_));
         // Read without the lock: a call that is changing the mode has the GPU looked at once more.
         let is_changed = now.mig.is_some_and(|note| {
@@ -332,7 +343,7 @@ impl Gpus<'_> {
         Ok(is_changed
             || now.instances.values().any(is_open)
             || (again && now.slice.is_some())
-            || !diff(&now, &GpuSeen::as_noted(&now), &goal).is_empty())
+            || !diff(&now, &GpuSeen::as_noted(&now), &goal, &scope).is_empty())
     }
 
     /// Brings one GPU to the goal of what is held. Under its lock.
@@ -358,10 +369,10 @@ impl Gpus<'_> {
             .fine()
             .map(|state| wedged(state.clone().in_boot(boot)));
         // Hold nothing of its own: what no record holds is given back.
-        let plan = self.plan_in(round, gpu, Own::None, false)?;
+        let plan = self.plan_in(round, gpu, Caller::Round, false)?;
         let noted = stored.fine().map_or(0, |state| {
             // A note that an administrator has made void gives nothing back.
-            let is_void = plan.goal.mig == Want::Leave && plan.open.state.mig.is_none();
+            let is_void = !plan.scope.gives_mig_mode_back() && plan.open.state.mig.is_none();
             let mig = state.mig.filter(|_| !is_void);
             settings(&GpuState {
                 mig,
@@ -376,13 +387,7 @@ impl Gpus<'_> {
         let now = wedged(plan.open.state.clone());
         // A server that has ended, or is started below, does not serve again.
         let serves = |target| plan.seen.runs(target) && !restarted.contains(&target);
-        report_wedged(
-            self,
-            gpu,
-            (&before.unwrap_or_default(), &now),
-            serves,
-            report,
-        )?;
+        report_wedged(self, gpu, &before.unwrap_or_default(), &now, serves, report)?;
         match self.carry_out(plan, None, self.context.now() + SET_WITHIN) {
             Ok(state) => {
                 if !restarted.is_empty() {
@@ -443,7 +448,8 @@ fn is_whole(gpu: &GpuUuid, noted: &Instance, living: &Living) -> Result<(), Chan
 struct Work<'w, 'a> {
     gpus: Gpus<'a>,
     gpu: &'w GpuUuid,
-    goal: &'w GpuGoal,
+    goal: &'w Goal,
+    scope: &'w Scope,
     open: &'w mut OpenState,
     seen: &'w GpuSeen,
     until: Duration,
@@ -453,7 +459,7 @@ impl Work<'_, '_> {
     /// Makes one change. Nothing but the file changes beside a call that has not returned.
     fn make(&mut self, change: &Change, made_for: Option<&ClaimUid>) -> Result<(), Failed> {
         // An instance in doubt may be another claim's by now.
-        if let Change::Remove(place, _) = change {
+        if let Change::Remove(place) = change {
             self.has_no_open_question(*place)?;
         }
         // Forgetting changes a note only, and must not wait for a call that hangs.
@@ -466,7 +472,7 @@ impl Work<'_, '_> {
                 Ok(())
             }
             Change::StopMps(target) => Ok(self.stop_mps(*target)?),
-            Change::Remove(place, life) => Ok(self.remove(*place, life)?),
+            Change::Remove(place) => Ok(self.remove(*place)?),
             Change::SetMigMode(on) => self.set_mig_mode(*on),
             Change::SetComputeMode(to) => self.set_compute_mode(*to),
             Change::SetTimeSlice(to) => self.set_time_slice(*to),
@@ -501,8 +507,11 @@ impl Work<'_, '_> {
     }
 
     /// Removes an instance. The record of its claim says already that it is going.
-    fn remove(&mut self, place: Place, life: &Life) -> Result<(), ChangeError> {
-        match self.gpus.hardware.remove(self.gpu, place, life) {
+    fn remove(&mut self, place: Place) -> Result<(), ChangeError> {
+        let Some(noted) = self.open.state.instances.get(&place) else {
+            return Ok(());
+        };
+        match self.gpus.hardware.remove(self.gpu, place, &noted.life) {
             Ok(()) => {
                 self.forget(place);
                 Ok(())

@@ -6,7 +6,8 @@ use std::io;
 use std::path::PathBuf;
 
 use divvy_cdi::SpecError;
-use divvy_claims::{ChangeError, ClaimRef, Refusal, Retry};
+use divvy_claims::{ClaimRef, Refusal};
+use divvy_gpu::{ChangeError, Retry};
 use divvy_model::{ClaimUid, GpuUuid, chain};
 use rustix::io::Errno;
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    AllocatedDevice, Claim, ClaimRef, Fence, Head, Made, MpsNote, Phase, PodRef, Prepared, Record,
-    RecordedDevice, ShareAmounts, Stored, cdi_device_name,
+    AllocatedDevice, Claim, ClaimRef, Head, Phase, PodRef, Prepared, Record, RecordedDevice,
+    ShareAmounts, Stored, cdi_device_name,
 };
+use divvy_gpu::{Fence, Made, MpsNote};
 use divvy_model::{
     BootId, ClaimUid, DeviceName, GpuDriver, GpuTarget, GpuUuid, Grant, Hold, Ordinals, PciAddress,
     ShareUnit,

@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_claims::{Fence, GpuState, MadeFor, MpsNote, ProcessOnGpu, Record, Stored};
+use divvy_claims::{MadeFor, ProcessOnGpu, Record, Stored, uses_of};
+use divvy_gpu::{Fence, GpuState, MpsNote, Use};
 use divvy_model::mig::GpuInstance;
 use divvy_model::{
-    ClaimUid, GpuError, GpuErrorCode, GpuTarget, GpuUuid, Grant, MigMode, MpsServer, Place,
+    BootId, ClaimUid, GpuError, GpuErrorCode, GpuTarget, GpuUuid, Grant, MigMode, MpsServer, Place,
     ShareUnit, Target, lock,
 };
 
@@ -175,7 +176,7 @@ impl<'a> Gpus<'a> {
         };
         // Instances do not outlast a boot, and records know of some that the file lacks.
         let mut state = found.in_boot(&config.boot);
-        state.add_given(gpu, &config.boot, fine(&records));
+        state.add_given(&uses(gpu, &config.boot, &records));
         Ok(OpenState {
             state,
             on_disk,
@@ -209,8 +210,9 @@ impl<'a> Gpus<'a> {
     fn remade(self, gpu: &GpuUuid, records: &Records) -> GpuState {
         let boot = &self.context.config.boot;
         let mut state = without_file(self.context, gpu).in_boot(boot);
-        state.add_given(gpu, boot, fine(records));
-        state.add_unsure(gpu, boot, fine(records));
+        let uses = uses(gpu, boot, records);
+        state.add_given(&uses);
+        state.add_unsure(&uses);
         state
     }
 
@@ -313,8 +315,9 @@ impl<'a> Gpus<'a> {
             return Some(Err(LaterVersion));
         }
         let mut of_gpu = of_gpu.in_boot(&config.boot);
-        of_gpu.add_given(gpu, &config.boot, fine(&records));
-        of_gpu.add_unsure(gpu, &config.boot, fine(&records));
+        let uses = uses(gpu, &config.boot, &records);
+        of_gpu.add_given(&uses);
+        of_gpu.add_unsure(&uses);
         Some(Ok(of_gpu))
     }
 }
@@ -348,6 +351,13 @@ fn note_servers(gpus: Gpus<'_>, gpu: &GpuUuid, running: impl Iterator<Item = (Ta
         noted.or_insert(MpsNote::new(server, true));
     }
     gpus.save_later(gpu, &mut open);
+}
+
+/// Returns the uses of a GPU that records name.
+fn uses(gpu: &GpuUuid, boot: &BootId, records: &Records) -> Vec<Use> {
+    fine(records)
+        .flat_map(|record| uses_of(record, gpu, boot))
+        .collect()
 }
 
 /// A file that a later version of divvy has written.

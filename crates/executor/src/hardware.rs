@@ -12,13 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use std::time::Duration;
 
-use divvy_claims::{
-    Cause, ChangeError, Filling, GpuGoal, GpuSeen, GpuState, Living, MpsSeen, Need, Observed, Want,
-};
+use divvy_gpu::{Ask, AskedMode, Cause, ChangeError, Filling, GpuSeen, Living, Observed};
 use divvy_model::mig::GpuInstance;
-use divvy_model::{
-    ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigMode, Place, Target,
-};
+use divvy_model::{ComputeMode, GpuDriver, GpuError, GpuErrorCode, GpuOp, GpuUuid, MigMode, Place};
 
 use crate::InventorySource;
 use crate::context::Context;
@@ -168,51 +164,18 @@ impl<'a> Hardware<'a> {
         }
     }
 
-    /// Reads what a goal and the notes about a GPU name, and nothing else: most claims change
-    /// nothing, and then nothing is asked. `slice_is_believed` says that the noted time slice is
-    /// still in force, `mps` until when the supervisor may be asked, and whether it is in any case.
-    pub(crate) fn look(
-        self,
-        gpu: &GpuUuid,
-        state: &GpuState,
-        goal: &GpuGoal,
-        slice_is_believed: bool,
-        (until, asks_mps): (Duration, bool),
-    ) -> GpuSeen {
-        // A note of ours is compared with the mode, also where nothing is to change: an
-        // administrator may have set another one, which is then what was found.
-        let mode_matters = match goal.mig {
-            Want::To(_) => true,
-            Want::Found | Want::Leave => state.mig.is_some(),
-        };
-        let mps = (asks_mps || !state.mps.is_empty() || goal.starts_mps())
-            .then(|| self.mps_servers(gpu, until));
-        let compute = match goal.compute {
-            // For an MPS server it is read now: in another mode programs could get round it.
-            Want::To(ComputeMode::ExclusiveProcess) => self.compute_mode_now(gpu),
-            Want::To(to) => self.compute_mode_unless(gpu, state, to),
-            Want::Found if state.compute.is_some() => self.compute_mode_now(gpu),
-            Want::Leave if lacks_server(goal, mps.as_ref()) => self.compute_mode_now(gpu),
-            Want::Found | Want::Leave => None,
-        };
-        // Instances that stay as they are need not be looked at.
-        let noted = state.instances.keys().copied();
-        let touched = noted.filter(|place| goal.instances.get(place) != Some(&Need::Keep));
-        let made = goal.instances.iter();
-        let made = made.filter(|(_, need)| need.is_made());
-        let places = touched.chain(made.map(|(place, _)| *place)).collect();
+    /// Reads what is asked for, and nothing else. The supervisor may be asked until `until`.
+    pub(crate) fn look(self, gpu: &GpuUuid, ask: &Ask, until: Duration) -> GpuSeen {
         GpuSeen {
-            mig: mode_matters.then(|| self.mig_mode(gpu)),
-            compute,
-            slice: state
-                .slice
-                .filter(|slice| slice.sure && slice_is_believed)
-                .map(|slice| slice.ours),
-            mps,
-            places: self.fillings(gpu, &places),
-            // Asked for the notes of settings: they are not dropped as contradicted while a call
-            // may still set them.
-            in_flight: if state.mig.is_some() || state.compute.is_some() {
+            mig: ask.mig.then(|| self.mig_mode(gpu)),
+            mps: ask.servers.then(|| self.mps_servers(gpu, until)),
+            compute: ask.compute.and_then(|asked| match asked {
+                AskedMode::Now => self.compute_mode_now(gpu),
+                AskedMode::Unless(wanted) => self.compute_mode_unless(gpu, wanted),
+            }),
+            slice: ask.slice_in_force,
+            places: self.fillings(gpu, &ask.places),
+            in_flight: if ask.in_flight {
                 self.in_flight(gpu)
             } else {
                 None
@@ -220,34 +183,19 @@ impl<'a> Hardware<'a> {
         }
     }
 
-    /// Returns the compute mode, unless what the inventory has is what is wanted: it is read again
-    /// only where it would be changed.
+    /// Returns the compute mode, unless what the inventory has is what is wanted: it may be a
+    /// minute old, which is enough while we have changed nothing.
     fn compute_mode_unless(
         self,
         gpu: &GpuUuid,
-        state: &GpuState,
         wanted: ComputeMode,
     ) -> Option<Result<ComputeMode, GpuError>> {
         let known = self.compute_mode(gpu);
-        // The inventory may be a minute old, which is enough while we have changed nothing: most
-        // claims then ask nothing of the GPU.
-        if state.compute.is_none() && known.is_none_or(|known| known == wanted) {
+        if known.is_none_or(|known| known == wanted) {
             return known.map(Ok);
         }
         self.compute_mode_now(gpu)
     }
-}
-
-/// Returns whether a goal wants an MPS server of the whole GPU that does not certainly run and
-/// serve.
-fn lacks_server(
-    goal: &GpuGoal,
-    running: Option<&Result<BTreeMap<Target, MpsSeen>, String>>,
-) -> bool {
-    let serves = |one: &MpsSeen| one.unwell.is_none();
-    let running = running.and_then(|running| running.as_ref().ok());
-    let of_gpu = running.and_then(|running| running.get(&Target::Gpu));
-    matches!(goal.mps.get(&Target::Gpu), Some(Want::To(_))) && !of_gpu.is_some_and(serves)
 }
 
 /// Returns whether a code says that a thing is not there: nothing to remove, nothing that lives.

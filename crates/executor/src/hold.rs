@@ -9,9 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use divvy_claims::{
-    Cause, ChangeError, GpuState, Life, Own, Phase, Prepared, Record, RecordedDevice, Stored, Stuck,
-};
+use divvy_claims::{Caller, Phase, Prepared, Record, RecordedDevice, Stored};
+use divvy_gpu::{Cause, ChangeError, GpuState, Life, Stuck};
 use divvy_model::{GpuUuid, Place};
 
 use crate::bring::{NotBrought, Plan};
@@ -64,11 +63,11 @@ fn give(
     } = wanted;
     let (gpus, files) = (Gpus::of(context), Files::of(context));
     let mut record = record.clone();
-    let own = Own::Makes(&record.uid, &record.devices);
+    let caller = Caller::Gets(&record.uid, &record.devices);
     let mut plans = Vec::new();
     // Plan all GPUs before the first is changed: a file that cannot be read then costs nothing.
     for gpu in counted(&record.devices) {
-        plans.push(gpus.plan(&gpu, own, earlier.is_some())?);
+        plans.push(gpus.plan(&gpu, caller, earlier.is_some())?);
     }
 
     // A file that the claim still has names partitions of before, and no container is to be given
@@ -239,10 +238,10 @@ fn undo(
     // Nothing on record names what this call has made. Planned anew and not played back: the goal
     // without the claim is the same, however far the hold came.
     let gpus = Gpus::of(context);
-    let own = Own::Leaves(&record.uid, &record.devices);
+    let caller = Caller::LetsGo(&record.uid, &record.devices);
     let mut stuck = BTreeMap::new();
     for gpu in counted(&record.devices) {
-        let brought = gpus.bring(&gpu, own, None, *until);
+        let brought = gpus.bring(&gpu, caller, None, *until);
         if let Some(left) = stuck_places(&gpu, brought)? {
             stuck.insert(gpu, left);
         }

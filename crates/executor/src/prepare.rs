@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Decision, Holders, Phase, Prepared, Record, RecordedDevice, Refusal, Retry, Snapshot,
-    Stored, decide,
+    Claim, Decision, Holders, Phase, Prepared, Record, RecordedDevice, Refusal, Snapshot, Stored,
+    decide,
 };
+use divvy_gpu::Retry;
 use divvy_model::GpuUuid;
 
 use crate::context::Context;

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{
-    AllocatedDevice, Allocation, Claim, Leaving, Life, MadeFor, Phase, Record, RecordedDevice,
-    Retry, Stored, Times, rebuild as record_of,
+    AllocatedDevice, Allocation, Claim, Leaving, MadeFor, Phase, Record, RecordedDevice, Stored,
+    Times, rebuild as record_of,
 };
+use divvy_gpu::{Life, Retry};
 use divvy_model::mig::PartitionName;
 use divvy_model::{ClaimUid, Ordinals, Sharing, Target};
 

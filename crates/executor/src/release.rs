@@ -4,9 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use divvy_claims::{
-    ChangeError, GpuState, Leaving, Own, Phase, Record, RecordedDevice, Stored, Stuck,
-};
+use divvy_claims::{Caller, Leaving, Phase, Record, RecordedDevice, Stored};
+use divvy_gpu::{ChangeError, GpuState, Stuck};
 use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, Sharing};
 
 use crate::bring::{NotBrought, Plan};
@@ -135,11 +134,11 @@ pub(crate) fn remove(
     let until = context.now() + GIVE_BACK_WITHIN;
     // No container starts with what is going.
     Files::of(context).remove_cdi(&record.uid)?;
-    let own = Own::Leaves(&record.uid, &record.devices);
+    let caller = Caller::LetsGo(&record.uid, &record.devices);
     let mut plans = Vec::new();
     // Plan everything before the first change.
     for gpu in record.gpus() {
-        plans.push(gpus.plan(&gpu, own, false)?);
+        plans.push(gpus.plan(&gpu, caller, false)?);
     }
 
     // A record that says *preparing* or *undoing* is never taken up as it is, so it need not be

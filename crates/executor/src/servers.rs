@@ -2,20 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_claims::{ClaimRef, GpuSeen, GpuState, Holds, MpsNote, Own, Record, Stored, diff, goal};
+use divvy_claims::{Caller, ClaimRef, Record, Stored, holds_on};
+use divvy_gpu::{Goal, GpuSeen, GpuState, MpsNote, Scope, diff};
 use divvy_model::{GpuTarget, GpuUuid, MpsFault, Target};
 
 use crate::bring::ASK_WITHIN;
 use crate::gpus::Gpus;
 use crate::hardware::seen_on;
 use crate::records::with_lost;
-use crate::state::Gpus as GpuFiles;
+use crate::state::GpuStates;
 use crate::{Event, Report, StoreError};
 
 /// Returns the GPUs with an MPS server that is not as noted: it has died, or no file names it. A
 /// server that runs on a GPU without a file is one of them too, one without the namespaces that
 /// claims need, and one that is wedged.
-pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<GpuUuid> {
+pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuStates) -> BTreeSet<GpuUuid> {
     let until = gpus.context.now() + ASK_WITHIN;
     let running = match gpus.hardware.mps.running(None, until) {
         Ok(running) => running,
@@ -67,12 +68,14 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuFiles) -> BTreeSet<
         let Some((state, records)) = state.zip(with_lost(gpus.context).ok()) else {
             continue;
         };
-        let holds = Holds::of(gpu, Own::None, &records, (state, boot));
+        let holds = holds_on(gpu, Caller::Round, &records, boot);
+        let scope = Scope::new(holds, state.grant, &state.instances, false);
         let seen = GpuSeen {
             mps: Some(Ok(seen_on(gpu, &running))),
             ..GpuSeen::as_noted(state)
         };
-        if !diff(state, &seen, &goal(&holds, state.grant, false)).is_empty() {
+        let goal = Goal::of(&scope, &state.mps);
+        if !diff(state, &seen, &goal, &scope).is_empty() {
             to_look_at.insert(gpu.clone());
         }
     }
@@ -92,7 +95,8 @@ pub(crate) fn wedged(state: GpuState) -> BTreeMap<Target, MpsFault> {
 pub(crate) fn report_wedged(
     gpus: Gpus<'_>,
     gpu: &GpuUuid,
-    (before, now): (&BTreeMap<Target, MpsFault>, &BTreeMap<Target, MpsFault>),
+    before: &BTreeMap<Target, MpsFault>,
+    now: &BTreeMap<Target, MpsFault>,
     serves: impl Fn(Target) -> bool,
     report: &mut Report,
 ) -> Result<(), StoreError> {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_claims::{Claim, GpuSeen, Phase, ProcessOnGpu, Record, Snapshot, Stored};
+use divvy_claims::{Claim, Phase, ProcessOnGpu, Record, Snapshot, Stored};
+use divvy_gpu::GpuSeen;
 use divvy_model::mig::PartitionName;
 use divvy_model::{
     DeviceKind, DeviceName, GpuError, GpuErrorCode, GpuUuid, Inventory, MigMode, Ordinals, Place,

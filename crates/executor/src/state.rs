@@ -9,7 +9,10 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use divvy_claims::{GpuState, Record, Stored, decode_ordinals, encode_ordinals};
+use divvy_claims::{
+    Record, Stored, decode_gpu_state, decode_ordinals, encode_gpu_state, encode_ordinals,
+};
+use divvy_gpu::GpuState;
 use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals, lock};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +22,7 @@ use crate::{Durability, Entry, Folder, LockGuard, Stamp, Store, StoreError, chai
 pub(crate) type Records = BTreeMap<ClaimUid, Arc<Stored<Record>>>;
 
 /// States of GPUs, shared with the cache.
-pub(crate) type Gpus = BTreeMap<GpuUuid, Arc<Stored<GpuState>>>;
+pub(crate) type GpuStates = BTreeMap<GpuUuid, Arc<Stored<GpuState>>>;
 
 /// Files of a folder as they were read, each with its stamp.
 type Parsed<K, T> = Mutex<BTreeMap<K, (Stamp, Arc<Stored<T>>)>>;
@@ -287,10 +290,10 @@ impl StateFiles {
     }
 
     pub(crate) fn gpu(&self, gpu: &GpuUuid) -> Result<Stored<GpuState>, StoreError> {
-        self.stored(File::gpu(gpu), GpuState::decode)
+        self.stored(File::gpu(gpu), decode_gpu_state)
     }
 
-    pub(crate) fn gpus(&self) -> Result<Gpus, StoreError> {
+    pub(crate) fn gpus(&self) -> Result<GpuStates, StoreError> {
         self.all(
             Folder::Gpus,
             "the folder of GPU states",
@@ -304,7 +307,7 @@ impl StateFiles {
         if state.is_default() {
             self.remove(File::gpu(gpu), Durability::Synced)
         } else {
-            self.write(File::gpu(gpu), &state.encode(), Durability::Synced)
+            self.write(File::gpu(gpu), &encode_gpu_state(state), Durability::Synced)
                 .map(drop)
         }
     }

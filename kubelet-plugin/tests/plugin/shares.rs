@@ -323,7 +323,7 @@ async fn assert_nothing_is_left(node: &Node) {
     let states = node.kubelet.config().plugin_dir(DRIVER).join("gpus");
     for file in node.names_in("gpus").iter().map(|name| states.join(name)) {
         let rest = || {
-            let state = divvy_claims::GpuState::decode(&fs_err::read(&file).unwrap());
+            let state = divvy_claims::decode_gpu_state(&fs_err::read(&file).unwrap());
             let granted = state.fine().unwrap().clone();
             divvy_claims::GpuState {
                 grant: divvy_claims::Granted::default(),

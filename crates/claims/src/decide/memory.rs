@@ -55,7 +55,8 @@ fn for_shares(gpu: &Gpu, state: Option<&GpuState>) -> Option<u64> {
 pub(super) fn cap(
     device: &RecordedDevice,
     wanted: Wanted,
-    (gpu, state): (&Gpu, Option<&GpuState>),
+    gpu: &Gpu,
+    state: Option<&GpuState>,
     caps: MemoryCaps,
 ) -> Result<Option<u64>, Why> {
     let limits = Limits::of(device.target.kind(), device.sharing, caps);
@@ -77,7 +78,7 @@ pub(super) fn cap(
         None => Ok(Some(request)),
         Some(bound) => {
             let percent = device.allocated.granted(capacity::PERCENT);
-            limit(bound, (request, percent), mib, state).map(Some)
+            limit(bound, request, percent, mib, state).map(Some)
         }
     }
 }
@@ -101,7 +102,8 @@ fn was_promised(
 /// GPU and the policy allow it.
 fn limit(
     bound: MemoryBound,
-    (request, percent): (u64, Option<u64>),
+    request: u64,
+    percent: Option<u64>,
     mib: u64,
     state: Option<&GpuState>,
 ) -> Result<u64, Why> {

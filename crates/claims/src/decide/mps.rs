@@ -10,7 +10,7 @@ use divvy_model::{
 };
 
 use super::Snapshot;
-use crate::gpu_state::Granted;
+use crate::Granted;
 use crate::{AllocatedDevice, Claim, MpsSlot, Record, RecordedDevice, ShareAmounts, Why};
 
 /// The lack of a GPU whose rules never asked for MPS.
@@ -28,7 +28,9 @@ const OTHER_PROTOCOL: &str =
 /// for.
 pub(super) fn slot(
     claim: &ClaimUid,
-    (gpu, target, result): (&Gpu, Target, &AllocatedDevice),
+    gpu: &Gpu,
+    target: Target,
+    result: &AllocatedDevice,
     options: MpsOptions,
     seen: &Snapshot<'_>,
 ) -> Result<MpsSlot, Why> {
@@ -38,7 +40,7 @@ pub(super) fn slot(
         let noted = state?.mps.get(&target)?.server;
         Some(noted).filter(|server| server.slots.is_some())
     };
-    let kept = others(claim, (uuid, target), seen).find_map(|device| Some(device.mps?.server));
+    let kept = others(claim, uuid, target, seen).find_map(|device| Some(device.mps?.server));
     let in_use = kept.map(|kept| running().unwrap_or(kept));
     let server = in_use
         .or_else(|| granted(gpu, target, state?.grant))
@@ -129,7 +131,8 @@ pub(super) fn add_up(devices: &mut [RecordedDevice]) {
 /// Returns the place of a claim that has its target alone, with a server of its own.
 pub(super) fn of_claim(
     claim: &ClaimUid,
-    (target, result): (Target, &AllocatedDevice),
+    target: Target,
+    result: &AllocatedDevice,
     limits: MpsLimits,
     seen: &Snapshot<'_>,
 ) -> MpsSlot {
@@ -204,12 +207,12 @@ pub(super) fn servable(
         });
     }
     // The first claim gets a server that is started for it.
-    let target = (&device.gpu, device.target);
+    let (gpu, target) = (&device.gpu, device.target);
     // What was noted of a server ended with its boot.
     let state = seen.state(&device.gpu);
     let state = state.filter(|state| state.boot.as_ref() == Some(seen.boot));
     let noted = state.and_then(|state| state.mps.get(&device.target));
-    let is_shared = device.is_mps_share() && others(&claim.uid, target, seen).next().is_some();
+    let is_shared = device.is_mps_share() && others(&claim.uid, gpu, target, seen).next().is_some();
     if let Some(fault) = noted.and_then(|noted| noted.wedged).filter(|_| is_shared) {
         return Err(Why::MpsWedged { fault });
     }
@@ -218,7 +221,7 @@ pub(super) fn servable(
     };
     // Whatever the scheduler has counted: a change of the policy may have made the slots fewer
     // since.
-    let taken = others(&claim.uid, target, seen).count();
+    let taken = others(&claim.uid, gpu, target, seen).count();
     let own = claim.allocation.results.iter();
     let own = own.filter(|result| result.device == device.allocated.device);
     if taken + own.count() > usize::try_from(slots).unwrap_or(usize::MAX) {
@@ -230,7 +233,8 @@ pub(super) fn servable(
 /// Returns the MPS shares that other claims have of a target.
 fn others<'a>(
     claim: &'a ClaimUid,
-    (gpu, target): (&'a GpuUuid, Target),
+    gpu: &'a GpuUuid,
+    target: Target,
     seen: &'a Snapshot<'_>,
 ) -> impl Iterator<Item = &'a RecordedDevice> {
     let records = seen.records.iter().filter(move |(uid, _)| *uid != claim);

@@ -1,5 +1,6 @@
 use super::*;
-use crate::{Change, Head, Instance, Leaving, Life, PreparedDevice, Retry, TimeSlice};
+use crate::{Head, Instance, Leaving, Life, PreparedDevice, Retry, TimeSlice};
+use divvy_gpu::Change;
 
 use divvy_model::{GpuErrorCode, GpuOp};
 

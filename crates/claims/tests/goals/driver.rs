@@ -92,7 +92,10 @@ impl Story {
             .records
             .iter()
             .filter(|(uid, _)| !self.torn.contains(*uid));
-        state.add_given(&Self::gpu(), &boot, fine.map(|(_, record)| record));
+        let uses: Vec<_> = fine
+            .flat_map(|(_, record)| uses_of(record, &Self::gpu(), &boot))
+            .collect();
+        state.add_given(&uses);
         state
     }
 
@@ -104,10 +107,14 @@ impl Story {
         self.effect(|story| story.file = Some(state))
     }
 
+    /// Places of instances of ours that no record holds.
     pub(super) fn strays(&self) -> BTreeSet<Place> {
-        let boot = self.boot();
-        let state = self.open();
-        Holds::of(&Self::gpu(), Own::None, &self.all(), (&state, &boot)).strays
+        let is_held = |place: &Place| {
+            let mut records = self.records.values();
+            records.any(|record| record.devices[0].own_place() == Some(*place))
+        };
+        let noted = self.open().instances.into_keys();
+        noted.filter(|place| !is_held(place)).collect()
     }
 
     pub(super) fn probe(&self, place: Place) -> Observed {
@@ -137,32 +144,34 @@ impl Story {
     /// Brings the GPU to the goal of a call; says what could not be done.
     pub(super) fn bring(
         &mut self,
-        own: Own<'_>,
+        caller: Caller<'_>,
         made_for: Option<&ClaimUid>,
         first: First<'_>,
     ) -> Result<(GpuState, Vec<Change>), Failed> {
         let mut state = self.open();
         self.settle(&mut state)?;
         let boot = self.boot();
-        let holds = Holds::of(&Self::gpu(), own, &self.all(), (&state, &boot));
-        let on = holds.make.iter().any(|hold| hold.target.place().is_some());
-        let wanted = goal(&holds, state.grant, self.may_set_mig(on));
-        let believed = holds.vouched_for || holds.make.is_empty();
-        let (seen, is_odd) = self.look(&state, &wanted, believed);
+        let holds = holds_on(&Self::gpu(), caller, &self.all(), &boot);
+        let mut gets = holds.gets().iter();
+        let may_set = self.may_set_mig(gets.any(|one| one.hold.target.place().is_some()));
+        let scope = Scope::new(holds, state.grant, &state.instances, may_set);
+        let wanted = Goal::of(&scope, &state.mps);
+        let ask = Ask::of(&state, &wanted, &scope);
+        let (seen, is_odd) = self.look(&state, &wanted, ask.slice_in_force);
         state.correct(&seen);
-        if holds.is_round {
+        if scope.is_round() {
             state.note_wedged(&seen);
         }
-        let changes = diff(&state, &seen, &wanted);
-        self.check_order(&changes, &holds, (&wanted, state.grant));
-        self.check_others(own, &changes);
+        let changes = diff(&state, &seen, &wanted, &scope);
+        self.check_order(&changes, &scope, &wanted);
+        self.check_others(caller, &changes);
         first(self, &changes)?;
         let mut stuck: Vec<Change> = Vec::new();
         if !changes.is_empty() && !self.hardware.late.is_empty() {
             return Ok((state, changes));
         }
         for change in changes {
-            if stuck.iter().any(|failed| change.needs(failed)) {
+            if stuck.iter().any(|failed| needs(&change, failed)) {
                 continue;
             }
             self.say(format!("    {change:?}"));
@@ -183,16 +192,22 @@ impl Story {
         }
         self.save(&state)?;
         if stuck.is_empty() && self.hardware.late.is_empty() && !is_odd {
-            let seen = self.seen(&state, &wanted, true);
-            let left = diff(&state, &seen, &wanted);
+            let slice = GpuSeen::as_noted(&state).slice;
+            let seen = self.seen(&state, &wanted, slice);
+            let left = diff(&state, &seen, &wanted, &scope);
             assert_eq!(left, [], "not at the goal {wanted:?} with {state:?}");
         }
         Ok((state, stuck))
     }
 
     /// Reads the GPU. Now and then a part of it cannot be read.
-    fn look(&mut self, state: &GpuState, wanted: &GpuGoal, believed: bool) -> (GpuSeen, bool) {
-        let mut seen = self.seen(state, wanted, believed);
+    fn look(
+        &mut self,
+        state: &GpuState,
+        wanted: &Goal,
+        slice: Option<TimeSlice>,
+    ) -> (GpuSeen, bool) {
+        let mut seen = self.seen(state, wanted, slice);
         let is_odd = self.odd && self.chance.one_in(4);
         if !is_odd {
             return (seen, false);
@@ -217,18 +232,20 @@ impl Story {
         (seen, true)
     }
 
-    pub(super) fn seen(&self, state: &GpuState, wanted: &GpuGoal, believed: bool) -> GpuSeen {
-        let places = state.instances.keys().chain(wanted.instances.keys());
+    pub(super) fn seen(
+        &self,
+        state: &GpuState,
+        wanted: &Goal,
+        slice: Option<TimeSlice>,
+    ) -> GpuSeen {
+        let places = state.instances.keys().chain(&wanted.instances);
         GpuSeen {
             mig: Some(Ok(MigMode::Supported {
                 current: self.hardware.mig,
                 pending: self.hardware.mig,
             })),
             compute: Some(Ok(self.hardware.compute)),
-            slice: state
-                .slice
-                .filter(|slice| slice.sure && believed)
-                .map(|slice| slice.ours),
+            slice,
             places: places
                 .map(|place| (*place, Ok(self.hardware.living(*place))))
                 .collect(),
@@ -255,17 +272,13 @@ impl Story {
         seen.collect()
     }
 
-    /// Removals come before MIG mode, and that before what is made; nothing of others is touched.
-    pub(super) fn check_order(
-        &self,
-        changes: &[Change],
-        holds: &Holds,
-        (wanted, granted): (&GpuGoal, Granted),
-    ) {
+    /// Removals come before MIG mode, and that before what is made; a call makes for its own claim,
+    /// and nothing is given back while a record cannot be read.
+    pub(super) fn check_order(&self, changes: &[Change], scope: &Scope, wanted: &Goal) {
         let rank = |change: &Change| match change {
             Change::Forget(_) => 0,
             Change::StopMps(_) | Change::RemoveNamespace(_) => 1,
-            Change::Remove(..) => 2,
+            Change::Remove(_) => 2,
             Change::SetMigMode(_) => 3,
             Change::SetComputeMode(_) => 4,
             Change::SetTimeSlice(_) => 5,
@@ -274,73 +287,50 @@ impl Story {
             Change::PutNamespace(_) => 8,
         };
         assert!(changes.is_sorted_by_key(rank), "{changes:?}");
-        let kept: BTreeSet<Place> = holds
-            .keep
-            .iter()
-            .filter_map(|hold| hold.target.place())
-            .chain(holds.strays.iter().copied())
-            .collect();
-        let made: BTreeSet<Place> = holds
-            .make
-            .iter()
-            .filter_map(|hold| hold.target.place())
-            .collect();
-        let is_removed = |target: Target| {
-            let is_it = |change: &Change| matches!(change, Change::Remove(place, _) if target.place() == Some(*place));
-            changes.iter().any(is_it)
+        let holds = scope.holds();
+        let gets = |target: Target| {
+            let mut gets = holds.gets().iter();
+            gets.any(|one| one.hold.target == target)
         };
-        let is_about = |target: Target| holds.about.iter().any(|one| one.overlaps(target));
         for change in changes {
-            if let Change::StopMps(target)
-            | Change::StartMps(target, _)
-            | Change::RestartMps(target, _) = change
-            {
-                assert!(
-                    is_about(*target) || is_removed(*target),
-                    "{change:?} beside {:?}",
-                    holds.about
-                );
-            }
             match change {
-                Change::Remove(place, _) => {
-                    assert!(!kept.contains(place), "{change:?} of others");
-                }
                 Change::RestartMps(target, _) => {
                     // Under clients by a round alone, and where rules say so.
                     let is_idle = self.hardware.wedged[target];
-                    let may = holds.is_round && granted.restarts_wedged_mps;
+                    let may = scope.is_round() && scope.grant().restarts_wedged_mps;
                     assert!(is_idle || may, "started anew under its clients");
                 }
-                Change::Create(place) => assert!(made.contains(place), "{change:?}"),
-                Change::SetMigMode(_) => assert!(
-                    !holds.make.is_empty()
-                        || (holds.is_round && kept.is_empty() && holds.keep.is_empty()),
-                    "{change:?} for no one"
-                ),
+                Change::Create(place) => {
+                    assert!(gets(Target::Partition(*place)), "{change:?}");
+                }
+                Change::StartMps(target, _) => {
+                    assert!(scope.is_round() || gets(*target), "{change:?}");
+                }
+                Change::Remove(_) => assert!(!scope.is_round(), "{change:?} in a round"),
+                Change::SetMigMode(_) => {
+                    let unused = scope.is_round() && holds.others.is_empty();
+                    assert!(!holds.gets().is_empty() || unused, "{change:?} for no one");
+                }
                 _ => {}
             }
-        }
-        if holds.unknown {
-            assert!(
-                !matches!(wanted.compute, Want::Found),
-                "given back too early"
-            );
-            assert!(!matches!(wanted.slice, Want::Found), "given back too early");
-            assert!(!matches!(wanted.mig, Want::Found), "given back too early");
-            assert!(wanted.ends_mps.is_empty(), "stopped too early");
-            let ends = |change: &Change| matches!(change, Change::RemoveNamespace(_));
-            let own = matches!(wanted.ends, Ends::These(_));
-            assert!(own || !changes.iter().any(ends), "ended too early");
+            let is_back = match change {
+                Change::SetComputeMode(_) => wanted.compute == Want::Found,
+                Change::SetTimeSlice(_) => wanted.slice == Want::Found,
+                Change::SetMigMode(_) => wanted.mig == Want::Found,
+                Change::StopMps(_) | Change::RemoveNamespace(_) => scope.is_round(),
+                _ => false,
+            };
+            assert!(!(is_back && holds.unknown), "{change:?} too early");
         }
     }
 
     /// Whatever was seen: nothing that the record of another claim names is removed, stopped or set
     /// otherwise. A record of an earlier boot, and one that is being undone, names nothing that is
     /// there.
-    fn check_others(&self, own: Own<'_>, changes: &[Change]) {
-        let claim = match own {
-            Own::Makes(claim, _) | Own::Leaves(claim, _) => Some(claim),
-            Own::None => None,
+    fn check_others(&self, caller: Caller<'_>, changes: &[Change]) {
+        let claim = match caller {
+            Caller::Gets(claim, _) | Caller::LetsGo(claim, _) => Some(claim),
+            Caller::Round => None,
         };
         let boot = self.boot();
         let others = self.records.values().filter(|record| {
@@ -352,7 +342,7 @@ impl Story {
             for device in &devices {
                 let of_gpu = device.target == Target::Gpu;
                 let harms = match change {
-                    Change::Remove(place, _) => device.own_place() == Some(*place),
+                    Change::Remove(place) => device.own_place() == Some(*place),
                     Change::StopMps(target) => device.mps.is_some() && device.target == *target,
                     Change::RemoveNamespace(name) => {
                         let namespace = device.mps.and_then(|slot| slot.namespace);
@@ -390,7 +380,7 @@ impl Story {
         state: &mut GpuState,
         seen: &GpuSeen,
         change: &Change,
-        wanted: &GpuGoal,
+        wanted: &Goal,
         made_for: Option<&ClaimUid>,
     ) -> Result<(), Failed> {
         match change {
@@ -399,9 +389,10 @@ impl Story {
                 state.instances.remove(place);
                 self.save(state)
             }
-            Change::Remove(place, life) => {
+            Change::Remove(place) => {
                 self.kinds.insert("remove");
-                self.remove(state, *place, life)
+                let life = state.instances[place].life.clone();
+                self.remove(state, *place, &life)
             }
             Change::StopMps(target) => {
                 self.kinds.insert("stop");
@@ -476,7 +467,7 @@ impl Story {
                 let now = state.slice.map_or(self.hardware.slice, |slice| slice.found);
                 let setting = match wanted.slice {
                     Want::Found => Setting::SliceBack,
-                    _ => Setting::Slice { now, to: *to },
+                    Want::To(_) => Setting::Slice { now, to: *to },
                 };
                 self.set(state, setting, &Call::Slice(*to))
             }
@@ -639,7 +630,7 @@ impl Story {
         };
         let (of, is_first) = (uid.clone(), earlier.is_none());
         let brought = self.bring(
-            Own::Makes(&of, &devices),
+            Caller::Gets(&of, &devices),
             Some(uid),
             &mut |story, changes| {
                 let creates = changes.iter().any(|c| matches!(c, Change::Create(_)));
@@ -667,7 +658,7 @@ impl Story {
             }
         }
         // The GPU is brought to the goal without it; the record goes last.
-        let left = self.bring(Own::Leaves(&of, &devices), None, &mut |_, _| Ok(()))?;
+        let left = self.bring(Caller::LetsGo(&of, &devices), None, &mut |_, _| Ok(()))?;
         match earlier {
             Some(_) => Ok(()),
             None if left.1.iter().any(Change::is_removal) => self.write_record(undoing(record)),
@@ -687,14 +678,18 @@ impl Story {
         let of = uid.clone();
         let begun = !matches!(record.phase, Phase::Prepared);
         let going = undoing(record.clone());
-        let (_, stuck) = self.bring(Own::Leaves(&of, &devices), None, &mut |story, changes| {
-            let is_note = |change: &Change| matches!(change, Change::Forget(_));
-            if !changes.iter().all(is_note) && !begun {
-                story.write_record(going.clone())
-            } else {
-                Ok(())
-            }
-        })?;
+        let (_, stuck) = self.bring(
+            Caller::LetsGo(&of, &devices),
+            None,
+            &mut |story, changes| {
+                let is_note = |change: &Change| matches!(change, Change::Forget(_));
+                if !changes.iter().all(is_note) && !begun {
+                    story.write_record(going.clone())
+                } else {
+                    Ok(())
+                }
+            },
+        )?;
         // A record that cannot be read may be of another user of a shared partition.
         let device = &record.devices[0];
         let others = self

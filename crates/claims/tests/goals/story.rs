@@ -353,7 +353,7 @@ impl Story {
     fn tidy(&mut self) {
         self.say("a round");
         self.restore();
-        let brought = self.bring(Own::None, None, &mut |_, _| Ok(()));
+        let brought = self.bring(Caller::Round, None, &mut |_, _| Ok(()));
         let is_odd = self.log.iter().rev().take_while(|line| *line != "a round");
         let is_odd = is_odd.filter(|line| line.contains("an odd look")).count() > 0;
         let is_whole = brought.is_ok_and(|(_, stuck)| stuck.is_empty());

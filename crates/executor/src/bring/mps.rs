@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_claims::{Cause, ChangeError, MpsNote};
+use divvy_gpu::{Cause, ChangeError, MpsNote};
 use divvy_model::{GpuTarget, MigUuid, MpsNamespace, MpsNamespaceName, MpsServer, Target};
 
 use super::{Failed, Work};
@@ -59,7 +59,8 @@ impl Work<'_, '_> {
             Some(Ok(running)) => running.get(&target),
             Some(Err(_)) | None => None,
         };
-        if self.goal.served.contains(&target) && running.is_some_and(|one| one.server != server) {
+        if self.scope.is_server_of_others(target) && running.is_some_and(|one| one.server != server)
+        {
             return Err(ChangeError::NotDone(Cause::new(
                 "an MPS server with other limits runs there, and other claims use it: it ends with their pods",
             )));

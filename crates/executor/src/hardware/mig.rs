@@ -1,6 +1,6 @@
 //! MIG mode and instances.
 
-use divvy_claims::{Cause, ChangeError, Life, Made, Retry};
+use divvy_gpu::{Cause, ChangeError, Life, Made, Retry};
 use divvy_model::mig::GpuInstance;
 use divvy_model::{GpuError, GpuErrorCode, GpuUuid, MigActivation, MigMode, Place};
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use divvy_claims::{Cause, ChangeError, MpsSeen, Unwell};
+use divvy_gpu::{Cause, ChangeError, MpsSeen, Unwell};
 use divvy_model::{
     GpuTarget, GpuUuid, MigUuid, MpsHolder, MpsNamespace, MpsNamespaceName, MpsServer, Target, lock,
 };

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use divvy_claims::{Cause, ChangeError};
+use divvy_gpu::{Cause, ChangeError};
 use divvy_model::{ComputeMode, GpuError, GpuUuid, TimeSlice};
 
 use super::{Hardware, failed};

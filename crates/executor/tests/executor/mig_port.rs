@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use divvy_claims::{ChangeError, Life, Observed};
 use divvy_executor::{Hardware as Port, chain};
+use divvy_gpu::{ChangeError, Life, Observed};
 use divvy_gpu_sim::{Fault, SimNode};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, MigMode, Place};
 

@@ -200,7 +200,10 @@ fn a_round_makes_lost_namespaces_again_and_ends_those_of_no_claim() {
     lost(world.lock().namespaces.get_mut(&gpu).unwrap());
     world.prepare(&executor, &part("c", 1, "1Gi")).unwrap();
     assert_eq!(namespaces(&world, &gpu).len(), 2);
+    // Nor does one that goes make those of others.
     world.unprepare(&executor, &uid("c")).unwrap();
+    assert_eq!(namespaces(&world, &gpu).len(), 1);
+    executor.reconcile(&world.view());
     assert_eq!(namespaces(&world, &gpu), expected);
     world.lock().server_dies(&gpu);
     let report = executor.reconcile(&world.view());

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use divvy_cdi::{CommonEdits, ContainerEdits};
 use divvy_claims::{
-    AllocatedDevice, Allocation, Attributes, ChangeError, Claim, ClaimRef, Phase, PodRef, Record,
-    RecordedDevice, Stored, Times, Unwell,
+    AllocatedDevice, Allocation, Attributes, Claim, ClaimRef, Phase, PodRef, Record,
+    RecordedDevice, Stored, Times,
 };
 use divvy_executor::{
     Call, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, Durability, EditsError, Entry,
@@ -19,6 +19,7 @@ use divvy_executor::{
     RunningDevice, RunningServer, ServerStart, Stamp, Store, TimeSliceError, TimeSlices,
     UnprepareError, Unprepared,
 };
+use divvy_gpu::{ChangeError, Unwell};
 use divvy_gpu_sim::SimNode;
 
 use crate::mig_hardware::Hardware;

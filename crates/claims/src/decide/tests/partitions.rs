@@ -66,7 +66,7 @@ fn mig_mode_is_changed_only_where_that_is_allowed_or_was_our_doing() {
         ("wrong-mode", "wrong-mode")
     );
     let ours = GpuState {
-        mig: Some(crate::Changed {
+        mig: Some(divvy_gpu::Changed {
             found: false,
             ours: true,
             sure: true,

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::shares::share;
 use super::*;
-use crate::{ConfigEntry, ConfigSource};
+use crate::{ConfigEntry, ConfigSource, uses_of};
 
 /// A claim of a whole GPU that asks for these nodes of the host.
 fn asking(nodes: &[&str]) -> Claim {
@@ -96,7 +96,7 @@ fn the_place_of_a_record_is_held_and_unsure_in_its_boot_on_its_gpu() {
     let record = world.record(&c, Phase::Preparing);
     let unsure = |of, boot: &BootId| {
         let mut state = GpuState::default().in_boot(boot);
-        state.add_unsure(&gpu(of), boot, [&record]);
+        state.add_unsure(&uses_of(&record, &gpu(of), boot));
         let places = state.instances.into_iter();
         let places = places.map(|(place, one)| (place, one.life, one.doubt.is_some()));
         places.collect::<Vec<_>>()

@@ -88,7 +88,7 @@ fn asking(claim: Claim, slice: &str) -> Claim {
 fn policy(world: &mut World, share_time_slice: Option<TimeSlice>, applied: Option<TimeSlice>) {
     let mut state = GpuState::default().in_boot(&world.boot);
     state.grant.share_time_slice = share_time_slice;
-    state.slice = applied.map(|ours| crate::Changed {
+    state.slice = applied.map(|ours| divvy_gpu::Changed {
         found: TimeSlice::Default,
         ours,
         sure: true,

@@ -10,7 +10,9 @@ use divvy_model::{
     GpuProblem, HostTopology, MigMode, PciAddress, SystemFacts,
 };
 
-use crate::{AllocatedDevice, Allocation, GpuSeen, Holds, Living, Made, Own, Times, diff, goal};
+use divvy_gpu::{Ask, Change, Goal, Scope, diff};
+
+use crate::{AllocatedDevice, Allocation, Caller, GpuSeen, Living, Made, Times, holds_on};
 
 pub(super) fn gpu(n: u32) -> GpuUuid {
     format!("GPU-12345678-1234-1234-1234-1234567800{n:02x}")
@@ -228,25 +230,29 @@ impl World {
         let gpu = gpu(number);
         let known = self.gpus.get(&gpu).and_then(|stored| stored.fine());
         let state = known.cloned().unwrap_or_default().in_boot(&self.boot);
-        let own = Own::Makes(&claim.uid, &devices);
-        let holds = Holds::of(&gpu, own, &self.records, (&state, &self.boot));
+        let holds = holds_on(
+            &gpu,
+            Caller::Gets(&claim.uid, &devices),
+            &self.records,
+            &self.boot,
+        );
         let found = &self.inventory.gpus[&gpu];
-        let on = holds.make.iter().any(|hold| hold.target.place().is_some());
-        let goal = goal(&holds, state.grant, may_set_mig(&state, found, on, false));
+        let mut gets = holds.gets().iter();
+        let on = gets.any(|one| one.hold.target.place().is_some());
+        let may_set = may_set_mig(&state, found, on, false);
+        let scope = Scope::new(holds, state.grant, &state.instances, may_set);
+        let goal = Goal::of(&scope, &state.mps);
         let read = self.hardware.get(&gpu).cloned().unwrap_or_default();
         let mut seen = GpuSeen {
             mig: read.mig.or(Some(Ok(found.facts.mig_mode))),
             compute: found.facts.compute_mode.map(Ok),
-            slice: state
-                .slice
-                .filter(|slice| slice.sure && holds.vouched_for)
-                .map(|slice| slice.ours),
+            slice: Ask::of(&state, &goal, &scope).slice_in_force,
             ..read
         };
-        for place in goal.instances.keys() {
+        for place in &goal.instances {
             seen.places.entry(*place).or_insert(Ok(None));
         }
-        diff(&state, &seen, &goal)
+        diff(&state, &seen, &goal, &scope)
     }
 
     pub(super) fn decide(&self, claim: &Claim) -> Decision {

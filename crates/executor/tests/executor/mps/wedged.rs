@@ -1,8 +1,8 @@
 //! Servers that do not serve any more: left to their clients, started anew once these have ended or
 //! at once by the rules, and reported with the claims that use them.
 
-use divvy_claims::Unwell;
 use divvy_executor::{Event, Executor, Refresh};
+use divvy_gpu::Unwell;
 use divvy_model::{GpuTarget, GpuUuid, Grant, MpsFault, MpsServer, Target};
 
 use super::{namespaces, part, restarted, setup, setup_with_namespaces, share};

@@ -2,9 +2,8 @@
 //! how the product stores it is in here: the tests assert on these types.
 
 use divvy_cdi::{Hook, Stage};
-use divvy_claims::{
-    Cause, ChangeError, Changed as Kept, GpuState, Holds, Instance, Life, Own, Want, goal,
-};
+use divvy_claims::{Caller, decode_gpu_state, encode_gpu_state, holds_on};
+use divvy_gpu::{Cause, ChangeError, Changed as Kept, Goal, GpuState, Instance, Life, Scope, Want};
 use divvy_model::mig::{ComputeInstanceId, GpuInstanceId, Partition};
 use divvy_model::{BootId, ComputeMode, Sharing, Target};
 
@@ -183,7 +182,7 @@ fn file_of(gpu: &GpuUuid) -> String {
 
 /// Decodes the bytes of a GPU's file, which must be readable.
 pub(crate) fn picture_of(bytes: &[u8]) -> GpuPicture {
-    match GpuState::decode(bytes) {
+    match decode_gpu_state(bytes) {
         Stored::Fine(state) => seen(&any_gpu(), &state),
         other => panic!("{other:?}"),
     }
@@ -192,7 +191,7 @@ pub(crate) fn picture_of(bytes: &[u8]) -> GpuPicture {
 /// Returns the content of a GPU's file; without a file, of a GPU that was never touched.
 pub(crate) fn picture(world: &World, gpu: &GpuUuid) -> GpuPicture {
     let bytes = world.lock().file(Folder::Gpus, &file_of(gpu));
-    match bytes.map(|bytes| GpuState::decode(&bytes)) {
+    match bytes.map(|bytes| decode_gpu_state(&bytes)) {
         None => seen(gpu, &GpuState::default()),
         Some(Stored::Fine(state)) => seen(gpu, &state),
         Some(other) => panic!("{other:?}"),
@@ -276,12 +275,13 @@ pub(crate) fn wanted_time_slice(world: &World, gpu: &GpuUuid) -> Option<TimeSlic
     let records = world.lock().records();
     let records = records.into_iter().map(|(uid, r)| (uid, Arc::new(r)));
     let bytes = world.lock().file(Folder::Gpus, &file_of(gpu));
-    let state = bytes.map(|bytes| GpuState::decode(&bytes).fine().unwrap().clone());
+    let state = bytes.map(|bytes| decode_gpu_state(&bytes).fine().unwrap().clone());
     let (state, boot) = (state.unwrap_or_default(), "any".parse().unwrap());
-    let holds = Holds::of(gpu, Own::None, &records.collect(), (&state, &boot));
-    match goal(&holds, state.grant, false).slice {
+    let holds = holds_on(gpu, Caller::Round, &records.collect(), &boot);
+    let scope = Scope::new(holds, state.grant, &state.instances, false);
+    match Goal::of(&scope, &state.mps).slice {
         Want::To(slice) => Some(slice),
-        Want::Found | Want::Leave => None,
+        Want::Found => None,
     }
 }
 
@@ -312,10 +312,10 @@ pub(crate) fn lose(world: &World, claim: &ClaimUid) {
 fn change(world: &World, gpu: &GpuUuid, change: impl FnOnce(&mut GpuState)) {
     let mut state = match world.lock().file(Folder::Gpus, &file_of(gpu)) {
         None => GpuState::default(),
-        Some(bytes) => GpuState::decode(&bytes).fine().unwrap().clone(),
+        Some(bytes) => decode_gpu_state(&bytes).fine().unwrap().clone(),
     };
     change(&mut state);
-    tear_gpu(world, gpu, &state.encode());
+    tear_gpu(world, gpu, &encode_gpu_state(&state));
 }
 
 /// Drops the notes of instances from a GPU's file that are not to be kept.
