@@ -20,6 +20,7 @@ use divvy_telemetry::{MetricsRegistry, Readiness};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceSlice};
 use tempfile::TempDir;
+use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +33,11 @@ pub(crate) const NODE: &str = "demo-node";
 const LABELS: [(&str, &str); 2] = [(names::NODE_LABEL, "true"), ("divvy.dev/try", "true")];
 /// Longest time of a step of the demo; one that takes longer counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Folder of the MPS supervisor, in the demo's own.
+const MPS: &str = "run/divvy/mps";
+/// Name of the supervisor's socket in it.
+const SUPERVISOR: &str = "supervisor.sock";
 
 /// A running node.
 pub(crate) struct World {
@@ -85,7 +91,7 @@ impl World {
         let api = cluster(labels, policies, driver)?;
         let kubelet_config = KubeletConfig::new(folder.path().join("kubelet"), NODE, api.clone());
         let mut args = args(folder.path(), &kubelet_config, host.node_table, driver)?;
-        args.mps_dir = Some(folder.path().join("run/divvy/mps"));
+        args.mps_dir = Some(folder.path().join(MPS));
         let kubelet = FakeKubelet::start(kubelet_config).context("the demo's kubelet")?;
         let deps = Deps {
             mps: Some(Arc::new(divvy_executor::ListedServers::default())),
@@ -96,6 +102,7 @@ impl World {
             readiness: Readiness::new(),
         };
         let stop = CancellationToken::new();
+        answer_for_supervisor(&folder.path().join(MPS), stop.clone())?;
         let started = Instant::now();
         let config = Config::try_from(args).context("the plugin's configuration")?;
         let mut plugin = tokio::spawn(divvy_kubelet_plugin::run(config, deps, stop.clone()));
@@ -203,6 +210,19 @@ impl World {
         }
         Ok(left)
     }
+}
+
+/// Listens in the place of the node's MPS supervisor until `stop`: the plugin taints MPS shares
+/// while nobody does. Nobody asks it for anything, since the demo's MPS servers are a list.
+fn answer_for_supervisor(folder: &Path, stop: CancellationToken) -> Result<()> {
+    fs_err::create_dir_all(folder)?;
+    let socket = UnixListener::bind(folder.join(SUPERVISOR)).context("the demo's supervisor")?;
+    tokio::spawn(stop.run_until_cancelled_owned(async move {
+        loop {
+            drop(socket.accept().await);
+        }
+    }));
+    Ok(())
 }
 
 fn host_of(sim: &SimNode) -> Fixture {
@@ -364,3 +384,24 @@ const STANDING_IN: [(&str, &str); 3] = [
     ("  name: gpu.divvy.dev\n", "  name: gpu.nvidia.com\n"),
     ("  name: mig.divvy.dev\n", "  name: mig.nvidia.com\n"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    /// Looks more often than connections may wait to be accepted.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_supervisor_answers_on_the_demos_node_for_as_long_as_it_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let stop = CancellationToken::new();
+        answer_for_supervisor(&folder.path().join(MPS), stop.clone()).unwrap();
+        let socket = folder.path().join(MPS).join(SUPERVISOR);
+        for look in 0..5000 {
+            let answer = UnixStream::connect(&socket).await;
+            assert!(answer.is_ok(), "look {look}: {answer:?}");
+        }
+        stop.cancel();
+    }
+}
