@@ -488,6 +488,8 @@ const SEEN_FOR = 15 * 60 * 1000;
 function note(view) {
   const time = Date.parse(view.now) || Date.now();
   if (!view.free || seen.at(-1)?.time === time) return;
+  // A clock that was set back.
+  if (seen.at(-1)?.time > time) seen.length = 0;
   seen.push({ time, free: view.free.wholeGpus, waiting: view.waiting.length });
   while (seen.length && seen[0].time < time - SEEN_FOR) seen.shift();
 }
