@@ -21,6 +21,7 @@ pub mod status;
 pub mod strict;
 pub mod table;
 pub mod taints;
+pub mod templates;
 pub mod top;
 pub mod ui;
 pub mod usage;

@@ -15,6 +15,24 @@ pub struct Offered {
     pub notes: Vec<String>,
 }
 
+/// Abilities of a node and its cluster that are taken for granted.
+#[derive(Debug, Clone, Copy)]
+pub struct Granted {
+    pub kubernetes: KubeVersion,
+    /// The chart's `mps.enabled`, on a node with all that its driver comes with.
+    pub mps: bool,
+}
+
+impl Default for Granted {
+    /// Everything that divvy uses.
+    fn default() -> Self {
+        Self {
+            kubernetes: KubeVersion::new(1, 37, 1),
+            mps: true,
+        }
+    }
+}
+
 /// Works it out for an idle node on a cluster that has everything that divvy uses.
 pub fn offered(
     inventory: &Inventory,
@@ -22,9 +40,20 @@ pub fn offered(
     policies: &[GpuPolicy],
     defaults: &GpuRules,
 ) -> Offered {
-    // A node with `mps.enabled`, and with all that its driver comes with.
+    offered_with(inventory, node, policies, defaults, Granted::default())
+}
+
+/// Works it out for an idle node.
+pub fn offered_with(
+    inventory: &Inventory,
+    node: &NodeFacts<'_>,
+    policies: &[GpuPolicy],
+    defaults: &GpuRules,
+    granted: Granted,
+) -> Offered {
     let mut able = inventory.clone();
-    able.system.mps = MpsAbility::of_node(&inventory.system.driver_version, true, true, None);
+    let driver = &inventory.system.driver_version;
+    able.system.mps = MpsAbility::of_node(driver, granted.mps, true, None);
     let inventory = &able;
     let mut ordinals = Ordinals::default();
     ordinals.assign(
@@ -40,7 +69,7 @@ pub fn offered(
         .map(|(lock, _)| *lock)
         .unwrap_or_default();
     let features = ServerFeatures::default()
-        .observe(KubeVersion::new(1, 37, 1))
+        .observe(granted.kubernetes)
         .with_mode_lock(lock);
     let capabilities = inventory
         .gpus

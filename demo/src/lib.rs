@@ -13,6 +13,7 @@ mod report;
 mod review;
 mod scenario;
 mod schedule;
+pub mod slices;
 mod start;
 mod ui;
 mod workload;

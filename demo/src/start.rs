@@ -8,7 +8,7 @@ use divvy_model::health::RecoveryAction;
 use divvy_model::{CudaVersion, GpuUuid, MemoryCaps};
 
 /// CUDA of the first driver that caps memory.
-const CUDA: CudaVersion = CudaVersion {
+pub(crate) const CUDA: CudaVersion = CudaVersion {
     major: 13,
     minor: 4,
 };
@@ -34,7 +34,7 @@ pub(crate) struct Gpus {
 }
 
 /// Takes the version of a driver, such as 615.71.09.
-fn version(text: &str) -> Result<String, String> {
+pub(crate) fn version(text: &str) -> Result<String, String> {
     let is_number = |part: &str| part.parse::<u32>().is_ok();
     if (2..=3).contains(&text.split('.').count()) && text.split('.').all(is_number) {
         Ok(text.to_owned())

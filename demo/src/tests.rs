@@ -7,6 +7,7 @@ mod cases;
 mod limits;
 mod mps;
 mod notes;
+mod slices;
 mod stand_in;
 
 /// The demo's arguments, as they are written.

@@ -39,6 +39,14 @@ const MPS: &str = "run/divvy/mps";
 /// Name of the supervisor's socket in it.
 const SUPERVISOR: &str = "supervisor.sock";
 
+/// Returns the labels of the demo's node.
+pub(crate) fn labels() -> BTreeMap<String, String> {
+    let labels = LABELS.into_iter();
+    labels
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
 /// A running node.
 pub(crate) struct World {
     pub(crate) api: FakeApi,
@@ -65,10 +73,7 @@ impl World {
         policies: &[GpuPolicy],
         driver: &'static str,
     ) -> Result<Self> {
-        let labels = LABELS
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .collect();
+        let labels = labels();
         let facts = NodeFacts {
             name: NODE,
             labels: &labels,

@@ -51,6 +51,17 @@ enum Command {
   divvy inventory --sim h100x8,l4x2 --offer everything -o wide
   divvy inventory --sim h100x2 --policy policy.yaml --node-label pool=train")]
     Inventory(Inventory),
+    /// Print the ResourceSlices that a node of a kind will publish, for autoscalers
+    ///
+    /// Without what is only of one node: UUIDs, taints. Exit status 1: the compared node would not
+    /// be taken for ready, or the format has no words for the template.
+    #[command(after_help = "Examples:
+  divvy slices --sim h100x8
+  divvy slices --sim h100x8 --policy policy.yaml -o karpenter --instance-type p5.48xlarge
+  divvy slices --node NODE
+  divvy slices --diff NODE")]
+    #[cfg(feature = "demo")]
+    Slices(divvy_demo::slices::Args),
     /// Show the GPUs of a cluster, who holds them, what is stuck since when and why, and what to do
     #[command(after_help = "Examples:
   divvy status
@@ -126,6 +137,8 @@ fn main() -> ExitCode {
         Command::Inventory(args) => divvy_demo::inventory::run(&args),
         #[cfg(not(feature = "demo"))]
         Command::Inventory(args) => divvy_cli::inventory::run(&args, ""),
+        #[cfg(feature = "demo")]
+        Command::Slices(args) => divvy_demo::slices::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Ui(args) => ui::run(&args),

@@ -133,6 +133,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "divvy-allocator",
             "divvy-api",
             "divvy-claims",
+            "divvy-controller",
             "divvy-host",
             "divvy-model",
             "divvy-nvml",

@@ -121,7 +121,8 @@ fn no_driver(root: Option<&Path>, error: &DriverRootError, otherwise: &str) -> S
     }
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+/// Takes a label of a node, `KEY=VALUE`.
+pub fn label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text
         .split_once('=')
         .ok_or("expected a key, = and a value")?;

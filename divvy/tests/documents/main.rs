@@ -215,7 +215,8 @@ fn ours(words: &[String], page: &Page) -> Result<(), String> {
     }
     let done = command.output().map_err(|error| error.to_string())?;
     // Without a cluster these end with 1; wrong arguments would be 2.
-    let expected = i32::from(["status", "top"].contains(&first));
+    let of_cluster = |word: &String| ["--node", "--diff"].contains(&word.as_str());
+    let expected = i32::from(["status", "top"].contains(&first) || words.iter().any(of_cluster));
     if done.status.code() == Some(expected) {
         return Ok(());
     }
@@ -411,6 +412,7 @@ fn is_run_here(line: &str) -> bool {
         "divvy inventory ",
         "divvy claim ",
         "divvy convert ",
+        "divvy slices --sim ",
     ]
     .iter()
     .any(|start| line.starts_with(start))

@@ -94,6 +94,18 @@ pub(crate) const TABLE: &[(&str, How)] = &[
     ("divvy status node NODE", Cluster("gpu-0")),
     ("kubectl divvy status gpu NODE/gpu-0", Cluster("gpu-0")),
     ("divvy status gpu NODE/gpu-0", Cluster("gpu-0")),
+    (
+        "kubectl divvy slices --node NODE",
+        By("the_template_of_a_nodes_kind_is_what_the_node_publishes"),
+    ),
+    (
+        "kubectl divvy slices --diff NODE",
+        By("a_sick_node_is_compared_with_a_healthy_one_of_its_kind"),
+    ),
+    (
+        "kubectl divvy slices --sim h100x8 --policy group.yaml --diff NODE",
+        By("every_board_publishes_its_template_under_every_policy"),
+    ),
     ("divvy status policy", Cluster("action required")),
     (
         "divvy status policy NAME",
