@@ -15,6 +15,7 @@ mod gates;
 mod http_server;
 mod json;
 mod kinds;
+mod owners;
 mod patch;
 mod select;
 mod service;

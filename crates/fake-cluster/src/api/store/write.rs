@@ -8,6 +8,7 @@ use crate::api::error::ApiError;
 use crate::api::gates::drop_fields;
 use crate::api::json::{copy, set, text};
 use crate::api::kinds::Kind;
+use crate::api::owners::{self, By};
 use crate::api::{claim_check, patch};
 
 /// Part of an object that a write may change.
@@ -177,6 +178,9 @@ impl Store {
         let conflict = others.find_map(|((_, m), theirs)| {
             patch::conflict(theirs, wanted, "").map(|at| (m.clone(), at))
         });
+        let has_owners = kind.name == "Node";
+        let current = self.objects.get(key).filter(|_| has_owners);
+        let conflict = conflict.or_else(|| owners::conflict(current, manager, wanted));
         if let Some((owner, at)) = conflict.filter(|_| !force) {
             let message = format!("Apply failed with 1 conflict: conflict with \"{owner}\": {at}");
             return Err(ApiError::new(409, message));
@@ -188,7 +192,10 @@ impl Store {
         let mut object = old.clone().unwrap_or_else(|| json!({}));
         set(&mut object, &["metadata", "resourceVersion"], None);
         patch::apply(&mut object, self.applied.get(&slot), wanted);
-        let stored = self.write(what, old, object)?;
+        if has_owners {
+            owners::keep_shared(old.as_ref(), &mut object, manager);
+        }
+        let stored = self.write_by(what, old, object, By::Apply(manager, wanted))?;
         if !self.dry_run {
             self.applied.insert(slot, wanted.clone());
         }
@@ -244,6 +251,16 @@ impl Store {
         old: Option<Value>,
         object: Value,
     ) -> Result<Value, ApiError> {
+        self.write_by(what, old, object, By::Other)
+    }
+
+    fn write_by(
+        &mut self,
+        what: &Written<'_>,
+        old: Option<Value>,
+        object: Value,
+        by: By<'_>,
+    ) -> Result<Value, ApiError> {
         let Written {
             kind,
             key,
@@ -297,6 +314,9 @@ impl Store {
             drop_fields(&self.gates_off, old.as_ref(), &mut new);
         }
         store_form(&kind.name, &mut new, now)?;
+        if kind.name == "Node" {
+            owners::note(old.as_ref(), &mut new, by);
+        }
         if part != Part::All && kind.name == "ResourceClaim" {
             claim_check::check(&key.name, old.as_ref(), &new)?;
         }

@@ -1,7 +1,7 @@
 //! Reading, writing and validating objects.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceCapacity, DeviceTaint, ResourceClaimStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
@@ -370,4 +370,57 @@ async fn a_resource_is_served_once_it_is_registered() {
         .await
         .unwrap();
     assert_eq!(api.get::<Deployment>("ns", "d"), Some(stored));
+}
+
+/// Managers of a label, with the operation by which each has it.
+fn owners(node: &Node, label: &str) -> Vec<String> {
+    let entries = node.metadata.managed_fields.iter().flatten();
+    let has = |fields: &serde_json::Value| {
+        let labels = fields.pointer("/f:metadata/f:labels");
+        labels.is_some_and(|labels| labels.get(format!("f:{label}")).is_some())
+    };
+    let of = entries.filter(|entry| {
+        entry
+            .fields_v1
+            .as_ref()
+            .is_some_and(|fields| has(&fields.0))
+    });
+    of.map(|entry| {
+        let [manager, operation] = [&entry.manager, &entry.operation].map(|it| it.clone().unwrap());
+        format!("{manager}/{operation}")
+    })
+    .collect()
+}
+
+#[tokio::test]
+async fn a_label_of_a_node_belongs_to_who_applied_or_changed_it() {
+    let api = FakeApi::new();
+    api.put(&crate::build::mk_node("n1")).unwrap();
+    let nodes = Api::<Node>::all(api.client());
+    let apply = async |manager: &str, labels: serde_json::Value| {
+        let patch = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": labels}});
+        nodes
+            .patch("n1", &PatchParams::apply(manager), &Patch::Apply(&patch))
+            .await
+    };
+    let node = apply("a", json!({"x": "1", "y": "1"})).await.unwrap();
+    assert_eq!(owners(&node, "x"), ["a/Apply"]);
+    // The same value is shared, another is refused, and what both have stays until both let go.
+    let node = apply("b", json!({"x": "1"})).await.unwrap();
+    assert_eq!(owners(&node, "x"), ["a/Apply", "b/Apply"]);
+    assert_eq!(refusal(apply("b", json!({"x": "2"})).await).0, 409);
+    let node = apply("a", json!({"y": "1"})).await.unwrap();
+    assert_eq!(owners(&node, "x"), ["b/Apply"]);
+    assert_eq!(node.metadata.labels.unwrap()["x"], "1");
+    // Any other write takes what it changes, and from then on an apply is refused.
+    let patch = json!({"metadata": {"labels": {"y": "3", "z": null}}});
+    let node = nodes
+        .patch("n1", &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
+    assert_eq!(owners(&node, "y"), ["other/Update"]);
+    assert_eq!(refusal(apply("a", json!({"y": "1"})).await).0, 409);
+    let node = apply("b", json!({})).await.unwrap();
+    let labels = node.metadata.labels.unwrap();
+    assert_eq!((labels.get("x"), labels["y"].as_str()), (None, "3"));
 }
