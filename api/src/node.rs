@@ -149,6 +149,9 @@ pub struct Versions {
     /// The version of the NVIDIA driver, as the driver writes it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub driver: String,
+    /// The newest CUDA version of that driver.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cuda: String,
     /// The version of the API server that the node last saw.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kubernetes: String,
@@ -165,6 +168,25 @@ pub struct GpuStatus {
     /// The product name, if it can be read.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub product: String,
+    /// The total memory in MiB, if the driver reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// The architecture, such as Hopper, if it is known.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub architecture: String,
+    /// The CUDA compute capability, such as 9.0.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub compute_capability: String,
+    /// True if the GPU can be cut into MIG partitions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_capable: Option<bool>,
+    /// The NVLink domain: GPUs with the same value reach each other over NVLink. It is empty
+    /// without NVLink.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub nvlink_domain: String,
+    /// The NVLink fabric beyond the node that the GPU is in, as cluster.clique.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fabric: String,
     /// The current mode of the GPU: idle, whole, partitioned, time-sliced or mps.
     pub mode: String,
     /// The kinds of devices that the GPU is offered as: whole, partitions, shares, MPS shares,

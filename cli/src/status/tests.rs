@@ -137,6 +137,7 @@ fn status(gpus: Vec<GpuStatus>, troubles: Vec<Trouble>, trouble: &str) -> GpuNod
         divvy: "0.1.0".to_owned(),
         driver: "580.95.05".to_owned(),
         kubernetes: "1.37.1".to_owned(),
+        ..Versions::default()
     };
     let changed = Some("2026-11-21T19:58:00Z".to_owned());
     GpuNodeStatus {

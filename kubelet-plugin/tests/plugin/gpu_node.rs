@@ -36,6 +36,21 @@ async fn a_gpu_node_has_holders_rules_troubles_and_few_writes() {
         ("gpu-0", "whole", "p/big", "NVIDIA H100 80GB HBM3")
     );
     assert_eq!(gpu.offered, ["whole"]);
+    assert_eq!(
+        (gpu.memory_mib, gpu.mig_capable, gpu.fabric.as_str()),
+        (Some(81_559), Some(true), "")
+    );
+    assert_eq!(
+        (gpu.architecture.as_str(), gpu.compute_capability.as_str()),
+        ("Hopper", "9.0")
+    );
+    assert!(!gpu.nvlink_domain.is_empty());
+    assert!(
+        held.gpus
+            .iter()
+            .all(|other| other.nvlink_domain == gpu.nvlink_domain)
+    );
+    assert_eq!(held.versions.cuda.split('.').count(), 2);
     let holder = Holder {
         namespace: "default".to_owned(),
         name: "c".to_owned(),

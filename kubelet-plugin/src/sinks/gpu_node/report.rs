@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Summary, Trouble, Versions};
 use divvy_claims::Phase;
 use divvy_executor::HeldDevice;
-use divvy_model::{GpuUuid, Inventory, Mode, Ordinals};
+use divvy_model::{Gpu, GpuUuid, Inventory, MigMode, Mode, Ordinals};
 use divvy_offer::Finding;
 
 use super::troubles::{ordinal, troubles};
@@ -40,9 +40,15 @@ pub(crate) fn report(known: &Known<'_>, findings: &BTreeSet<Finding>) -> GpuNode
             || known.devices().any(|(_, kind)| kind.ordinal() == *n)
     };
     by_ordinal.retain(is_known);
+    let domains = known.inventory.map(Inventory::nvlink_domains);
     let gpus: Vec<GpuStatus> = by_ordinal
         .iter()
-        .map(|(n, uuid)| gpu(known, *n, uuid))
+        .map(|(n, uuid)| {
+            let found = known.inventory.and_then(|all| all.gpus.get(*uuid));
+            let domain = domains.as_ref().and_then(|all| all.get(*uuid));
+            let facts = found.map(|found| facts(found, domain)).unwrap_or_default();
+            gpu(known, *n, uuid, facts)
+        })
         .collect();
     let claims: BTreeSet<&String> = gpus
         .iter()
@@ -76,6 +82,11 @@ pub(crate) fn report(known: &Known<'_>, findings: &BTreeSet<Finding>) -> GpuNode
         versions: Versions {
             divvy: env!("CARGO_PKG_VERSION").to_owned(),
             driver: driver.unwrap_or_default(),
+            cuda: known
+                .inventory
+                .and_then(|inventory| inventory.system.cuda_version)
+                .map(|version| version.to_string())
+                .unwrap_or_default(),
             kubernetes: known.kubernetes.clone(),
         },
         share_memory: known.inventory.map(share_memory).unwrap_or_default(),
@@ -125,7 +136,25 @@ pub(crate) fn last_report(before: &GpuNodeStatus, held: &BTreeSet<String>) -> Gp
     }
 }
 
-fn gpu(known: &Known<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
+/// Works out what the report says of the card itself.
+fn facts(gpu: &Gpu, domain: Option<&String>) -> GpuStatus {
+    let facts = &gpu.facts;
+    let fabric = facts.fabric.as_ref();
+    GpuStatus {
+        product: facts.product_name.clone(),
+        memory_mib: facts.memory_bytes.map(|bytes| bytes >> 20),
+        architecture: facts.architecture.name().unwrap_or_default().to_owned(),
+        compute_capability: facts.compute_capability.to_string(),
+        mig_capable: Some(facts.mig_mode != MigMode::Unsupported),
+        nvlink_domain: domain.cloned().unwrap_or_default(),
+        fabric: fabric
+            .map(|fabric| format!("{}.{}", fabric.cluster_uuid, fabric.clique_id))
+            .unwrap_or_default(),
+        ..GpuStatus::default()
+    }
+}
+
+fn gpu(known: &Known<'_>, ordinal: u32, uuid: &GpuUuid, facts: GpuStatus) -> GpuStatus {
     let held: Vec<&HeldDevice> = known
         .recorded
         .held
@@ -154,11 +183,6 @@ fn gpu(known: &Known<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
     GpuStatus {
         name: format!("gpu-{ordinal}"),
         uuid: uuid.to_string(),
-        product: known
-            .inventory
-            .and_then(|inventory| inventory.gpus.get(uuid))
-            .map(|gpu| gpu.facts.product_name.clone())
-            .unwrap_or_default(),
         mode: mode.name().to_owned(),
         offered: offered.into_iter().collect(),
         policy: known
@@ -175,6 +199,7 @@ fn gpu(known: &Known<'_>, ordinal: u32, uuid: &GpuUuid) -> GpuStatus {
             .and_then(|fences| fences.first())
             .map(|fence| fence.reason.clone())
             .unwrap_or_default(),
+        ..facts
     }
 }
 
