@@ -43,6 +43,9 @@ pub const REPORTER: &str = "gpu.divvy.dev/kubelet-plugin";
 /// The same, of the cluster controller.
 pub const CONTROLLER: &str = "gpu.divvy.dev/cluster-controller";
 
+/// Field manager of the labels that the cluster controller applies to nodes.
+pub const FIELD_MANAGER_LABELS: &str = "divvy-cluster-controller-labels";
+
 /// Node label that an administrator sets to get the node plugin.
 pub const NODE_LABEL: &str = "divvy.dev/gpu";
 
@@ -215,6 +218,56 @@ pub mod taints {
     /// The NVIDIA driver of the node is not there, is being replaced, or lacks files that
     /// containers need.
     pub const DRIVER_DOWN: &str = "gpu.divvy.dev/driver-down";
+}
+
+/// Labels of nodes that the cluster controller writes on demand. Labels of `nvidia.com` have the
+/// names and values of NVIDIA's GPU Feature Discovery (`internal/lm` of NVIDIA/k8s-device-plugin at
+/// 1b826acc).
+pub mod node_labels {
+    /// Product of the GPUs, with dashes for blanks.
+    pub const PRODUCT: &str = "nvidia.com/gpu.product";
+    /// Number of GPUs.
+    pub const COUNT: &str = "nvidia.com/gpu.count";
+    /// Memory of each GPU in MiB.
+    pub const MEMORY: &str = "nvidia.com/gpu.memory";
+    /// Architecture, such as `hopper`.
+    pub const FAMILY: &str = "nvidia.com/gpu.family";
+    /// CUDA compute capability, the number before the point.
+    pub const COMPUTE_MAJOR: &str = "nvidia.com/gpu.compute.major";
+    /// The number behind the point.
+    pub const COMPUTE_MINOR: &str = "nvidia.com/gpu.compute.minor";
+    /// NVLink fabric of all GPUs: `<cluster>.<clique>`.
+    pub const CLIQUE: &str = "nvidia.com/gpu.clique";
+    /// Version of the NVIDIA driver.
+    pub const DRIVER: &str = "nvidia.com/cuda.driver-version.full";
+    /// Its first number.
+    pub const DRIVER_MAJOR: &str = "nvidia.com/cuda.driver-version.major";
+    /// Its second number.
+    pub const DRIVER_MINOR: &str = "nvidia.com/cuda.driver-version.minor";
+    /// Its third number; empty if it has none.
+    pub const DRIVER_REVISION: &str = "nvidia.com/cuda.driver-version.revision";
+    /// `true` if a GPU of the node can be cut into partitions.
+    pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
+    /// NVLink domain of all GPUs of the node. Nodes with the same value reach each other over
+    /// NVLink.
+    pub const NVLINK_DOMAIN: &str = "divvy.dev/nvlink-domain";
+
+    /// All of them, sorted.
+    pub const ALL: [&str; 13] = [
+        NVLINK_DOMAIN,
+        DRIVER,
+        DRIVER_MAJOR,
+        DRIVER_MINOR,
+        DRIVER_REVISION,
+        CLIQUE,
+        COMPUTE_MAJOR,
+        COMPUTE_MINOR,
+        COUNT,
+        FAMILY,
+        MEMORY,
+        PRODUCT,
+        MIG_CAPABLE,
+    ];
 }
 
 /// Annotations that users set.

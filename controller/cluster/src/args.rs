@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// Maximum number of pods evicted in any minute, in the whole cluster.
     #[arg(long, env = "EVICTIONS_PER_MINUTE", default_value_t = 5)]
     pub(crate) evictions_per_minute: usize,
+    /// Label nodes with what their GpuNodes say, as GPU Feature Discovery does.
+    #[arg(long, env = "NODE_LABELS", default_value_t = false, action = clap::ArgAction::Set)]
+    pub(crate) node_labels: bool,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9441", value_parser = listen)]
     pub(crate) http: Listen,

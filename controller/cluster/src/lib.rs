@@ -4,11 +4,12 @@
 //!
 //! Node plugins decide what is due and say so in conditions of claims (`ReclaimDue`). Here it is
 //! decided, by pure functions, which pods that concerns (`due`), whether each may go (`verdict`)
-//! and when (`limits`); `reclaim` reads and evicts. A single instance acts (`lease` decides,
-//! `election` reads and writes).
+//! and when (`limits`); `reclaim` reads and evicts. On demand it also labels nodes with what their
+//! GpuNodes say (`labels`). A single instance acts (`lease` decides, `election` reads and writes).
 
 mod due;
 mod election;
+mod labels;
 mod lease;
 mod limits;
 mod metrics;
@@ -17,6 +18,7 @@ mod reclaim;
 mod tests;
 mod verdict;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +33,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::labels::Writer;
 use crate::lease::Election;
 use crate::metrics::Metrics;
 use crate::reclaim::Reclaimer;
@@ -50,7 +53,9 @@ pub struct Config {
     pub dry_run: bool,
     /// Most pods evicted in any minute.
     pub per_minute: usize,
-    /// Time between two looks at claims.
+    /// Label nodes with what their GpuNodes say.
+    pub node_labels: bool,
+    /// Time between two looks at claims, and at labels.
     pub look: Duration,
     /// Time between two attempts to renew the Lease, or to get it.
     pub renew: Duration,
@@ -99,6 +104,19 @@ pub async fn run(
     );
     let task = tokio::spawn(task);
 
+    // Boxed: it is large, and mostly not there.
+    let labelling: Pin<Box<dyn Future<Output = ()> + Send>> = if config.node_labels {
+        let (leading, metrics) = (leading.clone(), metrics.clone());
+        let (writer, watching) = Writer::new(&client, leading, clock, config.look, metrics);
+        Box::pin(async {
+            tokio::select! {
+                () = watching => {}
+                () = writer.run() => {}
+            }
+        })
+    } else {
+        Box::pin(std::future::pending())
+    };
     let work = async {
         // Fails only if the watch has ended.
         if claims.wait_until_ready().await.is_ok() {
@@ -111,9 +129,10 @@ pub async fn run(
     tokio::select! {
         () = stop.cancelled() => {}
         () = watching => {}
+        () = labelling => {}
         () = work => {}
     }
-    // Nothing is being evicted any more: another instance may begin.
+    // Nothing is being written any more: another instance may begin.
     elected.cancel();
     drop(task.await);
 }

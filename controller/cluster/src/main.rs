@@ -63,6 +63,7 @@ fn config(args: Args) -> Config {
         identity: args.identity,
         dry_run: args.dry_run,
         per_minute: args.evictions_per_minute,
+        node_labels: args.node_labels,
         look: Duration::from_secs(10),
         renew: Duration::from_secs(2),
     }

@@ -33,6 +33,8 @@ impl Outcome {
 pub(crate) struct Metrics {
     reclaims: Counters,
     candidates: Gauges,
+    labelled: Gauge,
+    labels_left: Gauge,
     /// 1 in the instance that acts.
     pub(crate) leader: Gauge,
 }
@@ -54,6 +56,14 @@ impl Metrics {
                 "Pods of claims that policies call to reclaim, by reason",
                 reasons,
             ),
+            labelled: registry.gauge(
+                "labelled_nodes",
+                "Nodes with a GpuNode whose labels this instance keeps",
+            ),
+            labels_left: registry.gauge(
+                "node_labels_left",
+                "Labels of nodes that another manager wrote with another value",
+            ),
             leader: registry.gauge(
                 "leader",
                 "Whether this instance acts (1) or waits for another (0)",
@@ -65,6 +75,12 @@ impl Metrics {
         self.reclaims
             .get_or_create_owned(&labels(reason, outcome))
             .inc();
+    }
+
+    pub(crate) fn show_labels(&self, labelled: usize, left: usize) {
+        let number = |number| i64::try_from(number).unwrap_or(i64::MAX);
+        self.labelled.set(number(labelled));
+        self.labels_left.set(number(left));
     }
 
     pub(crate) fn show(&self, candidates: &[Candidate]) {

@@ -28,6 +28,7 @@ fn config(identity: &str) -> Config {
         identity: identity.into(),
         dry_run: false,
         per_minute: 5,
+        node_labels: false,
         look: Duration::from_millis(20),
         renew: Duration::from_millis(20),
     }

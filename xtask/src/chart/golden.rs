@@ -20,6 +20,11 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         &[],
     ),
     (
+        "node-labels",
+        "{clusterController: {enabled: true, nodeLabels: true}}",
+        &[],
+    ),
+    (
         "openshift",
         "clusterController: {enabled: true, dryRun: false, evictionsPerMinute: 1}",
         &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],

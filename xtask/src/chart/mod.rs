@@ -187,8 +187,6 @@ fn messages(name: &str, object: &Value) -> Result<()> {
 fn consistent(objects: &[Value]) -> Result<()> {
     let mut seen = BTreeSet::new();
     let daemon_set = find(objects, |object| text(object, "/kind") == "DaemonSet")?;
-    let account = text(daemon_set, "/spec/template/spec/serviceAccountName");
-    let user = format!("'system:serviceaccount:gpus:{account}'");
     for object in objects {
         let name = name(object);
         ensure!(seen.insert(name.clone()), "{name} is made twice");
@@ -212,10 +210,14 @@ fn consistent(objects: &[Value]) -> Result<()> {
             );
         }
         let policy = text(object, "/spec/matchConditions/0/expression");
-        ensure!(
-            !policy.contains("userInfo") || policy.contains(&user),
-            "{name} is about another account than the plugin's: {policy}"
-        );
+        if policy.contains("userInfo") {
+            let account = account_of(objects, text(object, COMPONENT))?;
+            let user = format!("'system:serviceaccount:gpus:{account}'");
+            ensure!(
+                policy.contains(&user),
+                "{name} is about another account than {account}: {policy}"
+            );
+        }
         messages(&name, object)?;
     }
     let labels = daemon_set

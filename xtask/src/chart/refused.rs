@@ -82,6 +82,10 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "minimum: got 0, want 1",
     ),
     (
+        "clusterController: {nodeLabels: all}",
+        "got string, want boolean",
+    ),
+    (
         "clusterController: {dryrun: false}",
         "additional properties 'dryrun' not allowed",
     ),
