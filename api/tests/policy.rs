@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use divvy_api::policy::{
     BurstSettings, Factor, GpuMatch, GpuPolicy, GpuPolicySpec, HealthSettings, IdleAction,
     IdleSettings, Instances, LabelSelector, MemoryPart, MemorySize, MigSettings, ModeLock,
-    NodeMatch, OfferedMode, Operator, OveruseAction, PlacementOrder, PolicyRule, Requirement,
-    ShareSettings, ShareUnit, TimeSlice, UsageSettings, decode_policy,
+    NodeMatch, OfferedMode, Operator, OveruseAction, PlacementOrder, PolicyRule, QuotaSettings,
+    Requirement, ShareSettings, ShareUnit, TimeSlice, UsageSettings, decode_policy,
 };
 use serde_json::Value;
 
@@ -105,6 +105,9 @@ fn full() -> GpuPolicySpec {
                     action: Some(IdleAction::Reclaim),
                     grace_seconds: Some(60),
                 }),
+            }),
+            quota: Some(QuotaSettings {
+                counters: Some(true),
             }),
         }],
     }

@@ -181,6 +181,9 @@ pub struct PolicyRule {
     /// Actions for claims that use more than they were granted, or nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<UsageSettings>,
+    /// Settings for programs that count GPUs against a quota.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota: Option<QuotaSettings>,
 }
 
 /// Selects nodes. A node matches if it is listed by name or selected by its labels.
@@ -477,6 +480,17 @@ pub struct UsageSettings {
     /// Settings for idle claims.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<IdleSettings>,
+}
+
+/// Settings for programs that count GPUs against a quota, such as Kueue.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[schemars(extend("minProperties" = 1))]
+pub struct QuotaSettings {
+    /// Publish the counter memory: whole GPUs draw all of the memory of the GPU, and partitions the
+    /// part that their memory slices are. If omitted, the chart value quota.counters counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counters: Option<bool>,
 }
 
 /// The action for a share that uses more memory than it was granted: Report (a condition, Events

@@ -37,6 +37,9 @@ pub struct GpuRules {
     /// The consequences for claims that use too much or nothing.
     #[serde(skip_serializing_if = "UsageRules::is_default")]
     pub usage: UsageRules,
+    /// True if its memory is counted by name, for quotas.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub counts_memory: bool,
 }
 
 impl GpuRules {

@@ -22,6 +22,7 @@ mod health;
 mod held;
 mod layout;
 mod lean;
+mod meter;
 mod modes;
 mod neighbour;
 mod partition;

@@ -309,6 +309,8 @@ fn apply(rule: &PolicyRule, gpu: Option<&Gpu>, defaults: &GpuRules) -> GpuRules 
         let restarts = health.restart_wedged_mps;
         rules.restarts_wedged_mps = restarts.unwrap_or(rules.restarts_wedged_mps);
     }
+    let counters = rule.quota.as_ref().and_then(|quota| quota.counters);
+    rules.counts_memory = counters.unwrap_or(rules.counts_memory);
     if let Some(usage) = &rule.usage {
         rules.usage.evict = usage.overuse == Some(api::OveruseAction::Evict);
         if let Some(idle) = &usage.idle {

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use divvy_api::names::counters as names;
-use divvy_model::{Form, TargetKind};
+use divvy_model::{Form, GpuUuid, TargetKind};
 
 use crate::carve::{Carving, GpuOffer};
 use crate::counters::{Budget, set_name};
 use crate::lean::lean;
+use crate::meter::meter;
 use crate::{Amount, CounterSet, CounterUse, Device, Feature, Finding, Input};
 
 /// The counter sets that a GPU can have.
@@ -37,9 +38,16 @@ impl Carving<'_> {
     /// Gives each GPU its counter set, if it is published in more than one shape.
     pub(crate) fn settle(&mut self) {
         for (ordinal, card) in &mut self.cards {
-            let set = counter_set(self.input, *ordinal, card);
+            let counted = counted_memory(self.input, *ordinal);
+            let mut set = counter_set(self.input, *ordinal, card, counted.is_some());
             // The set first: what devices consume of it is checked against it.
             consume(card, set.as_ref());
+            // Devices of a GPU that does not answer bring what they draw along.
+            if let (Some(set), Some(memory)) = (&mut set, counted)
+                && card.sets.is_some()
+            {
+                meter(card, set, memory);
+            }
             card.counter_set = set;
             // By the API's holders alone: what leaves may be held, but need not be.
             let over = over_allocated(card, |device| self.input.held.contains(&device.name));
@@ -61,10 +69,26 @@ impl Carving<'_> {
     }
 }
 
-/// Returns the set that the devices of a GPU draw on. A GPU with a single shape needs none.
-fn counter_set(input: &Input<'_>, ordinal: u32, card: &mut GpuOffer) -> Option<CounterSet> {
+/// Returns the memory in bytes of a GPU whose rules have it counted by name.
+fn counted_memory(input: &Input<'_>, ordinal: u32) -> Option<u64> {
+    let of_ordinal = |uuid: &&GpuUuid| input.ordinals.of(uuid) == Some(ordinal);
+    let uuid = input.inventory.gpus.keys().find(of_ordinal)?;
+    let gpu = input.inventory.gpus.get(uuid)?;
+    let is_counted = input.rules_of(uuid).counts_memory;
+    gpu.facts.memory_bytes.filter(|_| is_counted)
+}
+
+/// Returns the set that the devices of a GPU draw on. A GPU with a single shape needs none, unless
+/// its memory is to be counted.
+fn counter_set(
+    input: &Input<'_>,
+    ordinal: u32,
+    card: &mut GpuOffer,
+    is_counted: bool,
+) -> Option<CounterSet> {
     // Partitions exclude each other, too, where their places overlap.
     let several = card.held_as().count() > 1
+        || is_counted && card.held_as().next().is_some()
         || card
             .held_as()
             .any(|(used, _)| used.target == TargetKind::Partition);

@@ -118,6 +118,9 @@ pub struct Args {
     /// `modeLock` of a GpuPolicy takes precedence.
     #[arg(long, env = "MODE_LOCK", default_value = "auto", value_parser = values::mode_lock)]
     pub mode_lock: ModeLock,
+    /// Settings for programs that count GPUs against a quota.
+    #[command(flatten)]
+    pub quota: QuotaArgs,
     /// MIG profiles to offer besides the plain ones, by suffix, separated by commas: +me, +me.all,
     /// -me, +gfx. Each adds to the work of the cluster's scheduler.
     #[arg(
@@ -215,6 +218,16 @@ pub struct UsageArgs {
     /// After so many seconds without any use a claim is reported as idle.
     #[arg(long, env = "IDLE_AFTER", default_value_t = 3600)]
     pub idle_after: u32,
+}
+
+/// Settings for programs that count GPUs against a quota.
+#[derive(Debug, Clone, clap::Args)]
+pub struct QuotaArgs {
+    /// Publishes the counter memory of GPUs without a GpuPolicy, by which Kueue can charge a quota
+    /// in GiB. `quota.counters` of a GpuPolicy takes precedence. It adds to the work of the
+    /// cluster's scheduler.
+    #[arg(long, env = "QUOTA_COUNTERS", default_value_t = false, action = clap::ArgAction::Set)]
+    pub quota_counters: bool,
 }
 
 #[cfg(test)]

@@ -161,6 +161,7 @@ impl Config {
                 slots: self.slots,
                 ..ShareRules::default()
             },
+            counts_memory: self.quota.quota_counters,
             ..GpuRules::default()
         }
     }

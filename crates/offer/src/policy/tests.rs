@@ -223,6 +223,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
             "overuse": "Evict",
             "idle": { "afterSeconds": 600, "action": "Reclaim", "graceSeconds": 60 },
         },
+        "quota": { "counters": true },
     }));
     let expected = GpuRules {
         modes: Modes::Only([Form::PARTITIONS, Form::TIME_SLICED].into()),
@@ -248,6 +249,7 @@ fn a_rule_changes_what_it_says_and_leaves_the_defaults() {
             reclaim: true,
             grace: 60,
         },
+        counts_memory: true,
     };
     assert_eq!(full, expected);
     let idle =
@@ -553,5 +555,29 @@ fn patterns_match_the_whole_name() {
         ("a**b", "axb", true),
     ] {
         assert_eq!(is_like(text, pattern), expected, "{pattern} of {text}");
+    }
+}
+
+#[test]
+fn a_rule_counts_memory_or_does_not_whatever_the_node_does() {
+    let (inventory, ordinals) = node_of("h100x2");
+    let labels = BTreeMap::new();
+    let node = NodeFacts {
+        name: "n1",
+        labels: &labels,
+    };
+    let rules = json!({"rules": [{"gpus": {"ordinals": [0]}, "quota": {"counters": true}},
+        {"gpus": {"ordinals": [1]}, "quota": {"counters": false}}]});
+    for by_default in [true, false] {
+        let defaults = GpuRules {
+            counts_memory: by_default,
+            ..GpuRules::default()
+        };
+        let of = |policies: &[GpuPolicy]| {
+            let resolved = resolve(policies, &node, &inventory, &ordinals, &defaults);
+            [0, 1].map(|n| resolved.rules[ordinals.gpu(n).unwrap()].counts_memory)
+        };
+        assert_eq!(of(&[]), [by_default; 2]);
+        assert_eq!(of(&[policy("p", &rules)]), [true, false]);
     }
 }
