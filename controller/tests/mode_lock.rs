@@ -7,6 +7,7 @@ use divvy_controller::{Accepted, Target, Write, plan_sync};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::Ordinals;
 use divvy_offer::{GpuRules, Input, KubeVersion, Modes, ServerFeatures, carve};
+use divvy_why::detail::detail;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -115,7 +116,7 @@ impl World {
             .allocate(&inputs, &[&claim])
             .unwrap()
         {
-            Outcome::DoesNotFit(why) => Err(why.to_string()),
+            Outcome::DoesNotFit(why) => Err(detail(&why)),
             Outcome::Fits(allocated) => {
                 let [result] = allocated.results.as_slice() else {
                     panic!("one claim, one result")

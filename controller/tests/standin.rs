@@ -10,6 +10,7 @@ use divvy_controller::{Accepted, Target, Write, plan_sync, specs};
 use divvy_gpu_sim::{Engine, mig_capabilities};
 use divvy_model::Ordinals;
 use divvy_offer::{GpuRules, Input, KubeVersion, Modes, Pool, ServerFeatures, carve};
+use divvy_why::detail::detail;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{from_value, json};
@@ -150,7 +151,7 @@ fn a_claim_finds_names_of_both_drivers() {
             .allocate(&inputs, &[&claim])
             .unwrap()
         {
-            Outcome::DoesNotFit(why) => why.to_string(),
+            Outcome::DoesNotFit(why) => detail(&why),
             Outcome::Fits(allocated) => {
                 let devices = allocated.results[0].devices.as_ref().unwrap();
                 let result = &devices.results.as_ref().unwrap()[0];
