@@ -23,6 +23,7 @@ mod names;
 mod plan;
 mod publisher;
 mod removal;
+mod server_clock;
 mod status;
 mod watch;
 
@@ -34,5 +35,6 @@ pub use names::slice_name;
 pub use plan::{Accepted, Sync, Target, Write, plan_sync};
 pub use publisher::{Publisher, PublisherConfig, spawn};
 pub use removal::remove_slices;
+pub use server_clock::ServerClock;
 pub use status::{PublishStatus, Writes};
 pub use watch::{Event as Watched, Watch};

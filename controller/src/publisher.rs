@@ -20,6 +20,7 @@ use crate::content::specs;
 use crate::deadline::ANSWER;
 use crate::error::PublishError;
 use crate::plan::{Accepted, Target, Write, plan_sync};
+use crate::server_clock::ServerClock;
 use crate::status::PublishStatus;
 use crate::watch::{Event, LONGEST_WAIT, Watch, backoff};
 
@@ -75,12 +76,13 @@ impl Publisher {
 
 /// Starts publishing. While `desired` is `None` nothing is written: what an earlier instance
 /// published stays. Ends when `stop` is cancelled or the sender of `desired` is gone; the slices
-/// stay then too. Give it a client with a deadline ([`crate::with_deadline`]): without one, a
-/// request that is never answered stops it. Must be called in a tokio runtime.
+/// stay then too. Give it a client with a deadline ([`crate::with_deadline`]), which sets the clock:
+/// without one, a request that is never answered stops it. Must be called in a tokio runtime.
 pub fn spawn(
     client: kube::Client,
     config: PublisherConfig,
     desired: watch::Receiver<Option<Arc<Pool>>>,
+    clock: ServerClock,
     stop: CancellationToken,
 ) -> Publisher {
     let (status, receiver) = watch::channel(PublishStatus::default());
@@ -90,6 +92,7 @@ pub fn spawn(
         selector: config.selector(),
         config,
         desired,
+        clock,
         status,
         cache: Cache::default(),
         accepted: Accepted::default(),
@@ -114,6 +117,7 @@ struct Worker {
     selector: String,
     config: PublisherConfig,
     desired: watch::Receiver<Option<Arc<Pool>>>,
+    clock: ServerClock,
     status: watch::Sender<PublishStatus>,
     cache: Cache,
     accepted: Accepted,
@@ -284,6 +288,12 @@ impl Worker {
         let (dropped, altered) = (self.accepted.dropped(), self.accepted.altered());
         let same = self.status.borrow().published.as_deref() == Some(&pool);
         let bytes = (!same).then(|| size(&self.config, &pool));
+        let published_at = self.clock.now();
+        if published_at.is_none() && !same {
+            tracing::warn!(
+                "answers of the API server have no date: it is not known since when the slices are so"
+            );
+        }
         self.status.send_modify(|status| {
             status.bytes = bytes.unwrap_or(status.bytes);
             if !dropped.is_empty() && dropped != status.dropped {
@@ -296,7 +306,7 @@ impl Worker {
             status.slices = pool.slices.len().max(1);
             status.devices = pool.devices().count();
             status.published = Some(pool);
-            status.published_at = Some(jiff::Timestamp::now());
+            status.published_at = published_at;
             status.generation = generation;
             status.last_error = None;
             status.dropped = dropped;

@@ -14,7 +14,8 @@ pub struct PublishStatus {
     pub in_sync: bool,
     /// The pool that was last published in full.
     pub published: Option<Arc<Pool>>,
-    /// When that was, or when it was last found unchanged after a doubt.
+    /// When that was, or when it was last found unchanged after a doubt, by the API server's clock;
+    /// `None` if its answers have no date.
     pub published_at: Option<Timestamp>,
     /// Generation of the published pool.
     pub generation: i64,

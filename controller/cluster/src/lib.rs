@@ -84,7 +84,8 @@ pub async fn run(
     readiness: &Readiness,
     stop: CancellationToken,
 ) {
-    let client = divvy_controller::with_deadline(client, ANSWER);
+    let client =
+        divvy_controller::with_deadline(client, ANSWER, divvy_controller::ServerClock::default());
     let clock = Clock(Instant::now());
     let metrics = Metrics::new(registry);
     let ready = readiness.handle("claims");

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::{Case, Expect};
 use crate::pure::{compare, fixture, owner, refused};
-use divvy_controller::{PublishStatus, PublisherConfig, spawn};
+use divvy_controller::{PublishStatus, PublisherConfig, ServerClock, spawn};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -108,7 +108,13 @@ impl World {
             node_name: self.node.clone(),
         };
         let stop = CancellationToken::new();
-        let publisher = spawn(client.clone(), config, receiver, stop.clone());
+        let publisher = spawn(
+            client.clone(),
+            config,
+            receiver,
+            ServerClock::default(),
+            stop.clone(),
+        );
         let mut status = publisher.status();
         let result = async {
             if let Some(first) = &case.before {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_controller::{
-    ANSWER, PublishStatus, Publisher, PublisherConfig, slice_name, spawn, with_deadline,
+    ANSWER, PublishStatus, Publisher, PublisherConfig, ServerClock, slice_name, spawn,
+    with_deadline,
 };
 use divvy_fake_cluster::FakeApi;
 use divvy_fake_cluster::build::mk_node;
@@ -47,10 +48,12 @@ pub(crate) fn start(api: &FakeApi, desired: Option<Pool>) -> World {
         driver: DRIVER.into(),
         node_name: NODE.into(),
     };
+    let clock = ServerClock::default();
     let publisher = spawn(
-        with_deadline(api.client(), ANSWER),
+        with_deadline(api.client(), ANSWER, clock.clone()),
         config,
         receiver,
+        clock,
         stop.clone(),
     );
     World {

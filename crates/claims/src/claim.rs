@@ -128,13 +128,28 @@ impl fmt::Display for OtherClaim {
     }
 }
 
-/// Times of a claim by the API server's clock, in seconds since the Unix epoch. `None`: not known.
+/// Times of a claim, in seconds since the Unix epoch. `None`: not known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Creation of the object.
+    /// Creation of the object, by the API server's clock.
     pub made: Option<i64>,
-    /// Write of the allocation, where Kubernetes notes it.
+    /// Write of the allocation, where Kubernetes notes it, by the scheduler's clock.
     pub allocated: Option<i64>,
+}
+
+impl Times {
+    /// Returns the times as far as they can be believed at a second of the API server's clock. The
+    /// scheduler notes an allocation by its own: one that is far ahead says nothing.
+    #[must_use]
+    pub fn believed(self, now: Option<i64>) -> Self {
+        /// Seconds by which clocks may differ.
+        const AHEAD: i64 = 30;
+        let is_likely = |at: &i64| now.is_none_or(|now| *at <= now.saturating_add(AHEAD));
+        Self {
+            allocated: self.allocated.filter(is_likely),
+            ..self
+        }
+    }
 }
 
 /// An allocated claim: UID checked, only our driver's results kept.

@@ -74,6 +74,11 @@ impl<'a> Gpus<'a> {
         // Under the lock, since a call may be changing the file.
         let mut open = self.open(gpu)?;
         open.state.take(&grant);
+        // The second copy first: what the file promises is noted there, whatever is lost.
+        let caps = open.state.grant.caps;
+        if open.writable && caps != self.context.state.promise(gpu)? {
+            self.context.state.write_promise(gpu, caps)?;
+        }
         self.save(gpu, &mut open)
     }
 
@@ -156,7 +161,7 @@ impl<'a> Gpus<'a> {
             Stored::Fine(found) => (Some(found.clone()), found, true),
             Stored::Absent => (
                 Some(GpuState::default()),
-                without_file(self.context, gpu),
+                without_file(self.context, gpu)?,
                 true,
             ),
             // A later version knows more about the GPU than can be read here: nothing of it is
@@ -171,7 +176,7 @@ impl<'a> Gpus<'a> {
                     Err(error) if error.is_full() => {}
                     copied => copied?,
                 }
-                (None, self.remade(gpu, &records), true)
+                (None, self.remade(gpu, &records)?, true)
             }
         };
         // Instances do not outlast a boot, and records know of some that the file lacks.
@@ -207,13 +212,13 @@ impl<'a> Gpus<'a> {
 
     /// Makes the state of a GPU again whose file is damaged. Its settings before us are not known
     /// any more, so they are taken for what they are now.
-    fn remade(self, gpu: &GpuUuid, records: &Records) -> GpuState {
+    fn remade(self, gpu: &GpuUuid, records: &Records) -> Result<GpuState, StoreError> {
         let boot = &self.context.config.boot;
-        let mut state = without_file(self.context, gpu).in_boot(boot);
+        let mut state = without_file(self.context, gpu)?.in_boot(boot);
         let uses = uses(gpu, boot, records);
         state.add_given(&uses);
         state.add_unsure(&uses);
-        state
+        Ok(state)
     }
 
     /// Returns the instances that were made for claims and that no record holds, by claim.
@@ -379,12 +384,14 @@ fn unreadable(gpu: &GpuUuid, reason: &str) -> StoreError {
     }
 }
 
-/// Returns the state of a GPU without a file: what was granted to this process.
-pub(crate) fn without_file(context: &Context, gpu: &GpuUuid) -> GpuState {
+/// Returns the state of a GPU without a file: what was granted to this process, and the promise of
+/// caps, if there was one.
+pub(crate) fn without_file(context: &Context, gpu: &GpuUuid) -> Result<GpuState, StoreError> {
     let mut state = GpuState::default();
+    state.grant.caps = context.state.promise(gpu)?;
     let grants = lock(&context.grants);
     if let Some(grant) = grants.get(gpu) {
         state.take(grant);
     }
-    state
+    Ok(state)
 }

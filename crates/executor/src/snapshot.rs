@@ -30,8 +30,10 @@ pub(crate) fn look<'a>(
     let (records, mut gpus) = (context.state.records()?, context.state.gpus()?);
     // A GPU without a file has what was granted to this process.
     for gpu in concerned {
-        gpus.entry(gpu.clone())
-            .or_insert_with(|| Arc::new(Stored::Fine(without_file(context, gpu))));
+        if !gpus.contains_key(gpu) {
+            let state = without_file(context, gpu)?;
+            gpus.insert(gpu.clone(), Arc::new(Stored::Fine(state)));
+        }
     }
     let places = places(context, claim, &records, ordinals, inventory.as_deref());
     let hardware = concerned

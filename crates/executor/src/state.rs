@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_claims::{
-    Record, Stored, decode_gpu_state, decode_ordinals, encode_gpu_state, encode_ordinals,
+    Record, Stored, decode_gpu_state, decode_ordinals, decode_promise, encode_gpu_state,
+    encode_ordinals, encode_promise,
 };
 use divvy_gpu::GpuState;
-use divvy_model::{BootId, ClaimUid, GpuUuid, Ordinals, lock};
+use divvy_model::{BootId, CapsPromise, ClaimUid, GpuUuid, Ordinals, lock};
 use serde::{Deserialize, Serialize};
 
 use crate::{Durability, Entry, Folder, LockGuard, Stamp, Store, StoreError, chain};
@@ -77,6 +78,14 @@ impl File {
             folder: Folder::Tombstones,
             name: format!("{uid}.json"),
             what,
+        }
+    }
+
+    fn promise(gpu: &GpuUuid) -> Self {
+        Self {
+            folder: Folder::Node,
+            name: format!("caps-{gpu}.json"),
+            what: format!("the promise of caps of {gpu}"),
         }
     }
 
@@ -310,6 +319,21 @@ impl StateFiles {
             self.write(File::gpu(gpu), &encode_gpu_state(state), Durability::Synced)
                 .map(drop)
         }
+    }
+
+    /// The promise of caps that was noted of a GPU, for where its own file is lost.
+    pub(crate) fn promise(&self, gpu: &GpuUuid) -> Result<CapsPromise, StoreError> {
+        match self.read(File::promise(gpu)) {
+            Err(error) if error.is_bad_block() => Ok(CapsPromise::Given),
+            read => Ok(read?.map_or(CapsPromise::Never, |bytes| decode_promise(&bytes))),
+        }
+    }
+
+    /// Notes the promise of caps of a GPU, beside its own file.
+    pub(crate) fn write_promise(&self, gpu: &GpuUuid, caps: CapsPromise) -> Result<(), StoreError> {
+        let bytes = encode_promise(caps);
+        self.write(File::promise(gpu), &bytes, Durability::Synced)
+            .map(drop)
     }
 
     pub(crate) fn copy_gpu_aside(&self, gpu: &GpuUuid, now: Duration) -> Result<(), StoreError> {

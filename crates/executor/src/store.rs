@@ -16,7 +16,7 @@ pub enum Folder {
     Gpus,
     /// When claims were last unprepared, `<uid>.json`.
     Tombstones,
-    /// Files about the node: ordinals.
+    /// Files about the node: ordinals, and promises of caps by GPU.
     Node,
     /// Files that could not be read, kept for people.
     Corrupt,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_controller::{PublishStatus, PublisherConfig, with_deadline};
+use divvy_controller::{PublishStatus, PublisherConfig, ServerClock, with_deadline};
 use divvy_executor::{Executor, MpsServers};
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
@@ -155,6 +155,7 @@ pub(crate) struct Shared {
     pub(crate) service: Arc<ClaimService>,
     pub(crate) channels: Channels,
     client: Client,
+    clock: ServerClock,
     gpus: Arc<dyn GpuDriver>,
     host: HostRoot,
     edits: Arc<HostEdits>,
@@ -178,7 +179,8 @@ impl Shared {
         } = deps;
         // Wrapped before it is cloned: no part that shares it can wait for ever. The threads that
         // read claims have clients of their own, and time each read.
-        let client = with_deadline(client, config.timing.answer);
+        let clock = ServerClock::default();
+        let client = with_deadline(client, config.timing.answer, clock.clone());
         let metrics = Metrics::new(&metrics);
         let host = HostRoot::under(&config.host_root);
         let edits = Arc::new(host_edits(&config, &host)?);
@@ -219,6 +221,7 @@ impl Shared {
             nvidia_serves: channels.nvidia_serves.clone(),
             executor: executor.clone(),
             fetcher,
+            clock: clock.clone(),
             notifier: notifier.clone(),
             metrics: metrics.clone(),
             budget: config.timing.call,
@@ -235,6 +238,7 @@ impl Shared {
             service,
             channels,
             client,
+            clock,
             gpus,
             host,
             edits,
@@ -507,6 +511,7 @@ impl Shared {
                 driver: config.driver_name.clone(),
                 node_name: config.node_name.clone(),
             },
+            clock: self.clock.clone(),
             desired: self.channels.pool.clone(),
             publishes: in_charge.clone(),
             registered,

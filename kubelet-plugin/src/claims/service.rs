@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use divvy_api::names::Naming;
 use divvy_claims::{Claim, ClaimRef, Clash, Phase, PreparedDevice, Refusal, Retry, Why};
+use divvy_controller::ServerClock;
 use divvy_executor::{
     Call, Clock, Executor, HeldDevice, PrepareCause, PrepareError, SystemClock, Unprepared,
 };
@@ -16,6 +17,7 @@ use divvy_model::{ClaimUid, DeviceKind};
 use divvy_offer::{Claimant, Fact, ModeConflict};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -51,6 +53,8 @@ pub(crate) struct ClaimWork {
     pub(crate) nvidia_serves: watch::Receiver<bool>,
     pub(crate) executor: Arc<Executor>,
     pub(crate) fetcher: Arc<ClaimFetcher>,
+    /// The API server's clock, for times of claims.
+    pub(crate) clock: ServerClock,
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) metrics: Metrics,
     /// Time limit of a call.
@@ -331,7 +335,9 @@ impl ClaimWork {
         })?;
         // Kept for after the answer: a condition that is there already is not written again.
         let condition = condition_of(&object, &self.driver);
-        let claim = from_api(asked, object, &self.driver)?;
+        let mut claim = from_api(asked, object, &self.driver)?;
+        let now = self.clock.now();
+        claim.times = claim.times.believed(now.map(Timestamp::as_second));
         let claim = in_pool(claim, &self.pool, Naming::of(&self.driver))?;
         self.may_begin(&claim)?;
         Ok((claim, condition))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_api::names::Naming;
-use divvy_controller::{PublishStatus, PublisherConfig};
+use divvy_controller::{PublishStatus, PublisherConfig, ServerClock};
 use divvy_offer::{Fact, Feature, KubeVersion, Pool, Published, pool_name};
 use divvy_telemetry::ReadyHandle;
 use k8s_openapi::jiff::Timestamp;
@@ -36,6 +36,8 @@ const OLDEST: KubeVersion = KubeVersion {
 pub(crate) struct Publishing {
     pub(crate) client: Client,
     pub(crate) config: PublisherConfig,
+    /// The clock by which the slices are accepted.
+    pub(crate) clock: ServerClock,
     /// The pool to publish.
     pub(crate) desired: watch::Receiver<Option<Arc<Pool>>>,
     /// True while this instance is the one to publish.
@@ -89,6 +91,7 @@ impl Publishing {
                 self.client.clone(),
                 self.config.clone(),
                 self.desired.clone(),
+                self.clock.clone(),
                 child.clone(),
             );
             let mut status = publisher.status();

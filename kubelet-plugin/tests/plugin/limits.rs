@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_fake_cluster::{ClaimRef, Fault as ApiFault, GpuPolicy, View};
+use divvy_fake_cluster::{ClaimRef, GpuPolicy, View};
 use divvy_gpu_sim::{Fault, LimitBackend};
 use divvy_kubelet_plugin::Config;
 use divvy_model::{CudaVersion, GpuDriver, GpuErrorCode, GpuOp};
@@ -18,10 +18,12 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::SignedDuration;
 use serde_json::{Value, json};
 
 use crate::node::{DRIVER, Node, PATIENCE, POOL, Plugin, wait};
+
+mod promises;
 
 const GIB: u64 = 1 << 30;
 const POD: &str = "0b5a4a3e-9b1f-4a8e-b3f1-0123456789ab";
@@ -169,8 +171,8 @@ impl Capped {
     fn promise(&self) -> String {
         let gpu = self.node.sim.uuids().remove(0);
         let folder = self.node.kubelet.config().plugin_dir(DRIVER).join("gpus");
-        let text = fs_err::read_to_string(folder.join(format!("{gpu}.json"))).unwrap();
-        let file: Value = serde_json::from_str(&text).unwrap();
+        let text = fs_err::read_to_string(folder.join(format!("{gpu}.json")));
+        let file: Value = serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
         file.pointer("/body/grant/caps")
             .map_or_else(String::new, Value::to_string)
     }
@@ -211,6 +213,12 @@ impl Capped {
         let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
         allocation.allocation_timestamp = at;
         self.node.put(claim)
+    }
+
+    /// A claim of a share that is made and allocated so much later than now.
+    fn share_after(&self, name: &str, later: SignedDuration) -> ClaimRef {
+        self.node.api.set_clock_ahead(later);
+        self.share_allocated(name, 2, Some(Time(self.node.api.time())))
     }
 
     /// The hook's question for a claim, whose CDI file has one device, and the answer.
@@ -304,7 +312,7 @@ async fn shares_say_what_caps_them_and_an_older_driver_says_none() {
     .await;
     let has_ended = || capped.promise().contains("ended").then_some(());
     wait("the end of the promise", has_ended).await;
-    let older = capped.share_allocated("older", 2, Some(seconds_from_now(3600)));
+    let older = capped.share_after("older", SignedDuration::from_hours(1));
     capped.node.prepare(&older).await.unwrap();
     let files = capped.node.cdi_files();
     let file = files.iter().find(|(name, _)| name.contains(&older.uid));
@@ -504,93 +512,13 @@ async fn switched_off_an_earlier_claim_keeps_its_cap_until_it_ends() {
     plugin.stop().await;
 }
 
-/// Returns the time in so many seconds, or so many seconds ago.
-fn seconds_from_now(seconds: i64) -> Time {
-    Time(Timestamp::now() + SignedDuration::from_secs(seconds))
-}
-
-fn refused_as(refused: bool, answer: &Result<(), String>, about: &str) {
-    match answer {
-        Ok(()) => assert!(!refused, "{about}"),
-        Err(why) => {
-            assert!(refused, "{about}: {why}");
-            assert!(why.contains("caps are switched off"), "{why}");
-        }
-    }
-}
-
-/// The scheduler may have chosen the node by what it published; the pod must not start on less. The
-/// level falls while the plugin is down, and the API server takes no new slices at first.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_share_allocated_by_slices_with_caps_is_refused_without_them() {
-    let capped = Capped::new(LimitBackend::Misc);
-    let api = &capped.node.api;
-    let ask = async |name: &str, seconds: i64, refused: bool| {
-        let claim = capped.share_allocated(name, 2, Some(seconds_from_now(seconds)));
-        let answer = capped.node.prepare(&claim).await;
-        refused_as(refused, &answer.map(drop), name);
-        capped.node.unprepare(&claim).await.unwrap();
-    };
-    // A node that never promised a cap has lost none.
-    let plugin = capped.node.start_with(capped.config_with("false"));
-    plugin.wait_ready().await;
-    ask("never", -60, false).await;
-    plugin.stop().await;
-    let plugin = capped.start().await;
-    ask("while-capped", -60, false).await;
-    // Where the API server keeps no time of the allocation, that of the claim counts.
-    let unknown = capped.share("unknown", 2);
-    plugin.stop().await;
-
-    api.fail_next(
-        usize::MAX,
-        "update",
-        "resourceslices",
-        ApiFault::Status(503),
-    );
-    api.fail_next(
-        usize::MAX,
-        "create",
-        "resourceslices",
-        ApiFault::Status(503),
-    );
-    let plugin = capped.node.start_with(capped.config_with("false"));
-    let refused = || (api.count("update", "resourceslices") > 2).then_some(());
-    wait("writes of slices", refused).await;
-    assert_eq!(level(&capped.node).unwrap(), "cgroup");
-    // The slices still promise it, whenever a claim is allocated.
-    ask("before", -60, true).await;
-    ask("still", 3600, true).await;
-    api.clear_faults();
-    let is_so = || (level(&capped.node)? == "none").then_some(());
-    wait("the level", is_so).await;
-    let has_ended = || capped.promise().contains("ended").then_some(());
-    wait("the end of the promise", has_ended).await;
-    ask("early", -60, true).await;
-    ask("late", 3600, false).await;
-    let answer = capped.node.prepare(&unknown).await;
-    refused_as(true, &answer.map(drop), "unknown");
-    let claim = capped.node.claim("whole", &["gpu-0"]);
-    capped.node.prepare(&claim).await.unwrap();
-    capped.node.unprepare(&claim).await.unwrap();
-    plugin.stop().await;
-
-    // Another restart changes nothing.
-    let promise = capped.promise();
-    let plugin = capped.node.start_with(capped.config_with("false"));
-    plugin.wait_ready().await;
-    ask("early-again", -60, true).await;
-    ask("late-again", 3600, false).await;
-    assert_eq!(capped.promise(), promise);
-    plugin.stop().await;
-}
-
 /// Nothing that a prepare needs is asked of the API but the claim itself, on a node that caps
 /// nothing, on one that does, and on one that lost it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prepare_asks_the_api_for_its_claim_and_nothing_else() {
     let capped = Capped::new(LimitBackend::Misc);
     for (round, caps) in ["false", "true", "false"].into_iter().enumerate() {
+        let later = i64::try_from(round + 1).unwrap();
         // Nothing in the background reads the claim meanwhile: no round that checks it, and no
         // report of use that looks for conditions of an earlier instance.
         let mut config = capped.config_with(caps);
@@ -608,7 +536,8 @@ async fn a_prepare_asks_the_api_for_its_claim_and_nothing_else() {
         for device in ["share", "whole"] {
             let name = format!("{device}-{round}");
             let claim = match device {
-                "share" => capped.share_allocated(&name, 2, Some(seconds_from_now(3600))),
+                // Long after what the rounds before have promised.
+                "share" => capped.share_after(&name, SignedDuration::from_hours(later)),
                 _ => capped.node.claim(&name, &["gpu-0"]),
             };
             let api = &capped.node.api;

@@ -28,6 +28,7 @@ mod watch;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use tokio::sync::{Semaphore, watch as watch_channel};
 
@@ -42,7 +43,7 @@ pub use state::{Seen, View};
 
 use faults::Effect;
 use kinds::{Kind, Res};
-use state::{State, now};
+use state::State;
 use store::{Key, Preconditions};
 
 /// The server. Clones are handles to the same one; it is also the tower service that
@@ -130,6 +131,17 @@ impl FakeApi {
         self.0.wake();
     }
 
+    /// Sets how far the server's clock is ahead of this machine's: in times of objects and dates
+    /// of answers.
+    pub fn set_clock_ahead(&self, ahead: SignedDuration) {
+        self.0.lock().ahead = ahead;
+    }
+
+    /// Returns the time by the server's clock.
+    pub fn time(&self) -> Timestamp {
+        self.0.lock().time()
+    }
+
     /// Sets what `/version` answers, e.g. `1.36.4`.
     pub fn set_version(&self, version: &str) {
         version.clone_into(&mut self.0.lock().version);
@@ -152,7 +164,8 @@ impl FakeApi {
             object.meta().namespace.as_deref().unwrap_or_default(),
             &name,
             |state, kind, key| {
-                let stored = state.store.put(kind, key, value, &now())?;
+                let now = state.now();
+                let stored = state.store.put(kind, key, value, &now)?;
                 serde_json::from_value(stored).map_err(|e| ApiError::new(500, e.to_string()))
             },
         )
@@ -175,10 +188,9 @@ impl FakeApi {
     /// Deletes an object, as some stranger would.
     pub fn delete<K: Object>(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
         self.change::<K, _>(namespace, name, |state, kind, key| {
-            state
-                .store
-                .delete(kind, key, &Preconditions::default(), &now())
-                .map(drop)
+            let now = state.now();
+            let any = Preconditions::default();
+            state.store.delete(kind, key, &any, &now).map(drop)
         })
     }
 

@@ -5,10 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{Method, Request, Response, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Body, Bytes};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimePrinter;
 use serde_json::{Value, json};
 
 use super::call::{self, Path, Query};
@@ -17,7 +19,7 @@ use super::faults::{Effect, Fault};
 use super::json::text;
 use super::kinds::{Kind, Res};
 use super::select::Selector;
-use super::state::{Seen, State, now};
+use super::state::{Seen, State};
 use super::store::{Key, Part, Preconditions, Written};
 use super::{FakeApi, Shared, watch};
 
@@ -60,9 +62,19 @@ where
                 media: media.to_owned(),
                 body,
             };
-            answer(&shared, head.uri.path(), &asked).await
+            let mut answer = answer(&shared, head.uri.path(), &asked).await?;
+            let date = dated(shared.lock().time());
+            answer.headers_mut().extend(date);
+            Ok(answer)
         })
     }
+}
+
+/// Returns the head that says when an answer is given.
+fn dated(time: Timestamp) -> Option<(HeaderName, HeaderValue)> {
+    let text = DateTimePrinter::new().timestamp_to_rfc9110_string(&time);
+    let value = HeaderValue::try_from(text.ok()?).ok()?;
+    Some((header::DATE, value))
 }
 
 /// The parts of a request that matter beyond its path.
@@ -227,7 +239,7 @@ fn of_objects(
         name: path.name.clone(),
     };
     let selector = Selector::parse(&path.plural, &asked.query, state.minor())?;
-    let now = now();
+    let now = state.now();
     match verb {
         "get" => Ok(document(
             200,
@@ -320,7 +332,8 @@ fn evicted(
     };
     let eviction = asked.json()?;
     let must = preconditions(eviction.get("deleteOptions").unwrap_or(&Value::Null));
-    state.store.delete(kind, &key, &must, &now())?;
+    let now = state.now();
+    state.store.delete(kind, &key, &must, &now)?;
     Ok(document(
         201,
         &json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}),

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
 
+use jiff::{SignedDuration, Timestamp};
+
 use super::faults::Faults;
 use super::kinds::{Object, Res};
 use super::store::{Key, Store};
@@ -32,6 +34,8 @@ pub(crate) struct State {
     pub(crate) epoch: u64,
     /// `major.minor.patch`.
     pub(crate) version: String,
+    /// How far its clock is ahead of the machine's.
+    pub(crate) ahead: SignedDuration,
     /// Answers of pods, by path.
     pub(crate) behind_proxy: BTreeMap<String, String>,
     log: VecDeque<Seen>,
@@ -46,6 +50,7 @@ impl Default for State {
             running: true,
             epoch: 0,
             version: "1.37.1".into(),
+            ahead: SignedDuration::ZERO,
             behind_proxy: BTreeMap::new(),
             log: VecDeque::new(),
             counts: BTreeMap::new(),
@@ -63,6 +68,17 @@ impl State {
         if self.log.len() > LOG {
             self.log.pop_front();
         }
+    }
+
+    /// The time by the server's clock.
+    pub(crate) fn time(&self) -> Timestamp {
+        let now = Timestamp::try_from(SystemTime::now()).unwrap_or(Timestamp::UNIX_EPOCH);
+        now.checked_add(self.ahead).unwrap_or(now)
+    }
+
+    /// The same as the API writes it.
+    pub(crate) fn now(&self) -> String {
+        self.time().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
     }
 
     pub(crate) fn forget_requests(&mut self) {
@@ -126,10 +142,4 @@ impl View<'_> {
     pub fn requests(&self) -> Vec<Seen> {
         self.0.log.iter().cloned().collect()
     }
-}
-
-/// The time as the API writes it.
-pub(crate) fn now() -> String {
-    let now = jiff::Timestamp::try_from(SystemTime::now()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
-    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,0 +1,92 @@
+//! The API server's clock, as its answers tell it: times of objects are compared with it and not
+//! with the node's, which may differ.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::{HeaderMap, header};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimeParser;
+use tokio::time::Instant;
+
+/// The API server's time. Clones are one clock. It knows nothing before the first answer that has a
+/// date, and does not go back: of several API servers the one that is ahead counts.
+#[derive(Debug, Clone, Default)]
+pub struct ServerClock(Arc<Mutex<Option<Reading>>>);
+
+/// A time of the server, and when it was read.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    server: Timestamp,
+    at: Instant,
+}
+
+impl Reading {
+    /// Returns the server's time at an instant, if it can be written.
+    fn at(self, now: Instant) -> Option<Timestamp> {
+        let passed = now.saturating_duration_since(self.at);
+        self.server.checked_add(passed).ok()
+    }
+}
+
+impl ServerClock {
+    /// Returns the server's time now; `None` while no answer had a date.
+    pub fn now(&self) -> Option<Timestamp> {
+        let reading = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reading?.at(Instant::now())
+    }
+
+    /// Reads the date of an answer. One without a date, or with one that is not understood, says
+    /// nothing.
+    pub fn read(&self, headers: &HeaderMap) {
+        let date = headers
+            .get(header::DATE)
+            .and_then(|date| date.to_str().ok());
+        let date = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok());
+        let Some(server) = date else { return };
+        let at = Instant::now();
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known
+            .and_then(|known| known.at(at))
+            .is_none_or(|known| known < server)
+        {
+            *known = Some(Reading { server, at });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn answer(date: &str) -> HeaderMap {
+        [(header::DATE, HeaderValue::from_str(date).unwrap())]
+            .into_iter()
+            .collect()
+    }
+
+    /// The form is that of Go's server. An answer of a server that is behind does not set it back.
+    #[tokio::test(start_paused = true)]
+    async fn the_clock_goes_by_the_dates_of_answers_and_on_between_them() {
+        let clock = ServerClock::default();
+        let shows = |time: &str| assert_eq!(clock.now().unwrap().to_string(), time);
+        assert_eq!(clock.now(), None);
+        for unknown in ["", "soon", "Sat, 28 Nov 2026 10:37"] {
+            clock.read(&answer(unknown));
+            assert_eq!(clock.now(), None, "{unknown}");
+        }
+        clock.read(&HeaderMap::new());
+        assert_eq!(clock.now(), None);
+        clock.read(&answer("Sat, 28 Nov 2026 10:37:59 GMT"));
+        shows("2026-11-28T10:37:59Z");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        shows("2026-11-28T10:38:02Z");
+        clock.clone().read(&answer("Sat, 28 Nov 2026 10:37:02 GMT"));
+        shows("2026-11-28T10:38:02Z");
+        clock.clone().read(&answer("Sat, 28 Nov 2026 10:39:00 GMT"));
+        shows("2026-11-28T10:39:00Z");
+    }
+}
