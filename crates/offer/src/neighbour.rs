@@ -27,6 +27,13 @@ pub enum Use {
         /// The claim or pod.
         to: String,
     },
+    /// divvy has given it out under another name of its driver, which it may have had before.
+    OtherName {
+        /// The name.
+        name: String,
+        /// The claim or pod.
+        to: String,
+    },
     /// NVIDIA's plugin has given it out, in whose place divvy stands.
     NvidiaPlugin {
         /// The claim or pod.
@@ -49,6 +56,12 @@ impl fmt::Display for Use {
                 )
             }
             Self::Driver { name, to } => write!(f, "the driver {name} has allocated it to {to}"),
+            Self::OtherName { name, to } => {
+                write!(
+                    f,
+                    "divvy has allocated it to {to} under the driver name {name}"
+                )
+            }
             Self::NvidiaPlugin { to } => write!(f, "NVIDIA's plugin has allocated it to {to}"),
             Self::Processes { pids } => {
                 let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
@@ -67,7 +80,9 @@ impl Use {
     pub fn label(&self) -> &'static str {
         match self {
             Self::DevicePlugin { .. } => "device-plugin",
-            Self::Driver { .. } | Self::NvidiaPlugin { .. } => "other-driver",
+            Self::Driver { .. } | Self::OtherName { .. } | Self::NvidiaPlugin { .. } => {
+                "other-driver"
+            }
             Self::Processes { .. } => "processes",
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use divvy_claims::Phase;
 use divvy_executor::{Executor, HeldDevice};
-use divvy_model::{GpuDriver, GpuUuid, Inventory};
+use divvy_model::{DeviceKind, GpuDriver, GpuUuid, Inventory};
 use divvy_offer::{Fact, Uses};
 use divvy_proto::podresources::v1::PodResources;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
@@ -58,6 +58,8 @@ struct Remembered {
     /// Devices of other drivers that pods hold and that were no GPUs of ours when last asked
     /// (network cards, say).
     no_gpus: BTreeSet<DriverDevice>,
+    /// GPUs behind devices that divvy gave to pods under another name of its driver.
+    other_names: BTreeMap<DriverDevice, GpuUuid>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -107,6 +109,7 @@ impl Neighbours {
         // After the kubelet: it says which devices of other drivers pods hold, and so which have to
         // be looked up.
         self.look_at_drivers(memory, &inventory).await;
+        self.look_at_other_names(memory);
         // Last, since processes and holds change fastest.
         let before = memory.processes.clone();
         let Some((processes, held)) = self.processes(inventory.clone(), before).await else {
@@ -120,10 +123,13 @@ impl Neighbours {
         let nothing = Drivers::default();
         let drivers = memory.drivers.as_ref().map_or(&nothing, |(_, known)| known);
         let allocated = drivers.allocated.values().flatten();
+        let mut devices = memory.other_names.clone();
+        devices.extend(drivers.devices.clone());
         let uses = decide::decide(&Observations {
             inventory: &inventory,
             given: &memory.given.iter().chain(allocated).cloned().collect(),
-            devices: &drivers.devices,
+            devices: &devices,
+            pool: &self.config.pool(),
             nvidias: self.config.naming().stands_in().then_some((
                 self.config.driver_name.as_str(),
                 self.config.node_name.as_str(),
@@ -186,6 +192,32 @@ impl Neighbours {
                 );
             }
         }
+    }
+
+    /// Learns which GPUs pods have that divvy gave out under another name of its driver. After a
+    /// change of the name nothing publishes them any more, and the kubelet removes their slices:
+    /// what these said is kept, and the number in a device's name says the rest, since GPUs are
+    /// numbered alike under each name.
+    fn look_at_other_names(&self, memory: &mut Remembered) {
+        let pool = self.config.pool();
+        let devices = memory.given.iter().filter_map(GivenOut::driver_device);
+        let devices: Vec<_> = devices.filter(|(_, of, _)| *of == pool).collect();
+        if devices.is_empty() {
+            return memory.other_names.clear();
+        }
+        let numbers = self.executor.ordinals().unwrap_or_default();
+        let before = std::mem::take(&mut memory.other_names);
+        let published = memory.drivers.as_ref().map(|(_, known)| &known.devices);
+        let gpu = |device: &DriverDevice| {
+            let said = published.and_then(|published| published.get(device));
+            let known = said.or_else(|| before.get(device));
+            let kind = DeviceKind::parse(&device.2.parse().ok()?);
+            known.or_else(|| numbers.gpu(kind.ok()?.ordinal())).cloned()
+        };
+        let found = devices
+            .into_iter()
+            .filter_map(|device| Some((device.clone(), gpu(&device)?)));
+        memory.other_names = found.collect();
     }
 
     /// Returns the processes that compute on GPUs that no claim holds, and the GPUs that claims
@@ -365,6 +397,7 @@ fn allocated_to(
         .join("/");
     let theirs = results(claim)
         .iter()
+        .filter(|result| result.admin_access != Some(true))
         .filter(|result| devices.contains_key(&device_of(result)));
     theirs
         .map(|result| GivenOut {
@@ -399,6 +432,7 @@ fn given_by_others(pods: &[PodResources], config: &Config) -> BTreeSet<GivenOut>
             given.extend(
                 theirs
                     .filter(|used| !config.owns(&used.driver_name, &used.pool_name))
+                    .filter(|used| used.pool_name != config.pool() || holds(&used.device_name))
                     .map(|used| GivenOut {
                         by: Giver::Driver {
                             name: used.driver_name.clone(),
@@ -411,6 +445,13 @@ fn given_by_others(pods: &[PodResources], config: &Config) -> BTreeSet<GivenOut>
         }
     }
     given
+}
+
+/// Returns whether a device of divvy keeps others off its GPU, by its name.
+fn holds(device: &str) -> bool {
+    let name = device.parse().ok();
+    let kind = name.and_then(|name| DeviceKind::parse(&name).ok());
+    kind.is_none_or(|kind| kind.sharing.holds())
 }
 
 /// Devices of other drivers that say, in an attribute, that they are one of our GPUs or a part of

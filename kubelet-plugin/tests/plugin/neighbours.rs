@@ -14,7 +14,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use serde_json::json;
 
-use crate::node::{Node, Plugin, device, plain, wait};
+use crate::node::{Node, POOL, Plugin, device, plain, wait};
 
 fn used(names: &[&str], taken: &str) -> Vec<(String, Vec<String>)> {
     let keys = |name: &str| {
@@ -310,6 +310,49 @@ fn pod_of_driver(driver: &str, device: &str) -> PodResources {
         namespace: "ml".to_owned(),
         containers: vec![container],
     }
+}
+
+/// The slices of the driver's former name say which GPU is behind a number, until the kubelet
+/// removes them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_gpu_of_a_former_name_is_that_of_its_slices_also_when_they_are_gone() {
+    const FORMER: &str = "gpu.two.example";
+    let node = Node::new("h100x2");
+    let names = ["gpu-1", "gpu-0"];
+    let uuid = node.sim.uuids().remove(1).to_string();
+    let slice: ResourceSlice = serde_json::from_value(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": { "name": "former" },
+        "spec": {
+            "driver": FORMER,
+            "nodeName": "n1",
+            "pool": { "name": POOL, "generation": 1, "resourceSliceCount": 1 },
+            "devices": [{ "name": "gpu-0", "attributes": { "uuid": { "string": uuid } } }],
+        },
+    }))
+    .unwrap();
+    node.api.put(&slice).unwrap();
+    let mut pod = pod_of_driver(FORMER, "gpu-0");
+    pod.containers[0].dynamic_resources[0].claim_resources[0].pool_name = POOL.to_owned();
+    node.kubelet.set_pod_resources(vec![pod]);
+    let plugin = start(&node).await;
+    wait("the taint", || {
+        (ours(&node) == used(&names, "gpu-1")).then_some(())
+    })
+    .await;
+    reported(&node, "under the driver name gpu.two.example").await;
+    node.api.delete::<ResourceSlice>("", "former").unwrap();
+    let lists = || node.api.count("list", "resourceslices");
+    let before = lists();
+    wait("looks at slices", || (lists() > before + 2).then_some(())).await;
+    assert_eq!(ours(&node), used(&names, "gpu-1"));
+    node.kubelet.set_pod_resources(Vec::new());
+    wait("the taint's end", || {
+        (ours(&node) == plain(&names)).then_some(())
+    })
+    .await;
+    plugin.stop().await;
 }
 
 /// Returns the devices that we publish.

@@ -20,7 +20,7 @@ use tokio::net::UnixListener;
 use tonic::transport::Endpoint;
 
 use crate::claims::rounds;
-use crate::node::{Node, POOL, Plugin, devices, plain, wait};
+use crate::node::{DRIVER, Node, POOL, Plugin, devices, plain, wait};
 
 const NVIDIA: &str = "gpu.nvidia.com";
 
@@ -87,8 +87,12 @@ fn put(node: &Node, name: &str, pool: &str, device: &str) -> ClaimRef {
 
 /// A running pod that uses a device of a claim, as the kubelet lists it.
 fn user(pod: &str, claim: &str, pool: &str, device: &str) -> PodResources {
+    user_of(NVIDIA, pod, claim, pool, device)
+}
+
+fn user_of(driver: &str, pod: &str, claim: &str, pool: &str, device: &str) -> PodResources {
     let used = ClaimResource {
-        driver_name: NVIDIA.to_owned(),
+        driver_name: driver.to_owned(),
         pool_name: pool.to_owned(),
         device_name: device.to_owned(),
         ..ClaimResource::default()
@@ -438,6 +442,39 @@ async fn a_pod_with_a_device_of_nvidias_pool_keeps_its_gpu() {
     plugin.wait_ready().await;
     published(&node, &[("gpu-1", false), ("gpu-0", true)]).await;
     node.kubelet.set_pod_resources(Vec::new());
+    published(&node, &[("gpu-1", false), ("gpu-0", false)]).await;
+    plugin.stop().await;
+}
+
+/// The driver got NVIDIA's name while pods ran. Nothing publishes their devices any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_of_the_drivers_former_name_keeps_its_gpu() {
+    let node = Node::new("h100x2");
+    let former = |device: &str| user_of(DRIVER, "trainer", "former", POOL, device);
+    node.kubelet.set_pod_resources(vec![former("gpu-0")]);
+    let plugin = node.start_with(config(&node));
+    plugin.wait_ready().await;
+    for device in ["gpu-0", "gpu-0-ts", "gpu-0-mig-1g10gb-19-0"] {
+        node.kubelet.set_pod_resources(vec![former(device)]);
+        published(&node, &[("gpu-1", false), ("gpu-0", true)]).await;
+    }
+    let of_its_end = wait("the trouble", || {
+        let found = node.api.get::<GpuNode>("", "n1")?;
+        let status: GpuNodeStatus = serde_json::from_value(found.status).ok()?;
+        let mut troubles = status.troubles.into_iter();
+        troubles.find(|trouble| trouble.kind == "neighbour")
+    })
+    .await;
+    let message =
+        "divvy has allocated it to pod default/trainer under the driver name gpu.divvy.dev";
+    assert!(of_its_end.why.contains(message), "{of_its_end:?}");
+    let remedy = &of_its_end.remedy;
+    assert!(
+        remedy.contains("until the chart is installed under it again"),
+        "{remedy}"
+    );
+    assert!(!remedy.contains("remove the label"), "{remedy}");
+    node.kubelet.set_pod_resources(vec![former("gpu-0-admin")]);
     published(&node, &[("gpu-1", false), ("gpu-0", false)]).await;
     plugin.stop().await;
 }

@@ -126,7 +126,7 @@ impl Finding {
             Self::NewerRecord { uid, .. } => format!("record {uid}"),
             Self::Neighbour { used, .. } => match used {
                 Use::DevicePlugin { resource, to } => format!("{resource} of {to}"),
-                Use::Driver { name, to } => format!("{name} of {to}"),
+                Use::Driver { name, to } | Use::OtherName { name, to } => format!("{name} of {to}"),
                 Use::NvidiaPlugin { to } => format!("NVIDIA's plugin of {to}"),
                 // Their ids come and go.
                 Use::Processes { .. } => "processes".to_owned(),
@@ -233,7 +233,7 @@ impl Finding {
                 ..
             } => "end the process, or remove the label divvy.dev/gpu from this node",
             Self::Neighbour {
-                used: used @ Use::NvidiaPlugin { .. },
+                used: used @ (Use::NvidiaPlugin { .. } | Use::OtherName { .. }),
                 ..
             } => end_of_use(used),
             Self::Neighbour { .. } => {
@@ -274,6 +274,9 @@ pub(super) fn end_of_use(used: &Use) -> &'static str {
     match used {
         Use::NvidiaPlugin { .. } => {
             "it is free when its pods have ended; delete them, so that they are scheduled anew"
+        }
+        Use::OtherName { .. } => {
+            "it is free when its pods have ended; delete them. Where no plugin of that name runs any more they stay in Terminating until the chart is installed under it again (docs/upgrade.md)"
         }
         Use::DevicePlugin { .. } | Use::Driver { .. } | Use::Processes { .. } => {
             "a GPU belongs to one driver: remove the label divvy.dev/gpu or the other driver from this node, or end the process"

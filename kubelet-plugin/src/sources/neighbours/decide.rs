@@ -53,6 +53,8 @@ pub(crate) struct Observations<'a> {
     pub(crate) given: &'a BTreeSet<GivenOut>,
     /// The GPUs behind devices of other drivers.
     pub(crate) devices: &'a BTreeMap<DriverDevice, GpuUuid>,
+    /// Our pool. A driver of another name that has it is divvy, too.
+    pub(crate) pool: &'a str,
     /// Driver and pool of NVIDIA's plugin on this node, where we stand in for it.
     pub(crate) nvidias: Option<(&'a str, &'a str)>,
     /// Processes that compute on GPUs now.
@@ -96,6 +98,8 @@ pub(crate) fn decide(around: &Observations<'_>) -> BTreeMap<GpuUuid, BTreeSet<Us
                     let name = name.clone();
                     let given = if by_nvidia {
                         Use::NvidiaPlugin { to }
+                    } else if pool == around.pool {
+                        Use::OtherName { name, to }
                     } else {
                         Use::Driver { name, to }
                     };

@@ -58,6 +58,7 @@ impl World {
             inventory,
             given,
             devices,
+            pool: "n1/divvy",
             nvidias: Some(("gpu.nvidia.com", "n1")),
             processes,
             before,
@@ -233,7 +234,7 @@ fn a_device_name_of_nvidias_driver_has_the_minor_number() {
 #[test]
 fn a_device_of_nvidias_pool_is_its_plugins_under_the_name_of_ours() {
     let mut world = World::new();
-    for (pool, index) in [("n1", 0), ("n2", 1)] {
+    for (pool, index) in [("n1", 0), ("n2", 1), ("n1/divvy", 2)] {
         let by = Giver::Driver {
             name: "gpu.nvidia.com".to_owned(),
             pool: pool.to_owned(),
@@ -247,11 +248,13 @@ fn a_device_of_nvidias_pool_is_its_plugins_under_the_name_of_ours() {
         world.give(by, "gpu-0");
     }
     let said = |words: &str| vec![format!("{words} has allocated it to pod default/other")];
+    let other_name = "divvy has allocated it to pod default/other under the driver name";
     assert_eq!(
         world.uses(),
         [
             (0, said("NVIDIA's plugin")),
-            (1, said("the driver gpu.nvidia.com"))
+            (1, said("the driver gpu.nvidia.com")),
+            (2, vec![format!("{other_name} gpu.nvidia.com")]),
         ]
     );
 }
