@@ -3,6 +3,7 @@
 //! GPUs, the API server, the kubelet, and the controllers that make pods and claims of manifests.
 
 mod boards;
+mod covered;
 mod examples;
 mod expect;
 mod gpus;

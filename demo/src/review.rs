@@ -24,7 +24,6 @@ use divvy_why::spelling::did_you_mean;
 mod attribute;
 mod class;
 mod limits;
-mod memory;
 mod naming;
 mod pod;
 mod selector;

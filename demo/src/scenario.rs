@@ -10,6 +10,7 @@ use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
 
+use super::covered;
 use super::examples::Example;
 use super::expect::Expected;
 use super::gpus;
@@ -61,7 +62,13 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &
         Err(error) => Err(error),
     };
     match enacted {
-        Ok(rounds) => scenario.rounds = rounds,
+        Ok(rounds) => {
+            let claims = rounds.iter().flat_map(|round| &round.claims);
+            scenario
+                .notes
+                .extend(covered::volumes(&manifests.all_pods(), claims));
+            scenario.rounds = rounds;
+        }
         Err(error) => scenario.problem = Some(format!("{error:#}")),
     }
     scenario

@@ -67,7 +67,6 @@ impl Findings {
             }
         }
         self.placement(at, spec, manifests);
-        self.own_memory(at, spec, owner, manifests);
         self.pod_resources(&format!("{at}.resources"), spec.resources.as_ref());
         if spec.containers.is_empty() {
             self.refuse(&format!("{at}.containers"), "Required value");
