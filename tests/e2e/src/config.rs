@@ -316,8 +316,13 @@ SystemdCgroup = false
 
 /// Returns the crun of this machine, if it is installed.
 fn crun() -> Option<PathBuf> {
+    program("crun")
+}
+
+/// Returns a program of this machine, if it is installed.
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH")?;
-    let mut programs = std::env::split_paths(&folders).map(|folder| folder.join("crun"));
+    let mut programs = std::env::split_paths(&folders).map(|folder| folder.join(name));
     programs.find(|program| program.exists())
 }
 

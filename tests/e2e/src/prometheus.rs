@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use fs_err as fs;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::api::at;
 use crate::case::PATIENCE;
 use crate::cluster::Cluster;
-use crate::config::Layout;
+use crate::config::{Layout, program};
 use crate::parts;
 use crate::process::{Daemon, Signal, say};
 use crate::wait::poll;
@@ -49,6 +50,7 @@ impl<'a> Prometheus<'a> {
         // JSON is YAML.
         fs::write(file("config.yaml"), config.to_string())?;
         fs::write(file("rules.yaml"), json!({"groups": groups}).to_string())?;
+        check(&file("rules.yaml"))?;
         let args = [
             program.display().to_string(),
             format!("--config.file={}", file("config.yaml")),
@@ -95,6 +97,48 @@ impl<'a> Prometheus<'a> {
     fn daemon(&self) -> Daemon<'a> {
         self.cluster.daemon("prometheus")
     }
+}
+
+/// Has Prometheus' own tool check a file of rules: it names the rule where the server ends with an
+/// error, and refuses rules that are there twice.
+fn check(rules: &str) -> Result<()> {
+    let Some(promtool) = promtool()? else {
+        say(
+            "there is no promtool, and Debian's cannot be had: the rules are checked by Prometheus alone",
+        );
+        return Ok(());
+    };
+    let mut command = Command::new(promtool);
+    let done = command
+        .args(["check", "rules", "--lint=all", "--lint-fatal", rules])
+        .output()?;
+    let said = [done.stdout, done.stderr].concat();
+    ensure!(
+        done.status.success(),
+        "promtool refuses the rules: {}",
+        String::from_utf8_lossy(&said)
+    );
+    Ok(())
+}
+
+/// Returns the program of this machine, or that of Debian's package, which is not installed.
+fn promtool() -> Result<Option<PathBuf>> {
+    if let Some(found) = program("promtool") {
+        return Ok(Some(found));
+    }
+    let folder = parts::cache_dir()?.join("promtool");
+    let found = folder.join("root/usr/bin/promtool");
+    if found.exists() {
+        return Ok(Some(found));
+    }
+    fs::create_dir_all(&folder)?;
+    let script = "apt-get -q download prometheus && dpkg-deb -x prometheus_*.deb root && rm prometheus_*.deb";
+    let fetched = Command::new("sh")
+        .args(["-ec", script])
+        .current_dir(&folder)
+        .output();
+    let is_there = fetched.is_ok_and(|done| done.status.success()) && found.exists();
+    Ok(is_there.then_some(found))
 }
 
 impl Drop for Prometheus<'_> {
