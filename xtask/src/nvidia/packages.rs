@@ -1,5 +1,6 @@
 //! NVIDIA's packages from Debian, by `apt-get` with sources of its own.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -226,16 +227,9 @@ impl Apt<'_> {
         Ok(Some(line.unwrap_or("apt-get update failed").to_owned()))
     }
 
-    /// Fetches the newest package of a branch of drivers. Returns its version and its file; `None`
-    /// if there is none. A package in the cache is not fetched again: `apt-get` compares its hash.
-    fn download(&self, branch: u32, package: &str) -> Result<Option<(String, PathBuf)>> {
-        let Some(full) = self.versions(package)?.into_iter().find(of_branch(branch)) else {
-            return Ok(None);
-        };
-        let file = self.download_exactly(package, &full)?;
-        let file = file.with_context(|| format!("{package} {full} is listed, and not there"))?;
-        let version = full.split('-').next().unwrap_or(&full).to_owned();
-        Ok(Some((version, file)))
+    /// Returns the newest version of a package of a branch of drivers; `None` if there is none.
+    fn newest_of(&self, branch: u32, package: &str) -> Result<Option<String>> {
+        Ok(self.versions(package)?.into_iter().find(of_branch(branch)))
     }
 
     /// Lists the versions of a package, the newest first.
@@ -250,25 +244,74 @@ impl Apt<'_> {
         Ok(self.versions(package)?.into_iter().next())
     }
 
-    /// Fetches one version of a package. Returns its file; `None` if there is no such version.
-    fn download_exactly(&self, package: &str, full: &str) -> Result<Option<PathBuf>> {
-        if !self.versions(package)?.iter().any(|one| one == full) {
-            return Ok(None);
-        }
-        let done = self.run("apt-get", &["-q", "download", &format!("{package}={full}")])?;
+    /// Returns what these packages need, by name and version; unknown names are left out.
+    fn needs(&self, packages: &[String]) -> Result<Needs> {
+        let mut args = vec!["show", "--all-versions"];
+        args.extend(packages.iter().map(String::as_str));
+        // It says of unknown names that they are, and fails if there is no other.
+        let shown = self.run("apt-cache", &args)?;
+        Ok(needs_of(&String::from_utf8_lossy(&shown.stdout)))
+    }
+
+    /// Fetches versions of packages in one call. Returns their files. A package in the cache is not
+    /// fetched again: `apt-get` compares its hash.
+    fn download(&self, wanted: &BTreeSet<Version>) -> Result<BTreeMap<Version, PathBuf>> {
+        let named = wanted
+            .iter()
+            .map(|(name, version)| format!("{name}={version}"));
+        let named: Vec<String> = named.collect();
+        let mut args = vec!["-q", "download"];
+        args.extend(named.iter().map(String::as_str));
+        let done = self.run("apt-get", &args)?;
         ensure!(
             done.status.success(),
-            "fetching {package} {full}: {}",
+            "fetching {}: {}",
+            named.join(" "),
             String::from_utf8_lossy(&done.stderr).trim()
         );
-        // Its colon is written as another character.
-        let name = format!("{package}_{}_", full.replace(':', "%3a"));
-        let mut files = fs_err::read_dir(self.cache.join("debs"))?.filter_map(Result::ok);
-        let file = files
-            .find(|file| file.file_name().to_string_lossy().starts_with(&name))
-            .with_context(|| format!("{name}… was fetched, and is not there"))?;
-        Ok(Some(file.path()))
+        let there = fs_err::read_dir(self.cache.join("debs"))?;
+        let there: Vec<PathBuf> = there.filter_map(|one| Some(one.ok()?.path())).collect();
+        let file = |wanted: &Version| {
+            let (name, version) = wanted;
+            // Its colon is written as another character.
+            let begin = format!("{name}_{}_", version.replace(':', "%3a"));
+            let is = |path: &&PathBuf| {
+                let name = path.file_name().unwrap_or_default();
+                name.to_string_lossy().starts_with(&begin)
+            };
+            let found = there.iter().find(is);
+            let found = found.with_context(|| format!("{begin}… was fetched, and is not there"))?;
+            Ok((wanted.clone(), found.clone()))
+        };
+        wanted.iter().map(file).collect()
     }
+}
+
+/// A package and its full version.
+type Version = (String, String);
+/// Names of packages that a version of a package needs or recommends.
+type Needs = BTreeMap<Version, Vec<String>>;
+
+/// Reads the output of `apt-cache show`.
+fn needs_of(shown: &str) -> Needs {
+    let package = |paragraph: &str| {
+        let field = |name: &str| {
+            let mut lines = paragraph.lines();
+            lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+        };
+        let version = (field("Package")?.to_owned(), field("Version")?.to_owned());
+        let lists = ["Depends", "Pre-Depends", "Recommends"]
+            .into_iter()
+            .filter_map(field);
+        let names = lists
+            .flat_map(|list| list.split([',', '|']))
+            .filter_map(|one| {
+                let name = one.split_whitespace().next()?;
+                Some(name.split(':').next().unwrap_or(name).to_owned())
+            });
+        Some((version, names.collect()))
+    };
+    shown.split("\n\n").filter_map(package).collect()
 }
 
 fn of_branch(branch: u32) -> impl Fn(&String) -> bool {
@@ -288,14 +331,10 @@ pub(crate) fn fetch(cache: &Path) -> Result<Had> {
     {
         return Ok(Had::None(why));
     }
-    let mut fetched = Vec::new();
+    let mut listed = Vec::new();
     for package in PACKAGES {
-        match apt.download(package.branch, package.name)? {
-            Some((version, file)) => fetched.push(Fetched {
-                package,
-                version,
-                file,
-            }),
+        match apt.newest_of(package.branch, package.name)? {
+            Some(full) => listed.push((package, (package.name.to_owned(), full))),
             None if package.is_needed => {
                 let why = format!("there is no {} of R{}", package.name, package.branch);
                 return Ok(Had::None(why));
@@ -303,7 +342,20 @@ pub(crate) fn fetch(cache: &Path) -> Result<Had> {
             None => crate::say(&format!("nvidia: there is no {} any more", package.name)),
         }
     }
-    Ok(Had::All(fetched))
+    let files = apt.download(&listed.iter().map(|(_, wanted)| wanted.clone()).collect())?;
+    let fetched = listed.into_iter().filter_map(|(package, wanted)| {
+        Some(Fetched {
+            package,
+            version: of_driver(&wanted.1),
+            file: files.get(&wanted)?.clone(),
+        })
+    });
+    Ok(Had::All(fetched.collect()))
+}
+
+/// Returns the version of the driver in that of a package.
+fn of_driver(full: &str) -> String {
+    full.split('-').next().unwrap_or(full).to_owned()
 }
 
 /// A metapackage of a whole driver.
@@ -322,8 +374,8 @@ const BESIDE: [&str; 4] = [
     "libnvidia-egl-wayland1",
 ];
 
-/// Fetches all packages of a driver. Returns its version and the files.
-pub(crate) fn fetch_set(cache: &Path, set: &Set) -> Result<(String, Vec<PathBuf>)> {
+/// Fetches all packages of drivers, in one call. Returns the version and the files of each.
+pub(crate) fn fetch_sets(cache: &Path, sets: &[&Set]) -> Result<Vec<(String, Vec<PathBuf>)>> {
     if let Some(why) = lacks() {
         anyhow::bail!("{why}");
     }
@@ -331,45 +383,59 @@ pub(crate) fn fetch_set(cache: &Path, set: &Set) -> Result<(String, Vec<PathBuf>
     if let Some(why) = apt.update("bookworm trixie", "main contrib non-free")? {
         anyhow::bail!("Debian's lists of packages: {why}");
     }
-    let (version, first) = apt
-        .download(set.branch, set.package)?
-        .with_context(|| format!("there is no {} of R{}", set.package, set.branch))?;
-    let full = field_of(&first, "Version")?;
-    let mut files = vec![first];
-    let mut known = std::collections::BTreeSet::from([set.package.to_owned()]);
-    let mut at = 0;
-    while let Some(file) = files.get(at) {
-        at += 1;
-        // Only what is of the driver itself has its version; the kernel's modules are not its.
-        let needs = ["Depends", "Recommends"].map(|name| field_of(file, name));
-        let needs = needs.into_iter().collect::<Result<Vec<_>>>()?.join(",");
-        let names = needs.split([',', '|']).filter_map(|one| {
-            let name = one.split_whitespace().next()?;
-            Some(name.split(':').next().unwrap_or(name).to_owned())
-        });
-        for name in names.collect::<Vec<_>>() {
-            let is_kernel = name.ends_with("-dkms") || name.ends_with("-kernel-source");
-            if !is_kernel && known.insert(name.clone()) {
-                files.extend(apt.download_exactly(&name, &full)?);
-            }
-        }
-    }
+    let mut beside = BTreeSet::new();
     for name in BESIDE {
         let newest = apt.newest(name)?;
         let newest = newest.with_context(|| format!("there is no {name}"))?;
-        files.extend(apt.download_exactly(name, &newest)?);
+        beside.insert((name.to_owned(), newest));
     }
-    Ok((version, files))
+    let mut all = Vec::new();
+    for set in sets {
+        let full = apt.newest_of(set.branch, set.package)?;
+        let full =
+            full.with_context(|| format!("there is no {} of R{}", set.package, set.branch))?;
+        let mut wanted = beside.clone();
+        wanted.extend(members(set.package, &full, |names| apt.needs(names))?);
+        all.push((of_driver(&full), wanted));
+    }
+    let files = apt.download(&all.iter().flat_map(|(_, wanted)| wanted.clone()).collect())?;
+    let found = all.into_iter().map(|(version, wanted)| {
+        let of_set = wanted
+            .iter()
+            .filter_map(|wanted| files.get(wanted).cloned());
+        (version, of_set.collect())
+    });
+    Ok(found.collect())
 }
 
-fn field_of(file: &Path, name: &str) -> Result<String> {
-    let done = Command::new("dpkg-deb")
-        .arg("-f")
-        .arg(file)
-        .arg(name)
-        .output()?;
-    ensure!(done.status.success(), "{} has no fields", file.display());
-    Ok(String::from_utf8_lossy(&done.stdout).trim().to_owned())
+/// Returns the packages that one of a driver needs, and those that these need. Only what is of the
+/// driver itself has its version; the kernel's modules are not its.
+fn members(
+    package: &str,
+    full: &str,
+    needs: impl Fn(&[String]) -> Result<Needs>,
+) -> Result<BTreeSet<Version>> {
+    let mut found = BTreeSet::new();
+    let mut asked = BTreeSet::new();
+    let mut next = vec![package.to_owned()];
+    while !next.is_empty() {
+        asked.extend(next.iter().cloned());
+        let of_driver = needs(&next)?
+            .into_iter()
+            .filter(|((_, version), _)| version == full);
+        next.clear();
+        for (member, names) in of_driver {
+            found.insert(member);
+            next.extend(names);
+        }
+        next.retain(|name| {
+            let is_kernel = name.ends_with("-dkms") || name.ends_with("-kernel-source");
+            !is_kernel && !asked.contains(name)
+        });
+        next.sort();
+        next.dedup();
+    }
+    Ok(found)
 }
 
 /// Returns what the machine lacks.
@@ -428,5 +494,39 @@ mod tests {
         assert_eq!([archive.as_str(), security.as_str()], expected);
         let (archive, security) = of_sources("URIs: http://elsewhere/ubuntu\n");
         assert_eq!([archive.as_str(), security.as_str()], [ARCHIVE, SECURITY]);
+    }
+
+    const SHOWN: &str = "Package: driver\nVersion: 535.1-1\nPre-Depends: driver-common (= 535.1-1)\nDepends: libcuda1 (= 535.1-1) | libcuda-any,\n\n\
+        Package: driver\nVersion: 550.1-1\nDepends: libother\n\n\
+        Package: driver-common\nVersion: 535.1-1\nDepends: driver, libc6:amd64 (>= 2)\nRecommends: driver-dkms | driver-module\n\n\
+        Package: driver-module\nVersion: 535.1-1\nDescription: Depends: nothing\n\n\
+        Package: libcuda1\nVersion: 535.1-1\n\nPackage: libc6\nVersion: 2.36\n\nPackage: broken\n";
+
+    #[test]
+    fn a_driver_has_the_packages_of_its_version_that_its_members_need() {
+        let of = |package: &str, full: &str| {
+            let all = needs_of(SHOWN);
+            let rounds = std::cell::Cell::new(0);
+            let found = members(package, full, |names| {
+                rounds.set(rounds.get() + 1);
+                let of_names = all.iter().filter(|((name, _), _)| names.contains(name));
+                Ok(of_names
+                    .map(|(version, needs)| (version.clone(), needs.clone()))
+                    .collect())
+            });
+            let names = found.unwrap().into_iter().map(|(name, version)| {
+                assert_eq!(version, full);
+                name
+            });
+            (names.collect::<Vec<_>>(), rounds.get())
+        };
+        let (names, rounds) = of("driver", "535.1-1");
+        assert_eq!(
+            names,
+            ["driver", "driver-common", "driver-module", "libcuda1"]
+        );
+        assert!(rounds <= 3, "{rounds}");
+        assert_eq!(of("driver", "550.1-1").0, ["driver"]);
+        assert_eq!(of("absent", "1").0, Vec::<String>::new());
     }
 }
