@@ -85,6 +85,7 @@ pub(crate) async fn read(
         claims: ClaimsWanted::Waiting,
         events: false,
         policies: false,
+        plugins: false,
         namespace,
         pod: PodWanted::No,
     };

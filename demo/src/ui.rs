@@ -85,6 +85,7 @@ impl Show {
                     claims: ClaimsWanted::Waiting,
                     events: false,
                     policies: false,
+                    plugins: false,
                     namespace: "default",
                     pod: PodWanted::No,
                 };

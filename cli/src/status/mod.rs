@@ -5,6 +5,7 @@
 pub(crate) mod claim;
 mod fold;
 mod hook;
+pub(crate) mod plugins;
 pub(crate) mod pod;
 pub(crate) mod policy;
 pub mod read;
@@ -136,6 +137,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             claims,
             events,
             policies: matches!(args.about, Some(Target::Policy { .. })),
+            plugins: matches!(args.about, None | Some(Target::Node { .. })),
             namespace: inside,
             pod,
         };

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
+use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceRequest, ResourceClaim, ResourceClaimSpec,
@@ -145,7 +146,10 @@ fn of(snapshot: &Snapshot, pod: &Pod) -> PodReport {
     let warnings = warnings(snapshot, pod, step);
     let status = pod.status.clone().unwrap_or_default();
     let containers = not_running(pod);
-    let hint = hint(step, pod, &claims);
+    let other_name = other_name(snapshot, pod, &claims);
+    let is_left =
+        other_name.is_some() && matches!(step, Step::Preparing | Step::Starting | Step::Ending);
+    let hint = other_name.or_else(|| hint(step, pod, &claims));
     let rejected = status
         .reason
         .as_deref()
@@ -161,7 +165,7 @@ fn of(snapshot: &Snapshot, pod: &Pod) -> PodReport {
         .is_some_and(|why| why.verdict.is_hopeless());
     let made = pod.metadata.creation_timestamp.as_ref();
     PodReport {
-        needs_person: stuck || hopeless || claims.iter().any(|claim| claim.needs_person),
+        needs_person: is_left || stuck || hopeless || claims.iter().any(|claim| claim.needs_person),
         pod: full_name(&pod.metadata),
         step,
         node: node_of(pod).map(str::to_owned),
@@ -345,7 +349,7 @@ fn warnings(snapshot: &Snapshot, pod: &Pod, step: Step) -> Vec<String> {
 }
 
 /// Returns the containers that do not run, with the reason.
-fn not_running(pod: &Pod) -> Vec<String> {
+pub(super) fn not_running(pod: &Pod) -> Vec<String> {
     let status = pod.status.as_ref();
     let statuses = status.into_iter().flat_map(|status| {
         let init = status.init_container_statuses.iter().flatten();
@@ -376,6 +380,31 @@ fn not_running(pod: &Pod) -> Vec<String> {
         ))
     });
     statuses.filter_map(waits).chain(ended).collect()
+}
+
+/// Returns advice for a pod whose node serves another name of divvy's driver than its claims have:
+/// no plugin prepares or releases these.
+fn other_name(snapshot: &Snapshot, pod: &Pod, claims: &[ClaimReport]) -> Option<String> {
+    let node = node_of(pod)?;
+    let now = &snapshot.reports.get(node)?.driver_name;
+    let pool = pool_name(node);
+    let names = |claim: &&ResourceClaim| {
+        claims
+            .iter()
+            .any(|one| one.claim == full_name(&claim.metadata))
+    };
+    let allocated = snapshot
+        .claims
+        .iter()
+        .filter(names)
+        .filter_map(|claim| claim.status.as_ref()?.allocation.as_ref()?.devices.as_ref());
+    let mut results = allocated.flat_map(|devices| devices.results.iter().flatten());
+    let theirs = results.find(|result| result.pool == pool && result.driver != *now)?;
+    Some(format!(
+        "its claims are of divvy's driver {}, and the node serves {now} now: the pod can neither start nor end until the chart is installed under that name again (docs/upgrade.md)",
+        theirs.driver
+    ))
+    .filter(|_| !now.is_empty())
 }
 
 /// Returns advice for the step, where the claims have none.

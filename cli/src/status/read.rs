@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use divvy_api::node::GpuNode;
 use divvy_api::policy::{GpuPolicyObject, decode_policy};
-use k8s_openapi::api::core::v1::{Event, Pod};
+use divvy_offer::pool_name;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
@@ -16,7 +17,9 @@ use kube::core::{ApiResource, DeserializeGuard, DynamicObject, TypeMeta};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
-use super::snapshot::{Policies, Snapshot};
+use super::plugins::{PLUGINS, Plugins};
+use super::report::is_ours;
+use super::snapshot::{Policies, Snapshot, full_name, name, namespace};
 use crate::taints::taint;
 
 /// Timeout of one request.
@@ -48,6 +51,8 @@ pub struct Wanted<'a> {
     pub events: bool,
     /// `GpuPolicies`, too.
     pub policies: bool,
+    /// The plugin's DaemonSet, too, if a node that is to have its pod reports nothing.
+    pub plugins: bool,
     /// Where claims and pods are looked for if not all namespaces may be read.
     pub namespace: &'a str,
     /// A pod of the namespace, in any state.
@@ -271,6 +276,22 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
         reader.unread.dedup();
     }
     snapshot.unread = reader.unread;
+    let reported: Vec<_> = found.iter().map(reporter).collect();
+    let published = |node: &Node| {
+        let pool = pool_name(name(&node.metadata));
+        let mut slices = snapshot.slices.iter();
+        slices.any(|slice| slice.spec.pool.name == pool)
+    };
+    let is_away = |node: &&Node| !reported.contains(&node.metadata.name) || !published(node);
+    if wanted.plugins
+        && snapshot
+            .nodes
+            .iter()
+            .filter(|node| is_ours(node))
+            .any(|node| is_away(&node))
+    {
+        snapshot.plugins = Some(plugins(client).await?);
+    }
     for object in found {
         match object.0 {
             Ok(GpuNode {
@@ -289,6 +310,34 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
         }
     }
     Ok(snapshot)
+}
+
+/// Returns the name of a GpuNode, whatever is in it.
+fn reporter(found: &DeserializeGuard<GpuNode>) -> Option<String> {
+    match &found.0 {
+        Ok(node) => node.metadata.name.clone(),
+        Err(bad) => bad.metadata.name.clone(),
+    }
+}
+
+/// Reads the plugin's DaemonSets, their pods and the warnings about them.
+async fn plugins(client: &Client) -> Result<Plugins> {
+    let labelled = ListParams::default().labels(PLUGINS);
+    let mut found = Plugins::default();
+    let sets = pages(&Api::all(client.clone()), &labelled).await;
+    found.sets = found.allowed("daemonsets.apps", "", sets)?;
+    let pods = pages(&Api::all(client.clone()), &labelled).await;
+    found.pods = found.allowed("pods", "", pods)?;
+    for set in found.sets.clone() {
+        let (inside, name) = (namespace(&set.metadata), name(&set.metadata));
+        let about =
+            format!("involvedObject.kind=DaemonSet,involvedObject.name={name},type=Warning");
+        let about = ListParams::default().fields(&about);
+        let events = pages(&Api::namespaced(client.clone(), inside), &about).await;
+        let events = found.allowed("events", inside, events)?;
+        found.events.insert(full_name(&set.metadata), events);
+    }
+    Ok(found)
 }
 
 /// Lists, and keeps what may not be read.

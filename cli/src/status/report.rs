@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
 use super::claim::{ClaimLine, refused, reported_use};
+use super::plugins::Absence;
 use super::read::{GPU_NODES, NODES, NOT_SERVED, SLICES};
 use super::shares;
 use super::snapshot::{Snapshot, full_name, name, namespace, time};
@@ -432,6 +433,15 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
         return None;
     }
     let Some(status) = status else {
+        if let Some(plugins) = &snapshot.plugins {
+            let Absence { why, remedy } = plugins.absence(node, object, snapshot.now);
+            return Some(Trouble {
+                kind: "no-report".to_owned(),
+                why,
+                remedy,
+                ..Trouble::default()
+            });
+        }
         return Some(Trouble {
             kind: "no-report".to_owned(),
             why: format!(
@@ -450,10 +460,20 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
         .any(|s| s.spec.driver == snapshot.driver && s.spec.pool.name == pool);
     let offers = status.gpus.iter().any(|gpu| !gpu.offered.is_empty());
     let unknown = snapshot.lacks(&SLICES);
-    (offers && !published && !unknown).then(|| Trouble {
-        kind: "not-published".to_owned(),
+    if !offers || published || unknown {
+        return None;
+    }
+    let plugins = snapshot.plugins.as_ref();
+    let absence = plugins.filter(|plugins| plugins.is_away(node));
+    let absence = absence.map(|plugins| plugins.absence(node, object, snapshot.now));
+    let absence = absence.unwrap_or_else(|| Absence {
         why: "the node offers GPUs, but has no ResourceSlice: its plugin is not running or is not registered with the kubelet".to_owned(),
         remedy: "check the plugin's pod and log (docs/runbooks/slices-not-published.md)".to_owned(),
+    });
+    Some(Trouble {
+        kind: "not-published".to_owned(),
+        why: absence.why,
+        remedy: absence.remedy,
         ..Trouble::default()
     })
 }

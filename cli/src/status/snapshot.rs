@@ -10,6 +10,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
+use super::plugins::Plugins;
 use super::read::Kind;
 
 /// Policies by name, or what is wrong with them.
@@ -42,6 +43,8 @@ pub struct Snapshot {
     /// Failures to prepare claims that kubelets report, where one claim or pod is asked about, and
     /// all warnings about the pod.
     pub events: Vec<Event>,
+    /// The plugin's DaemonSet, where a node that is to have its pod reports nothing.
+    pub plugins: Option<Plugins>,
     /// Kinds that could not be read, and what remains unknown.
     pub unread: Vec<String>,
 }

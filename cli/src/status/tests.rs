@@ -222,6 +222,7 @@ fn world() -> Snapshot {
         events: Vec::new(),
         taint_rules: Vec::new(),
         named: Vec::new(),
+        plugins: None,
         unread: Vec::new(),
     }
 }

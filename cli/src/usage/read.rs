@@ -8,11 +8,10 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 
 use super::Usage;
+use crate::status::plugins::PLUGINS;
 use crate::status::snapshot::{name, namespace};
 use divvy_why::some;
 
-/// The pods of the chart's DaemonSet.
-const PLUGINS: &str = "app.kubernetes.io/part-of=divvy,app.kubernetes.io/component=node";
 /// Part of the answer that is not known without them.
 const UNKNOWN: &str = "unknown: what claims really use";
 /// Longest time of a plugin's answer.

@@ -396,3 +396,43 @@ fn a_pod_that_waits_for_its_own_set_alone_needs_a_person() {
         "{hint}"
     );
 }
+
+/// After a change of the driver's name no plugin releases the claims of its former one.
+#[test]
+fn a_pod_of_the_drivers_former_name_says_what_releases_it() {
+    let now = "gpu.nvidia.com";
+    let mut world = world();
+    world.driver = now.to_owned();
+    world.claims.push(typed(allocated("early", "n3", "gpu-0")));
+    let served = |world: &mut Snapshot, name: &str| {
+        name.clone_into(&mut world.reports.get_mut("n3").unwrap().driver_name);
+    };
+    let ending =
+        |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = "2026-11-21T19:59:00Z".into();
+    for (phase, ends, needs) in [
+        ("Running", true, true),
+        ("Pending", false, true),
+        ("Running", false, false),
+    ] {
+        let pod = with(&["early"], |pod| {
+            on(pod, "n3", phase);
+            if ends {
+                ending(pod);
+            }
+        });
+        let mut world = named(world.clone(), pod);
+        served(&mut world, now);
+        let said = report(&world);
+        let hint = said.hint.unwrap();
+        assert!(
+            hint.contains("divvy's driver gpu.divvy.dev, and the node serves gpu.nvidia.com now"),
+            "{hint}"
+        );
+        assert_eq!(said.needs_person, needs, "{phase} {ends}");
+        for same in [DRIVER, ""] {
+            served(&mut world, same);
+            let said = report(&world);
+            assert!(!said.hint.unwrap_or_default().contains("serves"), "{same}");
+        }
+    }
+}
