@@ -7,6 +7,7 @@ use tokio::time::timeout;
 use tower::{BoxError, service_fn};
 
 use crate::ServerClock;
+use crate::shallow::shallow;
 
 /// Usual time within which the API server has to begin an answer: shorter than a lost connection
 /// takes to be noticed.
@@ -20,7 +21,7 @@ pub struct NoAnswer(Duration);
 /// Makes a client whose requests fail with [`NoAnswer`] when the API server does not begin to
 /// answer within `limit`. The limit holds for the start of a watch too, not for its events: kube's
 /// watcher starts a silent watch again. An answer that stops in the middle is ended by
-/// [`kube::Config::read_timeout`]. Each answer sets the clock.
+/// [`kube::Config::read_timeout`]. Each answer sets the clock, and is made [`shallow`].
 pub fn with_deadline(client: Client, limit: Duration, clock: ServerClock) -> Client {
     let namespace = client.default_namespace().to_owned();
     let send = service_fn(move |request| {
@@ -31,7 +32,7 @@ pub fn with_deadline(client: Client, limit: Duration, clock: ServerClock) -> Cli
                 .await
                 .map_err(|_| NoAnswer(limit))??;
             clock.read(answer.headers());
-            Ok::<_, BoxError>(answer)
+            Ok::<_, BoxError>(shallow(answer))
         }
     });
     Client::new(send, namespace)

@@ -24,6 +24,7 @@ mod plan;
 mod publisher;
 mod removal;
 mod server_clock;
+mod shallow;
 mod status;
 mod watch;
 
@@ -36,5 +37,6 @@ pub use plan::{Accepted, Sync, Target, Write, plan_sync};
 pub use publisher::{Publisher, PublisherConfig, spawn};
 pub use removal::remove_slices;
 pub use server_clock::ServerClock;
+pub use shallow::shallow;
 pub use status::{PublishStatus, Writes};
 pub use watch::{Event as Watched, Watch};

@@ -12,10 +12,12 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, DeserializeGuard, DynamicObject, TypeMeta};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
+use tower::util::MapResponseLayer;
 
 use super::plugins::{PLUGINS, Plugins};
 use super::report::is_ours;
@@ -183,7 +185,11 @@ impl Access {
         config.read_timeout = Some(PATIENCE);
         let namespace = config.default_namespace.clone();
         let server = format!("cluster {}", config.cluster_url);
-        Ok((Client::try_from(config)?, namespace, server))
+        // One object of a tenant keeps no list from its reader.
+        let client = ClientBuilder::try_from(config)?
+            .with_layer(&MapResponseLayer::new(divvy_controller::shallow))
+            .build();
+        Ok((client, namespace, server))
     }
 }
 

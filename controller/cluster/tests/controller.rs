@@ -13,8 +13,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodStatus};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocatedDeviceStatus, DeviceClaimConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -843,5 +847,33 @@ async fn one_that_does_not_know_of_its_loss_reads_no_pod() {
     wait("some looks", || api.count("get", "leases") > before + 5).await;
     assert!(there(&api, "p"));
     assert_eq!(api.count("get", "pods"), 0);
+    instance.stop().await;
+}
+
+/// Anyone who may make a claim can nest its parameters deeper than a parser follows them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_nested_too_deep_keeps_no_pod_from_its_eviction() {
+    let api = fake();
+    let nested = (0..400).fold(json!(1), |inner, _| json!({ "a": inner }));
+    let opaque = OpaqueDeviceConfiguration {
+        driver: "nic.example.com".into(),
+        parameters: RawExtension(nested),
+    };
+    let entry = DeviceClaimConfiguration {
+        opaque: Some(opaque),
+        requests: None,
+    };
+    let mut hostile = mk_claim("n", "hostile", DRIVER, 1);
+    let devices = hostile.spec.as_mut().unwrap().devices.as_mut().unwrap();
+    devices.config = Some(vec![entry]);
+    api.put(&hostile).unwrap();
+    put(&api, "idle", "gpu-0", "Idle");
+    let instance = Instance::start(&api, config("a"));
+    wait("the eviction", || !there(&api, "idle")).await;
+    // It comes by the watch, too.
+    api.delete::<ResourceClaim>("n", "hostile").unwrap();
+    api.put(&hostile).unwrap();
+    put(&api, "next", "gpu-1", "Idle");
+    wait("the next eviction", || !there(&api, "next")).await;
     instance.stop().await;
 }

@@ -4,13 +4,16 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::client::ClientBuilder;
 use kube::{Api, Client};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tower::util::MapResponseLayer;
 
 use divvy_claims::ClaimRef;
+use divvy_controller::shallow;
 
 use crate::claims::claim::ClaimError;
 
@@ -182,7 +185,9 @@ impl ClaimFetcher {
             Connect::Own(config) => {
                 // Making a client spawns a worker, which must run in the reader's own runtime.
                 let _entered = runtime.enter();
-                Client::try_from(config.as_ref().clone())?
+                ClientBuilder::try_from(config.as_ref().clone())?
+                    .with_layer(&MapResponseLayer::new(shallow))
+                    .build()
             }
             Connect::Shared(client) => client.clone(),
         };

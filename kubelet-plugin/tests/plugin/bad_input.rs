@@ -1,7 +1,7 @@
 //! Faults of a claim or a node, and exactly what the user sees of them.
 
 use divvy_fake_cluster::build::{allocated, mk_claim, mk_result};
-use divvy_fake_cluster::{ClaimRef, Fault};
+use divvy_fake_cluster::{ClaimRef, Fault, GpuPolicy};
 use divvy_gpu_sim::Fault as GpuFault;
 use divvy_model::GpuErrorCode;
 use k8s_openapi::api::resource::v1::{
@@ -273,4 +273,63 @@ async fn an_unusable_folder_ends_the_start_with_its_flag() {
     let ended = node.start_with(node.config(&[])).ended().await;
     let expected = format!("--plugin-dir {} cannot be used: ", plugin_dir.display());
     assert!(ended.starts_with(&expected), "{ended}");
+}
+
+/// A tenant may write any parameters: of its own claims, which are refused in words, and so deep
+/// that no parser follows them, which keeps no other claim from its reader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_a_tenant_writes_into_a_config_ends_at_its_claim() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let nested = |level: fn(Value) -> Value| (0..400).fold(json!(1), |inner, _| level(inner));
+    let of = |kind: &str, rest: Value| {
+        let mut all = json!({ "apiVersion": "divvy.dev/v1beta1", "kind": kind });
+        let fields = rest.as_object().unwrap().clone();
+        all.as_object_mut().unwrap().extend(fields);
+        all
+    };
+    let gpu = |rest: Value| of("GpuConfig", rest);
+    let hostile = [
+        gpu(json!({ "extraNodes": ["/dev/../etc/shadow"] })),
+        gpu(json!({ "extraNodes": ["/dev/nvidia3"] })),
+        gpu(json!({ "extraNodes": ["/dev/sda", "/dev//sda", "/dev/./sda"] })),
+        gpu(json!({ "mps": { "limits": { "cores": 1e308 } } })),
+        gpu(json!({ "mps": { "limits": { "memory": "99999999999999999999Ti" } } })),
+        of("ShareConfig", json!({ "limits": { "memory": "-5Gi" } })),
+        of("ShareConfig", json!({ "limits": { "memory": "1Gi\nX=1" } })),
+        of("GpuConfig\n\u{1b}[31m", json!({})),
+        of("MpsConfig", json!({ "priority": "BelowNormal; quit" })),
+        gpu(json!({ "x".repeat(9900): 1 })),
+        json!([1, 2, 3]),
+        json!("text"),
+        json!(null),
+        gpu(json!({ "timeSlicing": nested(|inner| json!({ "a": inner })) })),
+        gpu(json!({ "timeSlicing": nested(|inner| json!([inner])) })),
+    ];
+    for (number, parameters) in hostile.into_iter().enumerate() {
+        let name = format!("hostile-{number}");
+        let results = vec![mk_result("gpu", DRIVER, POOL, "gpu-0")];
+        let mut claim = allocated(mk_claim("default", &name, DRIVER, 1), results);
+        config(&mut claim, DRIVER, &[], parameters);
+        let hostile = node.put(claim);
+        let refused = node.prepare(&hostile).await.unwrap_err();
+        assert!(refused.len() < 4000, "{name}: {} bytes", refused.len());
+        let is_plain = |c: char| !c.is_control() || c == '\n';
+        assert!(
+            refused.chars().all(is_plain) && !refused.contains("recursion"),
+            "{name}: {refused}"
+        );
+        let good = node.claim(&format!("good-{number}"), &["gpu-1"]);
+        node.prepare(&good).await.unwrap();
+        node.unprepare(&good).await.unwrap();
+    }
+    assert_eq!((node.records().len(), node.cdi_files().len()), (0, 0));
+    // All of them are listed for a device that is to be withdrawn.
+    let rules = json!({ "rules": [{ "modes": ["TimeSlicing"] }] });
+    node.api.put(&GpuPolicy::new("shares", rules)).unwrap();
+    let has_shares = || node.published().iter().any(|(name, _)| name == "gpu-0-ts");
+    wait("shares", || has_shares().then_some(())).await;
+    node.api.delete::<GpuPolicy>("", "shares").unwrap();
+    wait("their end", || (!has_shares()).then_some(())).await;
+    plugin.stop().await;
 }
