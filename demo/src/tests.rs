@@ -562,7 +562,7 @@ async fn a_volume_in_the_place_of_mps_memory_is_noted() {
     };
     let own = "---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: own}\nspec:\n  \
                extendedResourceName: example.com/slot\n  selectors: [{cel: {expression: \"device.driver == 'gpu.divvy.dev' && \
-               device.attributes['gpu.divvy.dev'].type == 'mps'\"}}]\n";
+               device.attributes['gpu.divvy.dev'].type == 'gpu-mps'\"}}]\n";
     let by_config = "---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: own}\nspec:\n  \
                      selectors: [{cel: {expression: \"device.driver == 'gpu.divvy.dev' && \
                      device.attributes['gpu.divvy.dev'].type == 'gpu'\"}}]\n  config: [{opaque: {driver: gpu.divvy.dev, \
