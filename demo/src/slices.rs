@@ -234,6 +234,7 @@ impl Args {
                 claims: ClaimsWanted::No,
                 events: false,
                 policies: true,
+                plugins: false,
                 namespace: "",
                 pod: PodWanted::No,
             };
