@@ -20,14 +20,14 @@ pub(super) fn volumes<'r>(
 ) -> Vec<String> {
     let reports = reports.into_iter().map(|report| (&*report.claim, report));
     let reports: BTreeMap<&str, &ClaimReport> = reports.collect();
-    let (mut notes, mut noted) = (Vec::new(), Vec::new());
+    let (mut notes, mut told) = (Vec::new(), Vec::new());
     for pod in pods {
-        let Some(spec) = pod.spec.as_ref().filter(|spec| !noted.contains(spec)) else {
+        let Some(spec) = pod.spec.as_ref().filter(|spec| !told.contains(spec)) else {
             continue;
         };
         let found = of_pod(pod, spec, &reports);
         if !found.is_empty() {
-            noted.push(spec);
+            told.push(spec);
         }
         notes.extend(found);
     }

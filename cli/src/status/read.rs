@@ -283,39 +283,42 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
     }
     snapshot.unread = reader.unread;
     let reported: Vec<_> = found.iter().map(reporter).collect();
-    let published = |node: &Node| {
-        let pool = pool_name(name(&node.metadata));
-        let mut slices = snapshot.slices.iter();
-        slices.any(|slice| slice.spec.pool.name == pool)
-    };
-    let is_away = |node: &&Node| !reported.contains(&node.metadata.name) || !published(node);
-    if wanted.plugins
-        && snapshot
-            .nodes
-            .iter()
-            .filter(|node| is_ours(node))
-            .any(|node| is_away(&node))
-    {
+    if wanted.plugins && snapshot.lacks_a_plugin(&reported) {
         snapshot.plugins = Some(plugins(client).await?);
     }
-    for object in found {
-        match object.0 {
-            Ok(GpuNode {
-                metadata, status, ..
-            }) => {
-                snapshot
-                    .reports
-                    .extend(status.map(|status| (metadata.name.unwrap_or_default(), status)));
-            }
-            Err(bad) => {
-                let name = bad.metadata.name.unwrap_or_default();
-                snapshot
-                    .unread
-                    .push(format!("GpuNode {name} cannot be read: {}", bad.error));
+    snapshot.take_reports(found);
+    Ok(snapshot)
+}
+
+impl Snapshot {
+    /// Returns whether a labelled node has published nothing, or is not among those that report.
+    fn lacks_a_plugin(&self, reported: &[Option<String>]) -> bool {
+        let published = |node: &Node| {
+            let pool = pool_name(name(&node.metadata));
+            self.slices.iter().any(|slice| slice.spec.pool.name == pool)
+        };
+        let is_away = |node: &Node| !reported.contains(&node.metadata.name) || !published(node);
+        self.nodes.iter().any(|node| is_ours(node) && is_away(node))
+    }
+
+    /// Sorts the reports of nodes from those that cannot be read.
+    fn take_reports(&mut self, found: Vec<DeserializeGuard<GpuNode>>) {
+        for object in found {
+            match object.0 {
+                Ok(GpuNode {
+                    metadata, status, ..
+                }) => {
+                    self.reports
+                        .extend(status.map(|status| (metadata.name.unwrap_or_default(), status)));
+                }
+                Err(bad) => {
+                    let name = bad.metadata.name.unwrap_or_default();
+                    self.unread
+                        .push(format!("GpuNode {name} cannot be read: {}", bad.error));
+                }
             }
         }
     }
-    Ok(snapshot)
 }
 
 /// Returns the name of a GpuNode, whatever is in it.
