@@ -49,6 +49,15 @@ pub fn check_selector(expression: &str) -> Result<(), CelError> {
     cel::compile(expression).map(drop)
 }
 
+/// Says whether a device of a driver satisfies a selector, or a part of one.
+pub fn evaluate(
+    expression: &str,
+    driver: &str,
+    device: &k8s_openapi::api::resource::v1::Device,
+) -> Result<bool, CelError> {
+    cel::eval(&cel::compile(expression)?, driver, device, true)
+}
+
 pub use allocate::{AllocError, Allocated, Allocator, Inputs, MAX_RESULTS, Outcome, SelectorError};
 pub use allocated::{AllocatedState, DeviceId, Holder};
 pub use cel::CelError;

@@ -18,8 +18,9 @@ pub use self::find::of;
 pub use self::scene::{Mig, Scene, mig};
 use crate::device::bytes;
 use crate::driver::{NO_PASSTHROUGH, NVIDIA_VFIO, plain};
-use crate::lookup;
-use crate::spelling::{did_you_mean, nearest};
+use crate::selector::{FalsePart, overload};
+use crate::spelling::nearest;
+use crate::{classes, lookup};
 
 /// GPUs, nodes and names that are written out; the rest is counted.
 const NAMED: usize = 4;
@@ -39,6 +40,8 @@ pub enum Cause {
         has: usize,
         /// Such devices, as `whole GPUs`.
         what: String,
+        /// True if `limits` of a container ask for them.
+        by_limits: bool,
     },
     /// No device has so much of a capacity.
     TooMuch {
@@ -72,6 +75,8 @@ pub enum Cause {
         devices: usize,
         /// Names in its selectors that no device has, each with the one that was meant.
         unknown: Vec<String>,
+        /// Part of them that no device satisfies.
+        part: Option<FalsePart>,
     },
     /// Taints keep claims off the GPUs that would do.
     Tainted {
@@ -108,6 +113,9 @@ pub fn of_error(
         return format!("{whose} selector fails: {}", unknown.join("; "));
     }
     let text = selector.source.to_string();
+    if let Some(instead) = overload(&selector.expression, &text) {
+        return format!("{whose} selector fails on {}: {instead}", device.device);
+    }
     match text.split_once("no such key: ") {
         Some((_, key)) => format!(
             "{whose} selector reads {key}, which {} does not have: write has(….{key}) && … before it",
@@ -126,13 +134,15 @@ fn no_class(class: &str, classes: &[DeviceClass], reader: Reader) -> String {
         .iter()
         .filter_map(|class| class.metadata.name.as_deref())
         .collect();
-    let hint = did_you_mean(class, there.iter().copied());
-    let list = match reader {
-        _ if !hint.is_empty() => String::new(),
-        Reader::Demo => format!("; there are {}", named(&there)),
-        Reader::Cluster => "; `kubectl get deviceclasses` lists those that do".to_owned(),
+    let instead = classes::instead(class, there.iter().copied());
+    // A cluster may have many.
+    let instead = match reader {
+        Reader::Cluster if instead.starts_with(';') => {
+            "; `kubectl get deviceclasses` lists those that do".to_owned()
+        }
+        _ => instead,
     };
-    format!("class {class:?} does not exist{hint}{list}")
+    format!("class {class:?} does not exist{instead}")
 }
 
 /// Returns an error with its causes.
@@ -242,7 +252,9 @@ impl Cause {
         match self {
             Self::Held(held) => held.text(several, false),
             Self::NotOffered(form, obstacle) => not_offered(*form, obstacle, place),
-            Self::TooFew { wanted, has, what } => {
+            Self::TooFew {
+                wanted, has, what, ..
+            } => {
                 let there = match has {
                     0 => "there is none".to_owned(),
                     1 => "there is 1".to_owned(),
@@ -297,13 +309,20 @@ impl Cause {
             Self::NotSelected { unknown, .. } if !unknown.is_empty() => {
                 format!("its selector selects nothing: {}", unknown.join("; "))
             }
-            Self::NotSelected { class, devices, .. } => {
+            Self::NotSelected {
+                class,
+                devices,
+                part,
+                ..
+            } => {
                 let which = if *devices == 1 {
                     format!("the one device of class {class} on {place} is not")
                 } else {
                     format!("none of the {devices} devices of class {class} on {place} is")
                 };
-                format!("{which} as the claim's selector wants")
+                let part = part.as_ref();
+                let part = part.map_or_else(String::new, |part| format!(": {}", part.text));
+                format!("{which} as the claim's selector wants{part}")
             }
             Self::Tainted { gpus, taint, rules } => {
                 let be = if gpus.len() == 1 { "is" } else { "are" };
@@ -329,13 +348,28 @@ impl Cause {
             }
             Self::OtherUnit { wanted, .. } => Some(other_unit(wanted, reader)),
             Self::NotOffered(form, obstacle) => Some(way_out(*form, obstacle, reader)),
-            Self::TooFew { .. } => Some(
-                "Ask for fewer (count in spec.devices.requests), or use a node with more"
-                    .to_owned(),
-            ),
+            Self::TooFew { by_limits, .. } => {
+                let count = if *by_limits {
+                    "the number in the container's limits"
+                } else {
+                    "count in spec.devices.requests"
+                };
+                Some(format!("Ask for fewer ({count}), or use a node with more"))
+            }
             Self::TooMuch { .. } => {
                 Some("Ask for less, or use GPUs that have more".to_owned())
             }
+            Self::NotSelected {
+                part: Some(part), ..
+            } => part.of_nvidia.then(|| match reader {
+                Reader::Demo => {
+                    "--driver-name gpu.nvidia.com runs it as with driverName: gpu.nvidia.com".to_owned()
+                }
+                Reader::Cluster => {
+                    "With driverName: gpu.nvidia.com divvy has that name (docs/migrate/stand-in.md)"
+                        .to_owned()
+                }
+            }),
             Self::NotSelected { .. } => Some(match reader {
                 Reader::Demo => "divvy inventory shows what there is to select by".to_owned(),
                 Reader::Cluster => {
@@ -552,6 +586,7 @@ fn in_words(of: &str, amount: &str) -> String {
     match units.and_then(|units| u64::try_from(units).ok()) {
         Some(units) if of == capacity::MEMORY => format!("{} ({amount})", bytes(units)),
         Some(units) if of == capacity::CORES => format!("{units} % of the cores"),
+        Some(units) if of == capacity::PERCENT => format!("{units} %"),
         _ => format!("{amount} {of}"),
     }
 }

@@ -126,9 +126,51 @@ pub fn meant<'k>(
         let found = nearest(name, names)?;
         all.iter().find(|(of, other)| within(of) && *other == found)
     };
+    // The beginning of one name, as `nvlink` of `nvlinkDomain`.
+    let longer = || {
+        let short = name.to_lowercase();
+        let begins = |(_, other): &&(&str, &str)| other.to_lowercase().starts_with(&short);
+        all.iter().find(|found| short.len() > 3 && begins(found))
+    };
     same.or_else(|| alike(&|of| of == domain))
         .or_else(|| alike(&|_| true))
+        .or_else(longer)
         .copied()
+}
+
+/// Place in an expression that reads an attribute or a capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place<'e> {
+    pub(crate) domain: &'e str,
+    pub(crate) name: &'e str,
+    pub(crate) is_capacity: bool,
+    /// The place as it is written, and where it begins.
+    pub(crate) text: &'e str,
+    pub(crate) start: usize,
+}
+
+/// Returns the places at which an expression reads values of a device, in their order.
+pub(crate) fn places(expression: &str) -> impl Iterator<Item = Place<'_>> {
+    let of_map = |map: &'static str| {
+        expression.match_indices(map).filter_map(move |(start, _)| {
+            let rest = expression.get(start + map.len()..)?;
+            let (domain, rest) = bracketed(rest)?;
+            let (name, rest) = bracketed(rest).or_else(|| member(rest))?;
+            let text = expression.get(start..expression.len() - rest.len())?;
+            Some(Place {
+                domain,
+                name,
+                is_capacity: map.ends_with("capacity"),
+                text: text.trim_end(),
+                start,
+            })
+        })
+    };
+    let mut all: Vec<Place<'_>> = of_map("device.attributes")
+        .chain(of_map("device.capacity"))
+        .collect();
+    all.sort_by_key(|place| place.start);
+    all.into_iter()
 }
 
 /// A value that an expression takes from a map of a device.
@@ -254,6 +296,11 @@ mod tests {
             (
                 "gpu.nvidia.com",
                 "productName",
+                Some(("gpu.divvy.dev", "productName")),
+            ),
+            (
+                "gpu.divvy.dev",
+                "prod",
                 Some(("gpu.divvy.dev", "productName")),
             ),
             ("gpu.divvy.dev", "zzz", None),

@@ -103,7 +103,7 @@ impl Shortage {
     pub(crate) fn unblock(&self) -> Option<String> {
         (!self.overdrawn_by.is_empty()).then(|| {
             let claims = some(self.overdrawn_by.iter());
-            format!("of the claims {claims}, delete one with its pods: together they hold more of a GPU than it has")
+            format!("delete one of the claims {claims} with its pods")
         })
     }
 

@@ -1,4 +1,4 @@
-//! One answer out of those of all nodes.
+//! Answer out of those of all nodes.
 
 use std::collections::BTreeSet;
 

@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_allocator::{DeviceId, DeviceReason, Explanation, Holder, Reason, RequestReason};
 use divvy_api::names::{self, attributes, capacity};
 use divvy_model::{Form, Mode, TargetKind};
+use k8s_openapi::api::resource::v1::Device;
 
 use super::scene::{Mig, Scene};
-use super::{Cause, Held, Need, Obstacle, named};
+use super::{Cause, Held, Need, Obstacle, in_words as amount, named};
 use crate::detail::{counted, hint};
 use crate::device::{kind, memory, text};
 use crate::driver::{plain, profile_of};
 use crate::lookup;
+use crate::selector::{false_part, overload};
 
 /// Says why the claims of the explanation get no devices on its node.
 pub fn of(explanation: &Explanation, scene: &Scene<'_>) -> Cause {
@@ -103,7 +105,12 @@ fn of_request(request: &RequestReason, scene: &Scene<'_>) -> Cause {
     let has = selected.len() + request.available;
     if let Some(wanted) = request.wanted.filter(|wanted| has < *wanted) {
         let what = what(&request.class, scene);
-        return Cause::TooFew { wanted, has, what };
+        return Cause::TooFew {
+            wanted,
+            has,
+            what,
+            by_limits: is_of_limits(&request.request),
+        };
     }
     if let Some(overdrawn) = selected
         .iter()
@@ -145,15 +152,16 @@ fn of_request(request: &RequestReason, scene: &Scene<'_>) -> Cause {
             let attribute = constraint.rsplit(' ').next().unwrap_or_default();
             let meant = lookup::meant_attribute(attribute, &scene.names().attributes);
             let hint = meant.map_or_else(String::new, |name| format!(" (did you mean {name:?}?)"));
-            Cause::Other {
-                text: format!("its devices have no value for the claim's {constraint}{hint}"),
-                hint: None,
-            }
+            let text = if hint.is_empty() {
+                format!("its devices have no value for the claim's {constraint}")
+            } else {
+                format!(
+                    "no device has attribute {attribute:?}{hint}, which the claim's constraint names"
+                )
+            };
+            Cause::Other { text, hint: None }
         }
-        (Some(Reason::Failed { error }), _) => Cause::Other {
-            text: format!("the claim's selector fails: {error}"),
-            hint: None,
-        },
+        (Some(Reason::Failed { error }), _) => failed(request, error),
         (_, Some(taint)) => {
             let with = |refused: &&&DeviceReason| matches!(&refused.reason, Reason::Tainted { taint: other } if *other == taint);
             let gpus: BTreeSet<String> = selected
@@ -210,7 +218,7 @@ fn overdrawn(reason: &Reason) -> Option<Cause> {
     let claims: Vec<String> = by.iter().map(ToString::to_string).collect();
     Some(Cause::Other {
         text: format!(
-            "the claims {} hold more of {set} than it has, which blocks the node's other devices",
+            "together the claims {} hold more of counter set {set} than it has, which blocks the node's other devices",
             named(&claims)
         ),
         hint: Some("Delete one of them with its pods".to_owned()),
@@ -254,7 +262,8 @@ fn held(request: &RequestReason, scene: &Scene<'_>) -> Held {
         } = reason
         {
             partly = true;
-            state = format!("{state}, with {left} of {capacity} left ({wanted} are asked for)");
+            let (left, wanted) = (amount(capacity, left), amount(capacity, wanted));
+            state = format!("{state}, with {left} left, and {wanted} asked for");
         } else if is_partition && mode == Some(Mode::Partitioned) {
             partly = true;
         }
@@ -474,11 +483,39 @@ fn not_selected(request: &RequestReason, of_class: &[&DeviceReason], scene: &Sce
     let names = scene.names();
     let unknown =
         |expression: &&str| lookup::unknown(expression, &names.attributes, &names.capacities);
+    let devices: Vec<(&str, &Device)> = of_class
+        .iter()
+        .filter_map(|refused| {
+            let device = scene.device(&refused.device)?;
+            Some((refused.device.driver.as_str(), device))
+        })
+        .collect();
+    let part = expressions
+        .iter()
+        .find_map(|expression| false_part(expression, &devices));
     Cause::NotSelected {
         class: request.class.clone(),
         devices: of_class.len(),
         unknown: expressions.iter().flat_map(unknown).collect(),
+        part,
     }
+}
+
+/// Says why a selector of the claim fails, and how it is written.
+fn failed(request: &RequestReason, error: &str) -> Cause {
+    let mut all = request.expressions.iter();
+    let instead = all.find_map(|expression| overload(expression, error));
+    let what = instead.as_deref().unwrap_or(error);
+    Cause::Other {
+        text: format!("the claim's selector fails: {what}"),
+        hint: None,
+    }
+}
+
+/// Says whether a request is one that the scheduler makes of a container's limits.
+fn is_of_limits(request: &str) -> bool {
+    let rest = request.strip_prefix("container-");
+    rest.is_some_and(|rest| rest.contains("-request-"))
 }
 
 /// Returns the profiles of partitions among devices.

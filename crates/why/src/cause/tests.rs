@@ -75,6 +75,7 @@ fn over_nodes_what_may_pass_comes_alone_and_equal_reasons_once() {
         wanted: 3,
         has: 2,
         what: "whole GPUs".to_owned(),
+        by_limits: false,
     };
     assert_eq!(
         over_nodes(&[on("n1", none()), on("n2", few), on("n3", none())], false),
