@@ -208,6 +208,19 @@ pub(crate) fn documents(name: &str, text: &str) -> Result<Vec<Node>> {
     Ok(all.into_iter().filter(|node| *node != Node::Null).collect())
 }
 
+/// Writes objects as JSON: one as it is, several as a List.
+pub(crate) fn json(nodes: &[Node]) -> Result<String> {
+    let list = match nodes {
+        [one] => one.clone(),
+        all => Node::from([
+            ("apiVersion", "v1".into()),
+            ("kind", "List".into()),
+            ("items", Node::List(all.to_vec())),
+        ]),
+    };
+    Ok(serde_json::to_string_pretty(&list)?)
+}
+
 /// Writes a document, in block style.
 pub(crate) fn text(node: &Node) -> Result<String> {
     // Long lines are as they were: an expression that is folded is hard to read.

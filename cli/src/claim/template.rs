@@ -98,6 +98,14 @@ impl Request {
         }
     }
 
+    /// Asks for an MPS share. An amount that is not given is that of a slot.
+    pub(crate) fn mps_share(memory: Option<&str>, cores: Option<u64>) -> Self {
+        Self {
+            class: names::CLASS_MPS,
+            ..Self::shares(1, memory, cores)
+        }
+    }
+
     /// Asks for shares, each of another GPU. An amount that is not given is an equal part.
     pub(crate) fn shares(count: u64, memory: Option<&str>, cores: Option<u64>) -> Self {
         let mut request = Self::of(names::CLASS_SHARE, count);
@@ -263,4 +271,11 @@ pub(crate) fn attribute(driver: &str, name: &str) -> String {
     let published = Naming::of(driver).attribute(name);
     let (domain, name) = Naming::in_cel(driver, &published);
     format!("device.attributes[\"{domain}\"].{name}")
+}
+
+/// Returns a capacity of divvy's as CEL reads it of a driver of this name.
+pub(crate) fn capacity(driver: &str, name: &str) -> String {
+    let published = Naming::of(driver).capacity(name);
+    let (domain, name) = Naming::in_cel(driver, &published);
+    format!("device.capacity[\"{domain}\"].{name}")
 }
