@@ -30,6 +30,9 @@ pub enum ConfigKind {
 }
 
 impl ConfigKind {
+    /// All kinds, in the order of the documents.
+    pub const ALL: [Self; 4] = [Self::Gpu, Self::Mig, Self::Share, Self::Mps];
+
     /// Returns it as users write it.
     pub const fn name(self) -> &'static str {
         match self {

@@ -72,6 +72,14 @@ struct Converter<'n> {
     changed: bool,
 }
 
+/// Capacities of shares that a request can name.
+const OF_SHARES: [&str; 4] = [
+    capacity::MEMORY,
+    capacity::CORES,
+    capacity::SLOTS,
+    capacity::PERCENT,
+];
+
 impl Converter<'_> {
     fn claim(&mut self, spec: Option<&mut Node>, at: &str) {
         let at = under(at, "devices");
@@ -304,8 +312,10 @@ impl Converter<'_> {
             }
             if ![capacity::MEMORY, capacity::SLOTS].contains(&new) && name.contains("nvidia") {
                 let at = format!("{at}.capacity.requests[{name}]");
-                let what =
-                    "a share of divvy has no such capacity: there are memory, cores and slots";
+                let what = format!(
+                    "a share of divvy has no such capacity: there are {}",
+                    OF_SHARES.join(", ")
+                );
                 self.notes.refuse(&at, what);
             }
         }
@@ -468,8 +478,10 @@ impl Converter<'_> {
         let sharing = parameters.at(&["sharing"]);
         let strategy = parameters.text_at(&["sharing", "strategy"]);
         if !["GpuConfig", "MigDeviceConfig"].contains(&kind) {
+            let kinds = divvy_api::ConfigKind::ALL.map(divvy_api::ConfigKind::name);
             let what = format!(
-                "{kind:?} has no counterpart: divvy has GpuConfig, MigConfig and ShareConfig (docs/reference/configs.md)"
+                "{kind:?} has no counterpart: divvy has {} (docs/reference/configs.md)",
+                kinds.join(", ")
             );
             self.notes.refuse(&under(at, "kind"), what);
             return None;

@@ -44,6 +44,9 @@ pub struct Args {
     /// Manifests to rewrite: a file, a folder, or - for standard input
     #[arg(short, long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
+    /// Look into the folders of a folder, too
+    #[arg(short = 'R', long)]
+    recursive: bool,
     /// Output format; JSON is one List, and has no comments
     #[arg(short, long, value_enum, default_value_t = Output::Yaml)]
     output: Output,
@@ -83,7 +86,7 @@ impl Args {
 
 /// Format of manifests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
+pub(crate) enum Output {
     /// For people and programs
     Yaml,
     /// For programs
@@ -110,7 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if args.in_place && path.as_os_str() == "-" {
             return Err(Usage("--in-place needs files, and - is standard input".to_owned()).into());
         }
-        for (name, text) in manifests::texts(path).map_err(usage)? {
+        for (name, text) in manifests::texts(path, args.recursive).map_err(usage)? {
             let read = yaml::documents(&name, &text).map_err(usage)?;
             let mut comments = comments::of(&text).into_iter();
             documents.extend(
@@ -149,6 +152,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Rewrites the documents of a text, as `divvy convert -f` does, without notes.
+pub fn text(name: &str, text: &str) -> Result<String> {
+    let documents = yaml::documents(name, text)?;
+    let documents = documents
+        .into_iter()
+        .map(|node| (node, Comments::default()));
+    convert_all(documents.collect(), Settings::default()).yaml(false)
 }
 
 /// Rewrites manifests without comments.
@@ -306,15 +318,7 @@ impl Converted {
             .iter()
             .map(|document| document.node.clone())
             .collect();
-        let list = match nodes.as_slice() {
-            [one] => one.clone(),
-            _ => Node::from([
-                ("apiVersion", "v1".into()),
-                ("kind", "List".into()),
-                ("items", Node::List(nodes)),
-            ]),
-        };
-        Ok(serde_json::to_string_pretty(&list)?)
+        yaml::json(&nodes)
     }
 }
 

@@ -2,6 +2,7 @@ use super::*;
 
 mod corpus;
 mod kinds;
+mod lacks;
 
 /// Inputs in fixtures/convert/in; true if all of it can be converted.
 pub(crate) const INPUTS: [(&str, bool); 11] = [
@@ -709,6 +710,7 @@ spec:
     fs_err::write(path("a.yaml"), pod).unwrap();
     fs_err::write(path("b.yaml"), other).unwrap();
     let args = Args {
+        recursive: false,
         files: vec![folder.path().to_owned()],
         output: Output::Yaml,
         in_place: true,
