@@ -44,9 +44,13 @@ pub struct Args {
 /// Subject of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum By {
+    #[value(alias = "claim")]
     Claims,
+    #[value(alias = "gpu")]
     Gpus,
+    #[value(alias = "node")]
     Nodes,
+    #[value(alias = "namespace", alias = "ns")]
     Namespaces,
 }
 

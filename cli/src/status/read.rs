@@ -174,13 +174,14 @@ impl Access {
             // The error for a kubeconfig is in the error's own text, too, and is shown once.
             None => Config::infer().await.map_err(|error| {
                 let kubeconfig = std::error::Error::source(&error);
-                anyhow::Error::msg(
-                    kubeconfig.map_or_else(|| error.to_string(), ToString::to_string),
-                )
+                // Paths come in quotes of two kinds, one in the other.
+                let text = kubeconfig.map_or_else(|| error.to_string(), ToString::to_string);
+                anyhow::Error::msg(text.replace(['"', '\''], "").replace('`', ""))
             }),
         };
-        let mut config =
-            config.context("no cluster is configured (use --kubeconfig or --context)")?;
+        let mut config = config.context(
+            "no cluster is configured (KUBECONFIG, --kubeconfig or --context says which)",
+        )?;
         config.connect_timeout = Some(PATIENCE);
         config.read_timeout = Some(PATIENCE);
         let namespace = config.default_namespace.clone();
@@ -194,6 +195,21 @@ impl Access {
 }
 
 impl Access {
+    /// Returns the way that the words of a command line name.
+    pub fn of_words(words: &[String]) -> Self {
+        let value = |name: &str| {
+            let equals = format!("{name}=");
+            let joined = words.iter().find_map(|word| word.strip_prefix(&equals));
+            let after = words.iter().position(|word| word == name);
+            let after = after.and_then(|place| words.get(place + 1));
+            joined.map(str::to_owned).or_else(|| after.cloned())
+        };
+        Self {
+            kubeconfig: value("--kubeconfig").map(PathBuf::from),
+            context: value("--context"),
+        }
+    }
+
     /// Returns the name of the context that is used, if a kubeconfig is.
     pub fn context_name(&self) -> Option<String> {
         let current = || {

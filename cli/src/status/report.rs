@@ -256,6 +256,33 @@ pub(crate) fn node(snapshot: &Snapshot, wanted: &str) -> Result<NodeReport> {
     })
 }
 
+/// Says why no GPU is called so: the node, or the GPU of a node that is there.
+fn no_gpu(snapshot: &Snapshot, wanted: &str) -> String {
+    let Some((node, _)) = wanted.split_once('/') else {
+        return format!(
+            "no GPU matches {wanted:?}: give a UUID (or its beginning, GPU-…) or NODE/gpu-0; `divvy status` lists the nodes"
+        );
+    };
+    let is_it = |name: &Option<String>| name.as_deref() == Some(node);
+    match snapshot.reports.iter().find(|(name, _)| *name == node) {
+        Some((_, status)) if status.gpus.is_empty() => format!(
+            "node {node} reports no GPUs: kubectl describe gpunode {node}, or divvy status node {node}"
+        ),
+        Some((_, status)) => {
+            let there: Vec<&str> = status.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+            format!(
+                "node {node} has no {}: there are {}",
+                wanted.get(node.len() + 1..).unwrap_or_default(),
+                divvy_why::cause::named(&there)
+            )
+        }
+        None if snapshot.nodes.iter().any(|of| is_it(&of.metadata.name)) => {
+            format!("node {node} reports no GPUs: divvy status node {node} says why")
+        }
+        None => format!("there is no node {node}: `divvy status` lists those with GPUs"),
+    }
+}
+
 /// Reports on a GPU, by its UUID, the beginning of that, or `NODE/gpu-N`.
 pub(crate) fn gpu(snapshot: &Snapshot, wanted: &str) -> Result<GpuReport> {
     let is = |node: &str, gpu: &GpuStatus| match wanted.split_once('/') {
@@ -274,10 +301,7 @@ pub(crate) fn gpu(snapshot: &Snapshot, wanted: &str) -> Result<GpuReport> {
             .map(|(node, gpu)| format!("{node}/{}", gpu.name))
             .collect();
         if named.is_empty() {
-            bail!(
-                "no GPU matches {wanted:?}: give a UUID or NODE/gpu-0 (`divvy status` lists the nodes){}",
-                missing(snapshot)
-            );
+            bail!("{}{}", no_gpu(snapshot, wanted), missing(snapshot));
         }
         let more = match found.len() - named.len() {
             0 => String::new(),

@@ -10,6 +10,7 @@ use super::{claim, full_name, render, report};
 use divvy_why::Verdict;
 
 mod folded;
+mod gpus;
 mod nowhere;
 mod pods;
 mod policies;
@@ -348,25 +349,6 @@ fn a_node_shows_its_gpus_and_what_is_wrong_with_them() {
     assert_eq!(
         report::node(&world, "n9").unwrap_err().to_string(),
         "node n9 does not exist"
-    );
-}
-
-#[test]
-fn a_gpu_is_found_by_uuid_its_beginning_or_its_node_and_name() {
-    let mut world = world();
-    let gpu = report::gpu(&world, "n1/gpu-1").unwrap();
-    assert!(gpu.needs_person);
-    golden("gpu.txt", &render::gpu(&world, &gpu));
-    assert!(!report::gpu(&world, "n1/gpu-0").unwrap().needs_person);
-    world.reports.retain(|name, _| name == "n1");
-    assert_eq!(report::gpu(&world, &gpu.gpu.uuid).unwrap().gpu, gpu.gpu);
-    let error = |wanted: &str| report::gpu(&world, wanted).unwrap_err().to_string();
-    assert_eq!(
-        error("GPU-1234"),
-        "\"GPU-1234\" matches several GPUs: n1/gpu-0, n1/gpu-1"
-    );
-    assert!(
-        error("n2/gpu-0").starts_with("no GPU matches \"n2/gpu-0\": give a UUID or NODE/gpu-0")
     );
 }
 
