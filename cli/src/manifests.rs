@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use divvy_api::names;
-use divvy_api::policy::{self, GpuPolicy};
+use divvy_api::policy::{self, GpuPolicy, GpuPolicySpec};
 use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{
@@ -18,10 +18,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::convert;
-use crate::strict::{decode, without_rust};
+use crate::strict::{decode, known_fields, without_rust};
+use crate::{Usage, convert};
 use divvy_why::driver;
 
+mod odd;
 mod workload;
 
 pub use workload::WorkloadResource;
@@ -62,24 +63,44 @@ pub fn source(path: &Path) -> String {
     }
 }
 
-/// Returns the files that `kubectl apply -f FOLDER` takes.
-fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = fs_err::read_dir(folder)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
+/// Returns the files that `kubectl apply -f FOLDER` takes; `recursive` is its `-R`.
+fn files_of(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs_err::read_dir(folder)? {
+            let entry = entry?;
+            // A link to a folder may lead in a circle.
+            if entry.file_type()?.is_dir() {
+                if recursive {
+                    folders.push(entry.path());
+                }
+            } else {
+                files.push(entry.path());
+            }
+        }
+    }
     files.retain(|file| {
         file.extension()
             .is_some_and(|e| e == "yaml" || e == "yml" || e == "json")
     });
     files.sort();
     if files.is_empty() {
-        bail!("{}: no .yaml, .yml or .json file in it", folder.display());
+        let further = if recursive {
+            ""
+        } else {
+            " (-R looks into its folders, too)"
+        };
+        bail!(
+            "{}: no .yaml, .yml or .json file in it{further}",
+            folder.display()
+        );
     }
     Ok(files)
 }
 
 /// Reads a file, those of a folder, or standard input (`-`): the name of each, and its text.
-pub fn texts(path: &Path) -> Result<Vec<(String, String)>> {
+pub fn texts(path: &Path, recursive: bool) -> Result<Vec<(String, String)>> {
     if path.as_os_str() == "-" {
         let mut text = String::new();
         std::io::stdin()
@@ -88,7 +109,7 @@ pub fn texts(path: &Path) -> Result<Vec<(String, String)>> {
         return Ok(vec![(source(path), text)]);
     }
     let files = if path.is_dir() {
-        files_of(path)?
+        files_of(path, recursive)?
     } else {
         vec![path.to_owned()]
     };
@@ -154,7 +175,7 @@ impl Manifests {
 
     /// Adds what is in a file, in those of a folder, or in standard input (`-`).
     pub fn read(&mut self, path: &Path) -> Result<()> {
-        for (name, text) in texts(path)? {
+        for (name, text) in texts(path, false)? {
             self.add_all(&name, &text)?;
         }
         Ok(())
@@ -167,20 +188,30 @@ impl Manifests {
         Ok(manifests)
     }
 
-    /// Adds all documents of a text; `name` says where it came from.
+    /// Adds all documents of a text; `name` says where it came from. The error names all that are
+    /// wrong.
     pub fn add_all(&mut self, name: &str, text: &str) -> Result<()> {
-        let documents: Vec<Value> =
-            serde_saphyr::from_multiple(text).with_context(|| format!("{name} is not YAML"))?;
+        let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
+            _ if odd::is_template(text) => return Err(odd::template(name)),
+            Ok(documents) => documents,
+            Err(_) if text.contains("{{") => return Err(odd::template(name)),
+            Err(error) => {
+                let error = anyhow::Error::new(error).context(format!("{name} is not YAML"));
+                return Err(Usage(format!("{error:#}")).into());
+            }
+        };
+        let mut wrong = Vec::new();
         for (number, document) in documents.iter().enumerate() {
-            if !document.is_null() {
-                self.add(document)
-                    .with_context(|| format!("{name}, document {}", number + 1))?;
+            if !document.is_null()
+                && let Err(error) = self.add(document)
+            {
+                wrong.push(format!("{name}, document {}: {error:#}", number + 1));
             }
         }
         if documents.iter().all(Value::is_null) {
             bail!("{name}: no objects in it");
         }
-        Ok(())
+        together(&wrong)
     }
 
     fn add(&mut self, object: &Value) -> Result<()> {
@@ -188,9 +219,8 @@ impl Manifests {
         let text = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
         match (version, kind) {
-            ("", "") => bail!(
-                "apiVersion and kind must be set: this is no Kubernetes object (the values of a Helm chart are for helm install -f)"
-            ),
+            ("", "") => bail!("{}", odd::no_object(object)),
+            (_, "") if convert::is_configuration(object) => bail!("{}", odd::no_object(object)),
             ("", _) | (_, "") => bail!("apiVersion and kind must be set"),
             ("v1", "Namespace") => drop(apply(&mut self.namespaces, typed(object)?)),
             ("v1", "Pod") => {
@@ -212,6 +242,9 @@ impl Manifests {
                 self.refused.extend(changed);
             }
             (names::API_VERSION, policy::KIND) => {
+                let spec = object.get("spec").unwrap_or(&Value::Null);
+                known_fields::<GpuPolicySpec>(spec, "spec")
+                    .with_context(|| format!("{kind} {}", name_of(object)))?;
                 let policy = policy::decode_policy(object)
                     .map_err(|error| anyhow::anyhow!(without_rust(&error.to_string())))
                     .with_context(|| format!("{kind} {}", name_of(object)))?;
@@ -332,8 +365,7 @@ impl Manifests {
                 "quotas and limits of a namespace are not counted here"
             }
             ("kustomize.config.k8s.io", "Kustomization") => {
-                let how = "is not built here: kubectl kustomize DIR | divvy demo -f -";
-                return self.not_run.push(format!("{what} {how}"));
+                return self.not_run.push(format!("{what} {}", odd::KUSTOMIZE));
             }
             ("nvidia.com", "ClusterPolicy") => {
                 "divvy takes the place of its devicePlugin and migManager: docs/install/gpu-operator.md says which to turn off"
@@ -391,9 +423,7 @@ impl Manifests {
                 "{what} asks for a GPU in {path}, and its controller does not run here"
             ));
         } else if convert::is_configuration(object) {
-            self.not_run.push(format!(
-                "{what} configures another system: divvy convert -f FILE makes GpuPolicies of it"
-            ));
+            self.not_run.push(format!("{what} {}", odd::CONFIGURES));
         } else {
             self.passed_over.push(what.to_owned());
         }
@@ -437,6 +467,15 @@ impl Manifests {
         }
         pods.extend(own.map(|(_, pod)| pod.clone()));
         pods
+    }
+}
+
+/// Returns an error with these lines, if there is any.
+pub fn together(wrong: &[String]) -> Result<()> {
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        bail!("{}", wrong.join("\n"))
     }
 }
 
@@ -521,274 +560,4 @@ fn typed<T: DeserializeOwned>(object: &Value) -> Result<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::Manifests;
-
-    fn refused(text: &str) -> String {
-        format!("{:#}", Manifests::parse("x.yaml", text).unwrap_err())
-    }
-
-    #[test]
-    fn documents_are_sorted_by_kind_and_other_kinds_are_passed_over() {
-        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}}\n- {apiVersion: v1, kind: Service, metadata: {name: s}}\n";
-        let read = Manifests::parse("x.yaml", text).unwrap();
-        assert_eq!((read.pods.len(), read.claims.len()), (1, 1));
-        assert_eq!(read.passed_over, ["Service s"]);
-        let old = "apiVersion: resource.k8s.io/v1beta1\nkind: ResourceClaim\n";
-        assert!(
-            refused(old).contains("write resource.k8s.io/v1"),
-            "{}",
-            refused(old)
-        );
-        assert!(refused("kind: Pod\n").contains("apiVersion and kind must be set"));
-        assert!(refused("---\n").ends_with("no objects in it"));
-    }
-
-    /// A file that asks for a GPU is run, or named as one that is not.
-    #[test]
-    fn pods_of_other_kinds_run_and_the_rest_that_asks_is_named() {
-        let gpu = "resources: {limits: {nvidia.com/gpu: 1}}";
-        let object = |version: &str, kind: &str, spec: &str| {
-            format!(
-                "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: m, namespace: t}}\n{spec}\n"
-            )
-        };
-        for (version, kind, spec, pods) in [
-            (
-                "serving.kserve.io/v1alpha1",
-                "LLMInferenceService",
-                format!("spec: {{template: {{containers: [{{name: main, {gpu}}}]}}}}"),
-                1,
-            ),
-            (
-                "apps.nvidia.com/v1alpha1",
-                "NIMService",
-                format!("spec: {{{gpu}}}"),
-                1,
-            ),
-            (
-                "serving.kserve.io/v1beta1",
-                "InferenceService",
-                format!("spec: {{predictor: {{model: {{{gpu}}}}}}}"),
-                1,
-            ),
-            (
-                "example.com/v1",
-                "Fleet",
-                format!("spec: {{a: {{containers: [{{name: c, image: i, {gpu}}}]}}, b: {{containers: [{{name: c, image: i}}]}}}}"),
-                2,
-            ),
-            (
-                "example.com/v1",
-                "Vertex",
-                format!("spec: {{container: {{image: i, {gpu}}}}}"),
-                0,
-            ),
-            (
-                "v1",
-                "ConfigMap",
-                "data: {c: \"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\"}"
-                    .to_owned(),
-                0,
-            ),
-            (
-                "kustomize.config.k8s.io/v1beta1",
-                "Kustomization",
-                "resources: [a.yaml]".to_owned(),
-                0,
-            ),
-        ] {
-            let read = Manifests::parse("x", &object(version, kind, &spec)).unwrap();
-            assert_eq!(read.pods.len(), pods, "{kind}: {read:?}");
-            assert_eq!(read.not_run.is_empty(), pods > 0, "{kind}: {read:?}");
-            assert!(read.passed_over.is_empty(), "{kind}: {read:?}");
-            if let Some(pod) = read.pods.first() {
-                let spec = pod.spec.as_ref().unwrap();
-                assert!(spec.containers[0].resources.is_some(), "{kind}: {pod:?}");
-                assert_eq!(pod.metadata.namespace.as_deref(), Some("t"));
-            }
-        }
-        let plain = object("v1", "ConfigMap", "data: {a: b}");
-        let read = Manifests::parse("x", &plain).unwrap();
-        assert_eq!(read.passed_over, ["ConfigMap m"]);
-    }
-
-    #[test]
-    fn workloads_become_the_pods_of_their_controllers() {
-        let template = "template: {spec: {containers: []}}";
-        for (version, kind, spec, pods) in [
-            (
-                "apps/v1",
-                "Deployment",
-                format!("replicas: 2, {template}"),
-                2,
-            ),
-            ("apps/v1", "ReplicaSet", template.to_owned(), 1),
-            (
-                "apps/v1",
-                "StatefulSet",
-                format!("replicas: 3, {template}"),
-                3,
-            ),
-            ("apps/v1", "DaemonSet", template.to_owned(), 1),
-            (
-                "batch/v1",
-                "Job",
-                format!("parallelism: 2, completions: 5, {template}"),
-                2,
-            ),
-            (
-                "batch/v1",
-                "Job",
-                format!("parallelism: 5, completions: 2, {template}"),
-                2,
-            ),
-            ("batch/v1", "Job", format!("completions: 5, {template}"), 1),
-            (
-                "batch/v1",
-                "CronJob",
-                format!("schedule: '@daily', jobTemplate: {{spec: {{{template}}}}}"),
-                1,
-            ),
-            (
-                "apps/v1",
-                "Deployment",
-                format!("replicas: 0, {template}"),
-                0,
-            ),
-        ] {
-            let text = format!(
-                "{{apiVersion: {version}, kind: {kind}, metadata: {{name: w, namespace: ns}}, spec: {{{spec}}}}}"
-            );
-            let read = Manifests::parse("x", &text).unwrap();
-            let all = read.all_pods();
-            assert_eq!(all.len(), pods, "{kind}");
-            if let Some(pod) = all.last() {
-                assert_eq!(pod.metadata.name, Some(format!("w-{}", pods - 1)));
-                assert_eq!(pod.metadata.namespace.as_deref(), Some("ns"));
-            }
-        }
-        let text = "{apiVersion: batch/v1, kind: Job, metadata: {name: w}, spec: {template: {spec: {container: []}}}}";
-        assert_eq!(
-            refused(text),
-            "x.yaml, document 1: Job w: unknown field \"spec.template.spec.container\" (did you mean \"containers\"?)"
-        );
-    }
-
-    fn names(text: &str) -> Vec<String> {
-        let pods = Manifests::parse("x", text).unwrap().all_pods();
-        pods.into_iter()
-            .filter_map(|pod| pod.metadata.name)
-            .collect()
-    }
-
-    /// A document with a kind, its metadata and its spec.
-    fn document(kind: &str, meta: &str, spec: &str) -> String {
-        let version = match kind {
-            "Job" => "batch/v1",
-            "Pod" => "v1",
-            "ResourceClaim" => "resource.k8s.io/v1",
-            _ => "apps/v1",
-        };
-        format!(
-            "{{apiVersion: {version}, kind: {kind}, metadata: {{{meta}}}, spec: {{{spec}}}}}\n---\n"
-        )
-    }
-
-    #[test]
-    fn generated_names_make_objects_of_their_own() {
-        let job = document(
-            "Job",
-            "generateName: train-",
-            "template: {spec: {containers: []}}",
-        );
-        let pod = document("Pod", "generateName: train-", "containers: []");
-        let all = names(&[job.clone(), job, pod].concat());
-        assert_eq!(all, ["train-bbbbb-0", "train-bbbbc-0", "train-bbbbd"]);
-    }
-
-    #[test]
-    fn a_pod_is_known_by_the_kind_and_namespace_of_its_owner() {
-        let spec = "template: {spec: {containers: []}}";
-        let [job, set, other] = [
-            ("Job", "name: w"),
-            ("StatefulSet", "name: w"),
-            ("Job", "name: w, namespace: other"),
-        ]
-        .map(|(kind, meta)| document(kind, meta, spec));
-        let pod = document("Pod", "name: w-0, namespace: other", "containers: []");
-        let read = Manifests::parse("x", &[job, set, other, pod].concat()).unwrap();
-        let all = read.all_pods();
-        let all: Vec<_> = all
-            .iter()
-            .map(|pod| {
-                (
-                    super::namespace(&pod.metadata),
-                    pod.metadata.name.clone().unwrap(),
-                )
-            })
-            .collect();
-        let expected = [
-            ("default", "w-job-0"),
-            ("default", "w-0"),
-            ("other", "w-job-0"),
-            ("other", "w-0"),
-        ];
-        assert_eq!(all, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
-    }
-
-    #[test]
-    fn an_object_that_is_applied_again_is_changed_or_refused() {
-        let deployment = |replicas: u32, app: &str| {
-            let spec = format!(
-                "replicas: {replicas}, selector: {{matchLabels: {{app: {app}}}}}, template: {{spec: {{containers: []}}}}"
-            );
-            document("Deployment", "name: w", &spec)
-        };
-        let read = |first: String, second: String| {
-            Manifests::parse("x", &[first, second].concat()).unwrap()
-        };
-        let changed = read(deployment(1, "a"), deployment(3, "a"));
-        assert_eq!((changed.all_pods().len(), changed.refused.len()), (3, 0));
-        let selector = read(deployment(1, "a"), deployment(1, "b"));
-        assert_eq!(
-            selector.refused,
-            ["Deployment default/w: spec.selector: Invalid value: field is immutable"]
-        );
-        let claim = |spec: &str| document("ResourceClaim", "name: c", spec);
-        assert_eq!(read(claim(""), claim("")).claims.len(), 1);
-        let refused = read(claim(""), claim("devices: {requests: [{name: a}]}")).refused;
-        assert!(
-            refused[0]
-                .starts_with("ResourceClaim default/c: spec: Invalid value: field is immutable"),
-            "{refused:?}"
-        );
-        let pod = |image: &str| {
-            document(
-                "Pod",
-                "name: p",
-                &format!("containers: [{{name: c, image: {image}}}]"),
-            )
-        };
-        assert_eq!(read(pod("a"), pod("b")).refused.len(), 1);
-    }
-
-    #[test]
-    fn workloads_that_wait_make_no_pods_but_those_of_a_queue() {
-        let job = |labels: &str| {
-            let meta = format!("name: w, labels: {{{labels}}}");
-            document(
-                "Job",
-                &meta,
-                "suspend: true, template: {spec: {containers: []}}",
-            )
-        };
-        assert_eq!(names(&job("")), Vec::<String>::new());
-        assert_eq!(names(&job("kueue.x-k8s.io/queue-name: q")), ["w-0"]);
-        let paused = "paused: true, template: {spec: {containers: []}}";
-        assert_eq!(
-            names(&document("Deployment", "name: w", paused)),
-            Vec::<String>::new()
-        );
-    }
-}
+mod tests;

@@ -13,6 +13,8 @@ pub struct Offered {
     pub pool: Pool,
     /// Devices that are left out, with the reason.
     pub notes: Vec<String>,
+    /// Policies that decide nothing about the node, each with a sentence that says so.
+    pub idle: Vec<String>,
 }
 
 /// Abilities of a node and its cluster that are taken for granted.
@@ -90,13 +92,15 @@ pub fn offered_with(
             .is_some_and(|(_, by)| *by == policy.name);
         !sets_lock && resolved.by.values().all(|rule| rule.policy != policy.name)
     });
-    let idle = idle.map(|policy| without_effect(&policy.name, node));
+    let idle: Vec<String> = idle
+        .map(|policy| without_effect(&policy.name, node))
+        .collect();
     let notes = carved
         .findings
         .iter()
         .map(ToString::to_string)
         .chain(odd)
-        .chain(idle)
+        .chain(idle.iter().cloned())
         .map(|note| by_number(note, &ordinals))
         .collect();
     Offered {
@@ -104,6 +108,7 @@ pub fn offered_with(
         resolved,
         pool: carved.pool,
         notes,
+        idle,
     }
 }
 
@@ -127,7 +132,7 @@ fn without_effect(policy: &str, node: &NodeFacts<'_>) -> String {
     };
     format!(
         "GpuPolicy {policy} has no effect on node {} (labels: {labels}): its nodes or gpus do not match, or other rules \
-         come first; divvy inventory --policy takes another --node-name and --node-label",
+         come first; --node-label gives the node another label, and divvy inventory --policy another --node-name, too",
         node.name
     )
 }

@@ -11,6 +11,8 @@ use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_json::Value;
 
+mod moved;
+
 /// Decodes the object as a type. All unknown fields are named at once.
 pub fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     let unknown = RefCell::default();
@@ -38,22 +40,22 @@ pub fn decode<T: DeserializeOwned>(object: &Value) -> Result<T> {
     })
 }
 
-/// Fields of a pod's spec that are often written into a container.
-const OF_PODS: [&str; 8] = [
-    "affinity",
-    "nodeSelector",
-    "resourceClaims",
-    "runtimeClassName",
-    "schedulerName",
-    "serviceAccountName",
-    "tolerations",
-    "volumes",
-];
-
-/// Says whether the path is that of a container.
-fn is_container(path: &str) -> bool {
-    let list = path.rsplit_once('[').map_or("", |(list, _)| list);
-    list.ends_with(".containers") || list.ends_with(".initContainers")
+/// Names the fields that the type does not have, of a part of an object that is decoded elsewhere;
+/// `path` is its place.
+pub fn known_fields<T: DeserializeOwned>(part: &Value, path: &str) -> Result<()> {
+    let unknown = RefCell::default();
+    // What else is wrong with it is for the decoder.
+    let at = At {
+        value: part,
+        path: path.to_owned(),
+        unknown: &unknown,
+    };
+    drop(T::deserialize(at));
+    let unknown = unknown.into_inner();
+    if !unknown.is_empty() {
+        bail!("{}", unknown.join(", "));
+    }
+    Ok(())
 }
 
 /// Returns serde's words for an unknown value of an enum in ours, with the value that was probably
@@ -87,6 +89,21 @@ fn quoted(error: String) -> String {
         Some(value) => format!("{error} (write \"{value}\")"),
         None => error,
     }
+}
+
+/// Says that a text or number is no object, with the field that was probably meant by it.
+fn no_object(value: &Value, fields: &[&str]) -> String {
+    let field = match fields {
+        [only] => Some(*only),
+        fields => fields.iter().copied().find(|field| *field == "name"),
+    };
+    let hint = field.map_or_else(String::new, |field| {
+        let value = value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned);
+        format!(": write {{{field}: {value}}}")
+    });
+    format!("{value} where an object is wanted{hint}")
 }
 
 /// A value at its place in the object.
@@ -148,28 +165,55 @@ impl<'de> Deserializer<'de> for At<'de> {
 
     fn deserialize_struct<V: Visitor<'de>>(
         self,
-        _name: &'static str,
+        of: &'static str,
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        for (name, value) in self.value.as_object().into_iter().flatten() {
-            if !fields.contains(&name.as_str()) {
-                let path = self.field(name, value).path;
-                let hint = match did_you_mean(name, fields.iter().copied()) {
-                    none if none.is_empty()
-                        && OF_PODS.contains(&name.as_str())
-                        && is_container(&self.path) =>
-                    {
-                        " (it belongs in the pod's spec)".to_owned()
-                    }
-                    hint => hint,
-                };
-                self.unknown
-                    .borrow_mut()
-                    .push(format!("unknown field {path:?}{hint}"));
+        let Some(object) = self.value.as_object() else {
+            return match self.value {
+                Value::Null | Value::Array(_) => self.deserialize_any(visitor),
+                text => Err(serde::de::Error::custom(no_object(text, fields))),
+            };
+        };
+        let mut there = Vec::new();
+        for (name, value) in object {
+            let at = self.field(name, value);
+            if fields.contains(&name.as_str()) {
+                there.push((name.as_str(), at));
+                continue;
             }
+            let hint = moved::hint(of, name);
+            let hint = hint.unwrap_or_else(|| did_you_mean(name, fields.iter().copied()));
+            self.unknown
+                .borrow_mut()
+                .push(format!("unknown field {:?}{hint}", at.path));
         }
-        self.deserialize_any(visitor)
+        // Without those that are unknown, which are errors already: the others may hold more.
+        visitor.visit_map(MapDeserializer::new(there.into_iter()))
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Object(_) => Err(serde::de::Error::custom(
+                "an object where a list is wanted: write [{…}], or - before it",
+            )),
+            Value::String(text) => Err(serde::de::Error::custom(format!(
+                "{text:?} where a list is wanted: write [{text}]"
+            ))),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        match self.value {
+            Value::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
+            _ => self.deserialize_any(visitor),
+        }
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -189,8 +233,8 @@ impl<'de> Deserializer<'de> for At<'de> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map enum identifier ignored_any
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct tuple
+        tuple_struct map identifier ignored_any
     }
 }
 
@@ -219,6 +263,65 @@ mod tests {
             refused::<Pod>(&json!({"spec": {"containers": [], "resourceClaim": [], "zzz": 1}})),
             "unknown field \"spec.resourceClaim\" (did you mean \"resourceClaims\"?), unknown field \"spec.zzz\""
         );
+    }
+
+    #[test]
+    fn a_field_of_another_place_is_named_with_that_place() {
+        for (object, expected) in [
+            (
+                json!({"devices": {"requests": [{"name": "a", "deviceClassName": "x", "count": 2}]}}),
+                "unknown field \"spec.devices.requests[0].count\" (in resource.k8s.io/v1 it is inside exactly: {…}; divvy convert does it), \
+                 unknown field \"spec.devices.requests[0].deviceClassName\" (in resource.k8s.io/v1 it is inside exactly",
+            ),
+            (
+                json!({"spec": {"devices": {}}}),
+                "\"spec.spec\" (only a ResourceClaimTemplate has a second spec)",
+            ),
+            (
+                json!({"requests": []}),
+                "\"spec.requests\" (it belongs in devices)",
+            ),
+            (
+                json!({"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "x", "capacity": {"memory": "1Gi"}}}]}}),
+                "exactly.capacity.memory\" (amounts are in capacity.requests)",
+            ),
+            (
+                json!({"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "x", "selectors": [{"expression": "true"}]}}]}}),
+                "selectors[0].expression\" (write cel: {expression: …})",
+            ),
+            (
+                json!({"devices": {"requests": {"name": "a"}}}),
+                "spec.devices.requests: an object where a list is wanted: write [{…}]",
+            ),
+            (
+                json!({"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "x", "selectors": [{"cel": "true"}]}}]}}),
+                "selectors[0].cel: \"true\" where an object is wanted: write {expression: true}",
+            ),
+        ] {
+            let said = refused::<ResourceClaim>(&json!({"spec": object}));
+            assert!(said.contains(expected), "{said}\n{expected}");
+        }
+        for (spec, expected) in [
+            (
+                json!({"containers": [], "resourceClaims": [{"name": "a", "source": {}}]}),
+                "\"spec.resourceClaims[0].source\" (since Kubernetes 1.31",
+            ),
+            (
+                json!({"containers": [{"name": "c", "resources": {"claims": ["gpu"]}}]}),
+                "spec.containers[0].resources.claims[0]: \"gpu\" where an object is wanted: write {name: gpu}",
+            ),
+            (
+                json!({"containers": [{"name": "c", "limits": {"nvidia.com/gpu": 1}}]}),
+                "\"spec.containers[0].limits\" (it belongs in resources)",
+            ),
+            (
+                json!({"containers": [{"name": "c", "resources": {"nvidia.com/gpu": 1}}]}),
+                "nvidia.com/gpu\" (it belongs in limits)",
+            ),
+        ] {
+            let said = refused::<Pod>(&json!({"spec": spec}));
+            assert!(said.contains(expected), "{said}\n{expected}");
+        }
     }
 
     #[test]

@@ -13,13 +13,10 @@ pub(crate) fn simulated(text: &str) -> Result<String, String> {
         .split(',')
         .map(|part| {
             let part = part.trim();
-            // `rtx-pro-6000` ends in digits, too, but has no count behind an x.
-            let (model, count) = match part.to_lowercase().rsplit_once('x') {
-                Some((model, count)) if count.parse::<usize>().is_ok() => {
-                    (model.to_owned(), count.to_owned())
-                }
-                _ => (part.to_lowercase(), "1".to_owned()),
-            };
+            let (model, count) = counted(&part.to_lowercase());
+            if let Some(turned) = turned(part) {
+                return Err(format!("{part:?}: the count comes last: write {turned}"));
+            }
             Ok(named(model.trim())?.map(|key| format!("{key}x{count}")))
         })
         .collect::<Result<Option<_>, String>>()?
@@ -28,8 +25,59 @@ pub(crate) fn simulated(text: &str) -> Result<String, String> {
     match SimNode::parse(&known) {
         Ok(_) if !known.is_empty() => Ok(known),
         // Clap shows one line, whatever of the error's causes.
-        _ => Err(error.to_string()),
+        _ => Err(match text.split(',').find_map(alike) {
+            Some((part, near)) => {
+                format!("{part:?} is no board that is simulated: the nearest is {near}")
+            }
+            None => error.to_string(),
+        }),
     }
+}
+
+/// Splits a name in lower case from its count, which is 1 without any.
+fn counted(part: &str) -> (String, String) {
+    // `rtx-pro-6000` ends in digits, too, but has no count behind an x.
+    match part.rsplit_once('x') {
+        Some((model, count)) if count.parse::<usize>().is_ok_and(|n| n < 1000) => {
+            (model.to_owned(), count.to_owned())
+        }
+        _ => (part.to_owned(), "1".to_owned()),
+    }
+}
+
+/// Returns `8xh100` as `h100x8`.
+fn turned(part: &str) -> Option<String> {
+    let part = part.to_lowercase();
+    let (count, model) = part.split_once('x')?;
+    let count = count.trim().parse::<usize>().ok()?;
+    let board = named(model.trim()).ok()??;
+    Some(format!("{board}x{count}"))
+}
+
+/// Boards of consumers, which are not simulated, and one of the same architecture without MIG that
+/// is: its name begins so.
+const CONSUMERS: [(&str, &str); 6] = [
+    ("rtx50", "rtx-pro-6000"),
+    ("rtx40", "l40s"),
+    ("rtx30", "a10"),
+    ("rtx20", "t4"),
+    ("gtx16", "t4"),
+    ("titan", "v100-16"),
+];
+
+/// Returns a part that names a board that is not simulated, and the board that is nearest.
+fn alike(part: &str) -> Option<(&str, String)> {
+    let (model, count) = counted(&part.trim().to_lowercase());
+    let plain: String = model.chars().filter(char::is_ascii_alphanumeric).collect();
+    let plain = plain.strip_prefix("nvidia").unwrap_or(&plain);
+    let plain = plain.strip_prefix("geforce").unwrap_or(plain);
+    let consumer = CONSUMERS.iter().find(|(start, _)| plain.starts_with(start));
+    let near = consumer.map(|(_, near)| *near);
+    let keys = || profiles().iter().map(|board| board.key);
+    let near = near
+        .filter(|near| keys().any(|key| key == *near))
+        .or_else(|| divvy_why::spelling::nearest(&model, keys()).filter(|near| *near != model))?;
+    Some((part.trim(), format!("{near}x{count}")))
 }
 
 /// Returns the board that is called so, if there is one; an error where there are several.
@@ -92,6 +140,16 @@ mod tests {
             error,
             "\"a100\" is one of several boards: write a100-40, a100-80, a100-pcie-40, a100-pcie-80"
         );
+        for (text, expected) in [
+            ("8xh100", "the count comes last: write h100x8"),
+            ("4xA100-80", "the count comes last: write a100-80x4"),
+            ("rtx4090", "the nearest is l40sx1"),
+            ("GeForce RTX 3090x2", "the nearest is a10x2"),
+            ("h1000x2", "the nearest is h100x2"),
+        ] {
+            let error = simulated(text).unwrap_err();
+            assert!(error.ends_with(expected), "{text}: {error}");
+        }
         assert!(
             simulated("nothing")
                 .unwrap_err()

@@ -193,16 +193,32 @@ pub(super) fn stays(only: Option<&str>) -> Result<Vec<Stay>> {
 
 /// Reads files as one manifest: the policies in it are those of the node. Without any it is
 /// as the chart leaves it. Without a name of the driver, it follows from the names that they use.
-pub(super) fn of_files(files: &[PathBuf], driver: Option<&'static str>) -> Result<Stay> {
+/// The error names all that are wrong.
+pub(super) fn of_files(
+    files: &[PathBuf],
+    recursive: bool,
+    driver: Option<&'static str>,
+) -> Result<Stay> {
     let names: Vec<String> = files.iter().map(|file| manifests::source(file)).collect();
     let mut manifests = Manifests::default();
+    let mut wrong = Vec::new();
     for file in files {
         let built_in = BUILT_IN.iter().find(|(name, _)| file.as_os_str() == *name);
-        match built_in.filter(|_| !file.exists()) {
-            Some((name, text)) => manifests.add_all(name, text)?,
-            None => manifests.read(file)?,
+        let texts = if let Some((name, text)) = built_in.filter(|_| !file.exists()) {
+            vec![((*name).to_owned(), (*text).to_owned())]
+        } else {
+            let texts = manifests::texts(file, recursive);
+            texts.map_err(|error| Usage(format!("{error:#}")))?
+        };
+        for (name, text) in texts {
+            match manifests.add_all(&name, &text) {
+                Err(error) if error.is::<Usage>() => return Err(error),
+                Err(error) => wrong.push(format!("{error:#}")),
+                Ok(()) => {}
+            }
         }
     }
+    manifests::together(&wrong)?;
     let policies = manifests.policies.clone();
     let found = manifests.is_for_nvidia().then_some(NVIDIA);
     if driver.is_none() && found.is_some() {
@@ -247,7 +263,7 @@ mod tests {
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n",
         );
         for files in [vec![claim.clone(), pod], vec![folder.path().to_owned()]] {
-            let stay = of_files(&files, None).unwrap();
+            let stay = of_files(&files, false, None).unwrap();
             let all = stay
                 .examples
                 .iter()
@@ -255,7 +271,7 @@ mod tests {
             assert_eq!(all.collect::<Vec<_>>(), [(1, 1)]);
         }
         // A template alone is looked through, too.
-        assert_eq!(of_files(&[claim], None).unwrap().examples.len(), 1);
+        assert_eq!(of_files(&[claim], false, None).unwrap().examples.len(), 1);
     }
 
     #[test]

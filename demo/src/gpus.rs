@@ -244,6 +244,11 @@ impl GpuPicture {
         )
     }
 
+    /// Says whether no claim has anything of the GPU.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.mode == Mode::Idle && self.admins.is_empty()
+    }
+
     /// The picture, lines without an indent.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = match &self.mode {

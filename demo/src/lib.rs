@@ -40,6 +40,9 @@ use divvy_cli::Usage;
 use divvy_cli::format::{self, Format, Output};
 use divvy_why::driver;
 
+/// Log without what the plugin also reports in Events: the demo says it of its GPUs in words.
+const QUIET: &str = "error,divvy_kubelet_plugin::sinks::events=off";
+
 /// Arguments of `divvy demo`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -50,6 +53,9 @@ pub struct Args {
     /// is on; -f examples/all-modes.yaml, which the program has in it, offers every form
     #[arg(short, long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Look into the folders of a folder, too
+    #[arg(short = 'R', long, requires = "files")]
+    recursive: bool,
     /// Name of the driver: its own, or gpu.nvidia.com, with which divvy stands in for NVIDIA's
     /// driver. Without it, it is that of NVIDIA's where the manifests use only its classes and
     /// configs
@@ -68,7 +74,7 @@ pub struct Args {
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     /// Log of the plugin, on standard error: a level, or filter directives
-    #[arg(long, default_value = "error", value_name = "LEVEL", value_parser = format::log_level)]
+    #[arg(long, default_value = QUIET, value_name = "LEVEL", value_parser = format::log_level)]
     log_level: String,
 }
 
@@ -90,7 +96,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         examples::stays(args.only.as_deref())?
     } else {
-        vec![examples::of_files(&args.files, named)?]
+        vec![examples::of_files(&args.files, args.recursive, named)?]
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -128,18 +134,19 @@ async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
         // What a node left of MIG mode is of no concern to the next: fresh GPUs.
         let (sim, troubled) = gpus.start()?;
         let instances = partitions(&sim);
-        let world = match World::start(&sim, &troubled, &stay.policies, stay.driver).await {
-            Ok(world) => world,
-            Err(error) if number == 0 => return Err(error),
-            Err(error) => {
-                let failed = |example: &Example| Scenario {
-                    problem: Some(format!("{error:#}")),
-                    ..example.scenario()
-                };
-                report.scenarios.extend(stay.examples.iter().map(failed));
-                continue;
-            }
-        };
+        let world =
+            match World::start(&sim, &troubled, &stay.policies, stay.driver, gpus.labels()).await {
+                Ok(world) => world,
+                Err(error) if number == 0 => return Err(error),
+                Err(error) => {
+                    let failed = |example: &Example| Scenario {
+                        problem: Some(format!("{error:#}")),
+                        ..example.scenario()
+                    };
+                    report.scenarios.extend(stay.examples.iter().map(failed));
+                    continue;
+                }
+            };
         let published = report::published(&world.api.list::<ResourceSlice>());
         if number == 0 {
             report.policies = stay
@@ -164,6 +171,13 @@ async fn perform(gpus: &Gpus, stays: &[Stay], show: &Show) -> Result<Report> {
                 },
                 None => scenario::run(&world, &sim, example, show).await,
             };
+            // Of policies that were given, one at least is meant for this node.
+            if !stay.selects && !world.idle.is_empty() && world.idle.len() == stay.policies.len() {
+                let idle = |note: &String| world.idle.contains(note);
+                report.notes.retain(|note| !idle(note));
+                scenario.notes.retain(|note| !idle(note));
+                scenario.problem.get_or_insert(world.idle.join("\n"));
+            }
             if !scenario.policies.is_empty() && number > 0 {
                 scenario.published.clone_from(&published);
                 scenario.notes.extend(world.notes.iter().cloned());

@@ -196,8 +196,11 @@ fn in_one_line(scenario: &Scenario, look: Look) -> Vec<String> {
 }
 
 fn in_full(scenario: &Scenario, look: Look) -> Vec<String> {
+    let ran = scenario.rounds.iter().any(|round| !round.claims.is_empty());
     let mark = match (&scenario.skipped, scenario.problems().is_empty()) {
         (Some(_), _) => paint::SKIPPED,
+        // Nothing that asks for a GPU was tried.
+        (None, true) if !ran => paint::SKIPPED,
         (None, true) => paint::GOOD,
         (None, false) => paint::BAD,
     };
@@ -290,11 +293,6 @@ fn of_round(
                 .map(str::to_owned),
         );
     }
-    if drawn {
-        let pictures = round.gpus.iter().flat_map(GpuPicture::lines);
-        lines
-            .extend(pictures.map(|line| paint::picture(&line.replace(namespace, ""), look.colour)));
-    }
     for alike in report::alike(round.claims.iter()) {
         let Some(claim) = alike.first() else { continue };
         match &claim.state {
@@ -314,12 +312,29 @@ fn of_round(
             State::Prepared { .. } => {}
         }
     }
+    if drawn {
+        let pictures = pictures(&round.gpus);
+        let painted = |line: String| paint::picture(&line.replace(namespace, ""), look.colour);
+        lines.extend(pictures.into_iter().map(painted));
+    }
     lines.extend(
         round
             .surprises
             .iter()
             .flat_map(|surprise| wrapped(surprise, "  ", "    ")),
     );
+    lines
+}
+
+/// Draws the GPUs; idle ones that follow each other are one line.
+fn pictures(gpus: &[GpuPicture]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for run in gpus.chunk_by(|one, next| one.is_idle() && next.is_idle()) {
+        match run {
+            [first, .., last] => lines.push(format!("{} … {}  idle", first.gpu, last.gpu)),
+            run => lines.extend(run.iter().flat_map(GpuPicture::lines)),
+        }
+    }
     lines
 }
 

@@ -16,10 +16,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use divvy_cli::manifests::{Manifests, namespace};
-use divvy_why::cause::named;
-use divvy_why::driver;
 use divvy_why::lookup;
 use divvy_why::spelling::did_you_mean;
+use divvy_why::{classes, driver};
 
 mod attribute;
 mod class;
@@ -181,6 +180,8 @@ pub(super) struct Findings {
     pub(super) refused: Vec<String>,
     /// Parts that are accepted and mean something else than their writer probably thinks.
     pub(super) doubtful: Vec<String>,
+    /// Parts that are accepted and cannot be what was meant.
+    pub(super) wrong: Vec<String>,
 }
 
 /// Looks through a manifest.
@@ -188,6 +189,7 @@ pub(super) fn review(manifests: &Manifests, known: &Known) -> Findings {
     let mut findings = Findings {
         refused: manifests.refused.clone(),
         doubtful: manifests.notes.clone(),
+        wrong: Vec::new(),
     };
     for class in &manifests.classes {
         findings.class(class, known);
@@ -271,6 +273,10 @@ impl Findings {
     /// Notes an error at the object (kind, namespace and name) and the path in it.
     fn refuse(&mut self, at: &str, what: &str) {
         self.refused.push(format!("{at}: {what}"));
+    }
+
+    fn fault(&mut self, at: &str, what: &str) {
+        self.wrong.push(format!("{at}: {what}"));
     }
 
     fn doubt(&mut self, at: &str, what: &str) {
@@ -476,22 +482,19 @@ impl Findings {
         let admin = of.admin_access == Some(true);
         if class.is_empty() {
             self.refuse(&format!("{at}.deviceClassName"), "Required value");
+        } else if let Some(what) = classes::resource(known.driver, class) {
+            let what = format!("Invalid value: {class:?}: {what}");
+            self.refuse(&format!("{at}.deviceClassName"), &what);
         } else if !naming::is_subdomain(class) {
             let what = format!("Invalid value: {class:?}: {}", naming::SUBDOMAIN);
             self.refuse(&format!("{at}.deviceClassName"), &what);
         } else if !known.classes.contains(class) && class == driver::NVIDIA_VFIO {
             self.doubt(&format!("{at}.deviceClassName"), driver::NO_PASSTHROUGH);
         } else if !known.classes.contains(class) {
-            let there: Vec<&str> = known.classes.iter().map(String::as_str).collect();
-            let hint = did_you_mean(class, there.iter().copied());
-            let list = if hint.is_empty() {
-                format!("; there are {}", named(&there))
-            } else {
-                String::new()
-            };
+            let instead = classes::instead(class, known.classes.iter().map(String::as_str));
             self.doubt(
                 &format!("{at}.deviceClassName"),
-                &format!("class {class:?} does not exist{hint}{list}"),
+                &format!("class {class:?} does not exist{instead}"),
             );
         }
         // A count of 0 is one that is not set: the API server makes it 1.
@@ -649,6 +652,18 @@ impl Findings {
         let Ok(wanted) = amount.0.parse::<Quantity>() else {
             // `10GB` and `10 Gi` are meant so.
             let letters = amount.0.trim_end_matches(['B', 'b', ' ']).replace(' ', "");
+            // Of a capacity that is in percent already.
+            if let Some(percent) = amount.0.trim().strip_suffix('%') {
+                let what = if name.ends_with(capacity::MEMORY) {
+                    "a part of any GPU is percent, in the place of memory and cores".to_owned()
+                } else {
+                    format!("write {}", percent.trim())
+                };
+                return self.refuse(
+                    at,
+                    &format!("Invalid value: {:?}: not a quantity ({what})", amount.0),
+                );
+            }
             let hint = letters.parse::<Quantity>().map_or_else(
                 |_| String::new(),
                 |_| match letters.strip_suffix(['K', 'k', 'M', 'G', 'T']) {

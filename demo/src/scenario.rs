@@ -71,8 +71,32 @@ pub(super) async fn run(world: &World, sim: &SimNode, example: &Example, show: &
         }
         Err(error) => scenario.problem = Some(format!("{error:#}")),
     }
+    match scenario.rounds.last_mut() {
+        Some(last) => last.surprises.extend(found.wrong),
+        None if scenario.problem.is_none() => {
+            scenario.problem = Some(found.wrong.join("\n")).filter(|wrong| !wrong.is_empty());
+        }
+        None => scenario.notes.extend(found.wrong),
+    }
+    said_once(&mut scenario);
     scenario
 }
+
+/// Leaves out notes whose words are in a problem, too: the way out is read once.
+fn said_once(scenario: &mut Scenario) {
+    let problems = scenario.problems().join("\n");
+    scenario.notes.retain(|note| {
+        let mut ends = note.match_indices(": ");
+        // From any step of the place on: what is left of it is in the problem's own words.
+        !ends.any(|(place, _)| {
+            let rest = note.get(place + 2..).unwrap_or_default();
+            rest.len() > LEAST_WORDS && problems.contains(rest)
+        })
+    });
+}
+
+/// Characters of a note that are more than a field and its value.
+const LEAST_WORDS: usize = 24;
 
 /// Says why a manifest makes no claim.
 fn idle(manifests: &Manifests) -> &'static str {

@@ -28,6 +28,9 @@ pub(crate) struct Gpus {
     /// GPUs that ask for a reset
     #[arg(long, value_name = "NUMBERS")]
     sick: Option<Which>,
+    /// Label of the node, which policies can select; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = divvy_cli::inventory::label)]
+    node_label: Vec<(String, String)>,
     /// Version of the NVIDIA driver; from 615 on it caps the memory of shares
     #[arg(long, value_name = "VERSION", value_parser = version)]
     driver_version: Option<String>,
@@ -87,6 +90,11 @@ fn named(which: Option<&Which>, option: &str, gpus: &[GpuUuid]) -> Result<Vec<(u
 }
 
 impl Gpus {
+    /// Returns the labels that the node has beside those of every demo.
+    pub(super) fn labels(&self) -> &[(String, String)] {
+        &self.node_label
+    }
+
     /// The node, fresh, and the numbers of the GPUs that the plugin must find something wrong with.
     pub(super) fn start(&self) -> Result<(SimNode, Vec<usize>)> {
         let node = SimNode::parse(&self.sim).context("--sim")?;

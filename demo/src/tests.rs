@@ -4,7 +4,9 @@ use super::*;
 
 mod asks;
 mod cases;
+mod converted;
 mod limits;
+mod mistakes;
 mod mps;
 mod notes;
 mod slices;

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::expect::{self, Expected};
 use divvy_cli::manifests::{Manifests, namespace};
 use divvy_cli::{advice, extended};
+use divvy_why::spelling::did_you_mean;
 
 /// Users of one claim at most.
 const MOST_USERS: usize = 256;
@@ -206,7 +207,8 @@ fn consumer(
         if let Some(claim) = &entry.resource_claim_name {
             if devices_of(entry, &pod.metadata, manifests).is_none() {
                 bail!(
-                    "{called}: resourceClaimName {claim:?}: there is no such ResourceClaim in the manifests"
+                    "{called}: resourceClaimName {claim:?}: there is no such ResourceClaim in the manifests{}",
+                    instead(claim, CLAIM, &namespace, manifests)
                 );
             }
             claims.push(claim.clone());
@@ -218,7 +220,8 @@ fn consumer(
                 .as_deref()
                 .unwrap_or_default();
             bail!(
-                "{called}: resourceClaimTemplateName {template:?}: there is no such ResourceClaimTemplate in the manifests"
+                "{called}: resourceClaimTemplateName {template:?}: there is no such ResourceClaimTemplate in the manifests{}",
+                instead(template, TEMPLATE, &namespace, manifests)
             );
         };
         let annotation = ("resource.kubernetes.io/pod-claim-name", entry.name.as_str());
@@ -254,6 +257,34 @@ fn consumer(
         expected,
         ends,
     })
+}
+
+const CLAIM: &str = "ResourceClaim";
+const TEMPLATE: &str = "ResourceClaimTemplate";
+
+/// Says what is there in the place of a claim or template that a pod of the namespace names: an
+/// object of the other kind, of another namespace, or with a name that is spelt alike.
+fn instead(name: &str, kind: &str, namespace: &str, manifests: &Manifests) -> String {
+    let claims: Vec<&ObjectMeta> = manifests.claims.iter().map(|of| &of.metadata).collect();
+    let templates: Vec<&ObjectMeta> = manifests.templates.iter().map(|of| &of.metadata).collect();
+    let (own, others, other, field) = if kind == CLAIM {
+        (claims, templates, TEMPLATE, "resourceClaimTemplateName")
+    } else {
+        (templates, claims, CLAIM, "resourceClaimName")
+    };
+    let is_here = |meta: &&&ObjectMeta| divvy_cli::manifests::namespace(meta) == namespace;
+    let is_it = |meta: &&&ObjectMeta| meta.name.as_deref() == Some(name);
+    if others.iter().filter(is_here).any(|meta| is_it(&meta)) {
+        return format!(": {name} is a {other}: write {field}");
+    }
+    if let Some(elsewhere) = own.iter().find(is_it) {
+        return format!(
+            ": {name} is in namespace {}, and the pod in {namespace}: a {kind} serves the pods of its own namespace",
+            divvy_cli::manifests::namespace(elsewhere)
+        );
+    }
+    let near = own.iter().filter(is_here);
+    did_you_mean(name, near.filter_map(|meta| meta.name.as_deref()))
 }
 
 /// Label of NVIDIA's feature discovery with the product of a node's GPUs.

@@ -55,6 +55,8 @@ pub(crate) struct World {
     pub(crate) published_after: Duration,
     /// Parts of the policies that the node does not publish, with the reason.
     pub(crate) notes: Vec<String>,
+    /// Policies that decide nothing about the node, each with a sentence that says so.
+    pub(crate) idle: Vec<String>,
     /// Devices that had taints at the start.
     tainted: BTreeSet<String>,
     plugin: JoinHandle<Result<()>>,
@@ -66,20 +68,25 @@ pub(crate) struct World {
 
 impl World {
     /// Starts the node and waits until its GPUs are published, with taints on those that are
-    /// `troubled`, and the plugin is registered.
+    /// `troubled`, and the plugin is registered. The node has `labels` beside its own.
     pub(crate) async fn start(
         sim: &SimNode,
         troubled: &[usize],
         policies: &[GpuPolicy],
         driver: &'static str,
+        labels: &[(String, String)],
     ) -> Result<Self> {
-        let labels = labels();
+        let labels = self::labels()
+            .into_iter()
+            .chain(labels.iter().cloned())
+            .collect();
         let facts = NodeFacts {
             name: NODE,
             labels: &labels,
         };
-        let Offered { pool, notes, .. } =
-            offered(&sim.inventory(), &facts, policies, &GpuRules::default());
+        let Offered {
+            pool, notes, idle, ..
+        } = offered(&sim.inventory(), &facts, policies, &GpuRules::default());
         let expected: BTreeSet<String> = pool
             .devices()
             .map(|device| device.name.to_string())
@@ -148,6 +155,7 @@ impl World {
             kubelet,
             published_after,
             notes,
+            idle,
             tainted,
             plugin,
             stop,

@@ -14,11 +14,12 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use divvy_api::names::DRIVER;
 use divvy_host::{DriverRootError, HostRoot, RootReason};
 use divvy_model::{Inventory, Offer};
-use divvy_offer::{GpuRules, NodeFacts};
+use divvy_offer::{GpuRules, NodeFacts, ShareRules};
 
 use self::shown::Shown;
+use crate::Usage;
 use crate::format::{self, Output};
-use crate::manifests::Manifests;
+use crate::manifests::{Manifests, source};
 use crate::offered::offered;
 use divvy_why::driver;
 
@@ -28,6 +29,9 @@ pub struct Args {
     /// Modes in which GPUs without a policy are offered, like the node plugin's flag
     #[arg(long, default_value = "auto", value_parser = PossibleValuesParser::new(Offer::names()).try_map(|name| name.parse::<Offer>()))]
     offer: Offer,
+    /// Shares of a GPU without a policy, at most, like the node plugin's flag and the chart's value
+    #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    slots: u32,
     /// A file or folder with GpuPolicies that decide the modes of the GPUs, or - for standard
     /// input; may be given several times
     #[arg(long, value_name = "FILE")]
@@ -133,6 +137,10 @@ pub fn label(text: &str) -> Result<(String, String), String> {
 fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
     let defaults = GpuRules {
         modes: args.offer.into(),
+        shares: ShareRules {
+            slots: args.slots,
+            ..ShareRules::default()
+        },
         ..GpuRules::default()
     };
     let labels = args.node_label.iter().cloned().collect();
@@ -140,12 +148,12 @@ fn shown(inventory: &Inventory, args: &Args) -> Result<Shown> {
         name: &args.node_name,
         labels: &labels,
     };
-    let offered = offered(
-        inventory,
-        &node,
-        &Manifests::of_files(&args.policy)?.policies,
-        &defaults,
-    );
+    let policies = Manifests::of_files(&args.policy)?.policies;
+    if policies.is_empty() && !args.policy.is_empty() {
+        let files: Vec<String> = args.policy.iter().map(|path| source(path)).collect();
+        return Err(Usage(format!("--policy: no GpuPolicy in {}", files.join(", "))).into());
+    }
+    let offered = offered(inventory, &node, &policies, &defaults);
     let driver = driver::known(&args.driver_name);
     Ok(Shown::of(inventory, &offered, driver))
 }

@@ -76,6 +76,37 @@ spec: {rules: [{gpus: {ordinals: [0]}, modes: [TimeSlicing]}]}
     );
 }
 
+#[test]
+fn slots_are_those_of_gpus_without_a_policy() {
+    for (line, devices) in [
+        ("--sim l4x1 --offer shared --slots 4", "4 slots"),
+        ("--sim l4x1 --offer shared", "16 slots"),
+    ] {
+        let text = text::table(&of(line), false);
+        assert!(text.contains(devices), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn a_file_without_a_policy_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pod.yaml");
+    fs_err::write(
+        &file,
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n",
+    )
+    .unwrap();
+    let line = format!("inventory --sim h100x1 --policy {}", file.display());
+    let args = Line::try_parse_from(line.split_whitespace()).unwrap().args;
+    let inventory = SimNode::parse("h100x1").unwrap().inventory();
+    let error = shown(&inventory, &args).unwrap_err();
+    assert!(error.is::<crate::Usage>(), "{error:#}");
+    assert_eq!(
+        error.to_string(),
+        format!("--policy: no GpuPolicy in {}", file.display())
+    );
+}
+
 /// In the place of NVIDIA's driver, names that it does not have are in divvy's domain.
 #[test]
 fn classes_and_selectors_follow_from_the_drivers_name() {

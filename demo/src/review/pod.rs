@@ -60,10 +60,11 @@ impl Findings {
             }
             if !is_used(&entry.name, spec) {
                 let what = format!(
-                    "no container has {:?} in resources.claims: the pod holds the devices, and no container gets them",
-                    entry.name
+                    "no container has {:?} in resources.claims: the pod holds the devices, and no container gets them (write claims: \
+                     [{{name: {}}}])",
+                    entry.name, entry.name
                 );
-                self.doubt(&at, &what);
+                self.fault(&at, &what);
             }
         }
         self.placement(at, spec, manifests);
@@ -95,7 +96,8 @@ impl Findings {
                     workload::devices_of(entry, owner, manifests)
                 };
                 self.together(&at, driver, container, &devices);
-                self.resources(&format!("{at}.resources"), container, |claim| {
+                let of_pod: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+                self.resources(&format!("{at}.resources"), container, &of_pod, |claim| {
                     let entry = entries.iter().find(|entry| entry.name == claim)?;
                     let devices = workload::devices_of(entry, owner, manifests);
                     // Without their alternatives: a container takes the request, whichever it gets.
@@ -218,12 +220,13 @@ impl Findings {
         }
     }
 
-    /// Checks the claims and amounts of a container. `of_claim` has nothing where the pod has no
-    /// such claim, else its requests, if they are known.
+    /// Checks the claims and amounts of a container. `of_pod` are the pod's claims. `of_claim` has
+    /// nothing where the pod has no such claim, else its requests, if they are known.
     fn resources(
         &mut self,
         at: &str,
         container: &Container,
+        of_pod: &[&str],
         of_claim: impl Fn(&str) -> Option<Option<BTreeSet<String>>>,
     ) {
         let Some(resources) = &container.resources else {
@@ -242,8 +245,9 @@ impl Findings {
             match (of_claim(&claim.name), &claim.request) {
                 (None, _) => {
                     let what = format!(
-                        "Not found: {:?} is not among the pod's resourceClaims",
-                        claim.name
+                        "Not found: {:?} is not among the pod's resourceClaims{}",
+                        claim.name,
+                        meant_or_there(&claim.name, of_pod)
                     );
                     self.refuse(&format!("{at}.name"), &what);
                 }
@@ -254,7 +258,10 @@ impl Findings {
                                 " (write {base:?}: a container takes whichever alternative it gets)"
                             )
                         }
-                        _ => did_you_mean(request, there.iter().map(String::as_str)),
+                        _ => {
+                            let there: Vec<&str> = there.iter().map(String::as_str).collect();
+                            meant_or_there(request, &there)
+                        }
                     };
                     let what = format!(
                         "the claim has no request {request:?}{hint}: the container would start without a device"
@@ -379,4 +386,14 @@ fn is_used(claim: &str, spec: &PodSpec) -> bool {
 /// Says whether containers have a resource of Kubernetes with this name.
 fn is_standard(name: &str) -> bool {
     ["cpu", "memory", "ephemeral-storage"].contains(&name) || name.starts_with("hugepages-")
+}
+
+/// Returns the name that was probably meant, else those that there are.
+fn meant_or_there(name: &str, there: &[&str]) -> String {
+    match did_you_mean(name, there.iter().copied()) {
+        none if none.is_empty() && !there.is_empty() => {
+            format!(" (there are {})", divvy_why::cause::named(there))
+        }
+        hint => hint,
+    }
 }

@@ -9,8 +9,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::Findings;
 use crate::workload;
 use divvy_cli::extended;
-use divvy_cli::manifests::Manifests;
+use divvy_cli::manifests::{Manifests, WorkloadResource};
 use divvy_why::driver;
+
+/// Variable by which NVIDIA's runtime gives GPUs without asking the scheduler.
+const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// Devices of all requests that a container uses.
 #[derive(Debug, Default, Clone, Copy)]
@@ -25,6 +28,8 @@ struct Held {
     /// MPS servers, and the devices that they serve.
     servers: i64,
     served: i64,
+    /// Devices of all these that `limits` ask for.
+    by_limits: i64,
 }
 
 impl Held {
@@ -113,6 +118,7 @@ fn held<'c>(
             }
         }
     }
+    let by_claims = held.all();
     for (name, count) in extended::asked(container) {
         if name == "nvidia.com/gpu" {
             held.gpus = held.gpus.saturating_add(count);
@@ -124,6 +130,7 @@ fn held<'c>(
             held.add(of, class, count, false);
         }
     }
+    held.by_limits = held.all().saturating_sub(by_claims);
     Some(held)
 }
 
@@ -148,7 +155,52 @@ pub(super) fn has_devices_alone(
     containers.into_iter().any(alone)
 }
 
+/// Says whether a claim has a GPU or a partition whose users nothing divides.
+fn is_undivided(of: &str, devices: &DeviceClaim) -> bool {
+    devices.requests.iter().flatten().any(|request| {
+        let mut held = Held::default();
+        if let Some((class, count)) = asked(request) {
+            held.add(of, class, count, has_server(of, devices, &request.name));
+        }
+        held.alone > 0 && held.servers == 0
+    })
+}
+
 impl Findings {
+    /// Notes claims that all pods of a workload have together.
+    pub(super) fn one_claim_for_all(
+        &mut self,
+        at: &str,
+        workload: &WorkloadResource,
+        (manifests, driver): (&Manifests, &str),
+    ) {
+        let spec = workload.template.spec.as_ref();
+        let entries = spec.and_then(|spec| spec.resource_claims.as_deref());
+        let is_daemon = workload.kind == "DaemonSet";
+        let pods = workload.counts.iter().map(|(_, count)| *count).min();
+        let pods = pods.unwrap_or(1);
+        for (number, entry) in entries.unwrap_or_default().iter().enumerate() {
+            if entry.resource_claim_name.is_none() || (pods < 2 && !is_daemon) {
+                continue;
+            }
+            let devices = workload::devices_of(entry, &workload.metadata, manifests);
+            let undivided = devices.is_some_and(|devices| is_undivided(driver, devices));
+            let what = if is_daemon {
+                "one claim for the pods of all nodes: its devices are on one node, and the pods of the others wait for ever: \
+                 resourceClaimTemplateName makes one for each pod"
+                    .to_owned()
+            } else if undivided {
+                format!(
+                    "{pods} pods use this claim at once, and nothing divides its devices between them: resourceClaimTemplateName makes a \
+                     claim for each pod"
+                )
+            } else {
+                continue;
+            };
+            self.doubt(&format!("{at}.resourceClaims[{number}]"), &what);
+        }
+    }
+
     /// Notes what programs in the container cannot use at once. `claim` has the devices of the
     /// pod's claim of a name.
     pub(super) fn together<'c>(
@@ -185,6 +237,15 @@ impl Findings {
                         others: give them to containers of their own (docs/mps.md#mps-in-a-claim)";
             self.doubt(&place, what);
         }
+        let by_claims = held.all().saturating_sub(held.by_limits);
+        if held.by_limits > 0 && by_claims > 0 {
+            let what = format!(
+                "the container gets {} devices: {} by limits, and {by_claims} by its claims: remove one of them, unless both are meant",
+                held.all(),
+                held.by_limits
+            );
+            self.doubt(&place, &what);
+        }
         self.visible(at, container, held.all());
     }
 
@@ -192,6 +253,12 @@ impl Findings {
     fn visible(&mut self, at: &str, container: &Container, devices: i64) {
         for (number, variable) in container.env.iter().flatten().enumerate() {
             let value = variable.value.as_deref().unwrap_or_default();
+            if variable.name == VISIBLE && devices == 0 && !["", "none", "void"].contains(&value) {
+                let what = format!(
+                    "{VISIBLE} gives no GPU of divvy: ask for nvidia.com/gpu in resources.limits, or name a claim (divvy claim prints one)"
+                );
+                self.doubt(&format!("{at}.env[{number}]"), &what);
+            }
             let numbers = value.split(',').map(|part| part.trim().parse::<i64>());
             let mut beyond = numbers.flatten().filter(|number| *number >= devices);
             if variable.name != "CUDA_VISIBLE_DEVICES" || devices == 0 {

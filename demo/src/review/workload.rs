@@ -41,6 +41,7 @@ impl Findings {
                         strategy: {type: Recreate}, or rollingUpdate: {maxSurge: 0, maxUnavailable: 1}";
             self.doubt(&format!("{place}: spec.strategy"), what);
         }
+        self.one_claim_for_all(&at, workload, (manifests, driver));
         self.pod_spec(&at, &spec, &workload.metadata, (manifests, driver));
     }
 

@@ -92,7 +92,7 @@ async fn of_fixture(name: &str, line: &str, in_all_modes: bool) -> Report {
     let file = folder.path().join("m.yaml");
     fs_err::write(&file, fixture(name)).unwrap();
     let said = ["extended-resource", "class-of-a-profile", "share-of-divvy"].contains(&name);
-    let mut stay = examples::of_files(&[file], said.then_some(NVIDIA)).unwrap();
+    let mut stay = examples::of_files(&[file], false, said.then_some(NVIDIA)).unwrap();
     assert_eq!(stay.driver, NVIDIA, "{name}");
     if in_all_modes {
         stay.policies = examples::all_modes().unwrap();
@@ -355,7 +355,7 @@ async fn published(line: &str, in_all_modes: bool) -> Vec<Device> {
     } else {
         Vec::new()
     };
-    let world = world::World::start(&sim, &[], &policies, NVIDIA)
+    let world = world::World::start(&sim, &[], &policies, NVIDIA, &[])
         .await
         .unwrap();
     let slices = world.api.list::<ResourceSlice>();
@@ -469,7 +469,7 @@ fn as_dcgm_exporter(
 async fn dcgm_exporter_finds_gpus_and_partitions() {
     let (sim, _) = gpus("h100x1").start().unwrap();
     let policies = examples::all_modes().unwrap();
-    let world = world::World::start(&sim, &[], &policies, NVIDIA)
+    let world = world::World::start(&sim, &[], &policies, NVIDIA, &[])
         .await
         .unwrap();
     let slices = world.api.list::<ResourceSlice>();
