@@ -53,6 +53,7 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         "{nodeSelection: discovered, nodeSelector: {pool: a}, affinity: {podAntiAffinity: {}}}",
         &[],
     ),
+    ("mig-classes-auto", "migClasses: auto", &[]),
     // The socket's path fits because the plugin shortens the pod's UID.
     (
         "folders",

@@ -59,6 +59,18 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "Request a GPU",
     ),
     (
+        "{}",
+        "1.37.1",
+        "Who may view any namespace may view GpuNodes, too",
+        "driverName is",
+    ),
+    (
+        "{viewRole: {aggregate: false}, driverName: gpu.example.com}",
+        "1.37.1",
+        "WARNING: driverName is gpu.example.com: claims and configs keep this name",
+        "Who may view any namespace",
+    ),
+    (
         "driverName: gpu.nvidia.com",
         "1.37.1",
         "divvy stands in for NVIDIA's DRA driver",
@@ -171,6 +183,18 @@ pub(super) fn check(helm: &Helm) -> Result<()> {
         ensure!(
             notes.contains(says) && !notes.contains(silent),
             "the notes with {values} on {version} are: {notes}"
+        );
+    }
+    let warning = "WARNING: the release is in namespace default";
+    for (namespace, warns) in [("default", true), ("gpus", false)] {
+        let flags = [
+            format!("--namespace={namespace}"),
+            "--show-only=templates/notes.yaml".to_owned(),
+        ];
+        let made = objects(&copy.template("{}", &[&flags[0], &flags[1]])?)?;
+        ensure!(
+            rendered(&made)?.contains(warning) == warns,
+            "the warning of namespace {namespace}"
         );
     }
     Ok(())

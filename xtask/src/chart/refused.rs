@@ -186,6 +186,39 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "claimTemplates.namespaces has no effect without claimTemplates.templates",
     ),
     (
+        "claimTemplates: {templates: {half: {memory: 10Gi, percent: 50}}}",
+        "claimTemplates.templates.half has percent beside memory",
+    ),
+    (
+        "claimTemplates: {templates: {half: {slots: 2, percent: 50}}}",
+        "percent beside slots",
+    ),
+    (
+        "{mps: {enabled: true}, driverRoot: /run/nvidia/driver}",
+        "mps.enabled needs a driver on the host",
+    ),
+    (
+        "updateStrategy: {rollingUpdate: {maxUnavailable: 1}}",
+        "has maxSurge 1 and maxUnavailable 1",
+    ),
+    (
+        "updateStrategy: {rollingUpdate: {maxSurge: 10%, maxUnavailable: 10%}}",
+        "the API server takes one of them",
+    ),
+    (
+        "resources: {limits: {memory: 64}}",
+        "at '/resources/limits/memory': got number, want string",
+    ),
+    (
+        "clusterController: {resources: {requests: {memory: '64'}}}",
+        "'64' does not match pattern",
+    ),
+    (
+        "driverName: gpu.amd.com",
+        "driverName gpu.amd.com is that of another driver",
+    ),
+    ("migClasses: all", "value must be 'auto'"),
+    (
         "claimTemplates: {templates: {tenth: {}}}",
         "minProperties: got 0, want 1",
     ),

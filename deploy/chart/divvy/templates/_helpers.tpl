@@ -106,11 +106,33 @@ other name the name itself. */}}
 {{- replace "+" "." . -}}
 {{- end -}}
 
+{{/*
+The MIG profiles that have classes, as JSON. With auto they are those of the boards in the README (A30, A100, H100, H200 and B200), and those
+of the slices that there are; `helm template` reads no cluster and has the boards alone.
+*/}}
+{{- define "divvy.classProfiles" -}}
+{{- $all := .Values.migClasses -}}
+{{- if kindIs "string" $all -}}
+{{- $all = list "1g.5gb" "2g.10gb" "3g.20gb" "4g.20gb" "7g.40gb" "1g.10gb" "1g.20gb" "2g.20gb" "3g.40gb" "4g.40gb" "7g.80gb" "1g.6gb" "2g.12gb" "4g.24gb" "1g.18gb" "1g.35gb" "2g.35gb" "3g.71gb" "4g.71gb" "7g.141gb" "1g.23gb" "1g.45gb" "2g.45gb" "3g.90gb" "4g.90gb" "7g.180gb" -}}
+{{- range $slice := (lookup "resource.k8s.io/v1" "ResourceSlice" "" "").items -}}
+{{- if eq $slice.spec.driver $.Values.driverName -}}
+{{- range $device := $slice.spec.devices -}}
+{{- with (($device.attributes | default dict).profile | default dict).string -}}
+{{- $all = append $all . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $all = $all | uniq | sortAlpha -}}
+{{- end -}}
+{{- dict "profiles" $all | toJson -}}
+{{- end -}}
+
 {{/* The classes of single MIG profiles, as JSON: name of the class to profile. */}}
 {{- define "divvy.profileClasses" -}}
 {{- $all := dict -}}
 {{- if .Values.deviceClass.enabled -}}
-{{- range $profile := .Values.migClasses -}}
+{{- range $profile := (include "divvy.classProfiles" . | fromJson).profiles -}}
 {{- $_ := set $all (printf "%s.mig.%s" (include "divvy.profileName" $profile) (include "divvy.classDomain" $)) $profile -}}
 {{- end -}}
 {{- end -}}
