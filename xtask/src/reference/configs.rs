@@ -10,9 +10,12 @@ const INTRO: &str = "# Configs of claims and classes
 `config[].opaque.parameters` of a claim, a template or a DeviceClass, with `driver: gpu.divvy.dev`. A config of a claim replaces that of the
 class for the requests that it names. Unknown fields, wrong kinds and wrong values are refused when the object is applied, if the chart's
 `claimPolicy` is on, else when the pod starts ([when a mistake is reported](../refusals.md)). A claim needs none.
+
+JSON schemas for editors and checks are in `docs/schemas`, with that of GpuPolicy: `# yaml-language-server: $schema=…/docs/schemas/GpuPolicy.json`
+as the first line of a file.
 ";
 
-const FIELDS: &[(&str, &str)] = &[
+pub(super) const FIELDS: &[(&str, &str)] = &[
     (
         "timeSlicing.interval",
         "How long each program on the GPU runs in turn. When the claim is released, the GPU gets back what it had. For shares, a \
@@ -53,7 +56,9 @@ const FIELDS: &[(&str, &str)] = &[
     ),
 ];
 
-pub(super) fn page() -> Result<String> {
+/// Returns examples of each kind, which have all fields between them, with the devices that the
+/// kind is for.
+pub(super) fn examples() -> Result<[(&'static str, Vec<DeviceConfig>); 4]> {
     let limit = MemoryBound::Amount("16Gi".parse()?);
     let nodes = vec!["/dev/gdrdrv".to_owned()];
     let limits = MpsLimits {
@@ -65,7 +70,7 @@ pub(super) fn page() -> Result<String> {
         ..DeviceConfig::empty(kind)
     };
     // Fields that exclude each other are in examples of their own.
-    let all = [
+    Ok([
         (
             "whole GPUs",
             vec![
@@ -103,7 +108,11 @@ pub(super) fn page() -> Result<String> {
                 ..of(ConfigKind::Mps)
             }],
         ),
-    ];
+    ])
+}
+
+pub(super) fn page() -> Result<String> {
+    let all = examples()?;
     let intervals = [
         TimeSlice::Default,
         TimeSlice::Short,

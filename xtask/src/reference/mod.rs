@@ -4,6 +4,7 @@
 mod attributes;
 mod configs;
 mod schema;
+mod schemas;
 mod values;
 
 use std::path::Path;
@@ -15,6 +16,7 @@ use crate::programs::succeeds;
 use crate::written::{self, Files};
 
 const FOLDER: &str = "docs/reference";
+const SCHEMAS: &str = "docs/schemas";
 
 /// Tests that compare pages about command lines, which this program does not link: crate, test.
 const ELSEWHERE: &[(&str, &str)] = &[
@@ -69,6 +71,10 @@ pub(crate) fn wanted(root: &Path) -> Result<Files> {
         )
     };
     let mut files: Files = pages.into_iter().map(written).collect();
+    for (name, schema) in schemas::all()? {
+        let text = serde_json::to_string_pretty(&schema)? + "\n";
+        files.push((root.join(SCHEMAS).join(name), text));
+    }
     let schema = "deploy/chart/divvy/values.schema.json";
     let described = values::described(&read("deploy/chart/divvy/values.yaml")?, &read(schema)?)?;
     files.push((root.join(schema), described));
