@@ -4,8 +4,10 @@
 use std::fmt;
 
 pub mod advice;
+pub mod bundle;
 pub mod claim;
 mod comments;
+pub mod complete;
 pub mod convert;
 pub mod extended;
 pub mod format;

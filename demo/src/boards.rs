@@ -68,6 +68,10 @@ const CONSUMERS: [(&str, &str); 6] = [
 /// Returns a part that names a board that is not simulated, and the board that is nearest.
 fn alike(part: &str) -> Option<(&str, String)> {
     let (model, count) = counted(&part.trim().to_lowercase());
+    // Of a board that is known, only the count can be wrong.
+    if divvy_gpu_sim::profile(&model).is_some() {
+        return None;
+    }
     let plain: String = model.chars().filter(char::is_ascii_alphanumeric).collect();
     let plain = plain.strip_prefix("nvidia").unwrap_or(&plain);
     let plain = plain.strip_prefix("geforce").unwrap_or(plain);

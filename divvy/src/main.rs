@@ -2,13 +2,14 @@
 //! error. Under the name `kubectl-divvy` the same program is a plugin of kubectl.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use divvy_cli::format::Format;
 #[cfg(not(feature = "demo"))]
 use divvy_cli::inventory::Args as Inventory;
-use divvy_cli::{Usage, claim, convert, format, status, top, ui};
+use divvy_cli::{Usage, bundle, claim, complete, convert, format, status, top, ui};
 #[cfg(feature = "demo")]
 use divvy_demo::inventory::SimArgs as Inventory;
 
@@ -100,13 +101,90 @@ enum Command {
   kubectl get deployments -o yaml | divvy convert -f -
   divvy convert -f pod.yaml | divvy demo -f - -f examples/all-modes.yaml")]
     Convert(convert::Args),
+    /// Collect what a report of a fault needs into one archive, without secrets
+    ///
+    /// Answers of divvy status, GpuNodes, policies, slices, classes, claims, divvy's pods with
+    /// their logs and Events. Kinds that you may not read are named. Nothing is sent.
+    #[command(after_help = "Examples:
+  divvy bundle
+  divvy bundle -o FOLDER --log-lines 500")]
+    Bundle(bundle::Args),
     /// Print a completion script: source <(divvy completion bash)
     Completion {
         /// The shell that completes
         shell: clap_complete::Shell,
     },
-    /// Print the version, and which Kubernetes it is for
-    Version,
+    /// Write manual pages into a folder, one for each command: man -l FOLDER/divvy.1
+    #[command(after_help = "Examples:
+  divvy man ~/.local/share/man/man1")]
+    Man {
+        /// The folder, which is made where it is not there
+        folder: PathBuf,
+    },
+    /// Print the version, the commit, and which Kubernetes it is for
+    Version {
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t = Format::Table)]
+        output: Format,
+    },
+}
+
+/// Facts about this program that a report of a fault has.
+#[derive(Debug, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct About {
+    version: &'static str,
+    /// Commit of the sources, or `unknown`.
+    commit: &'static str,
+    /// Oldest version of Kubernetes.
+    kubernetes: &'static str,
+    /// True if `divvy demo` is in it.
+    demo: bool,
+    /// Architecture and system.
+    platform: String,
+}
+
+impl About {
+    fn own() -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: env!("DIVVY_COMMIT"),
+            kubernetes: "1.34",
+            demo: cfg!(feature = "demo"),
+            platform: format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
+        }
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "divvy {}, commit {}, for Kubernetes {} and later",
+            self.version, self.commit, self.kubernetes
+        )
+    }
+}
+
+/// Returns the command. Without the demo its examples are left out, too.
+fn command() -> clap::Command {
+    let command = Args::command();
+    if cfg!(feature = "demo") {
+        command
+    } else {
+        without_demo(command)
+    }
+}
+
+/// Leaves out the examples that need the demo, or the GPUs that it simulates.
+fn without_demo(command: clap::Command) -> clap::Command {
+    let after = command.get_after_help().map(ToString::to_string);
+    let command = match after {
+        Some(text) => {
+            let needs = |line: &&str| !line.contains("divvy demo") && !line.contains("--sim");
+            let kept: Vec<&str> = text.lines().filter(needs).collect();
+            command.after_help(kept.join("\n"))
+        }
+        None => command,
+    };
+    command.mut_subcommands(without_demo)
 }
 
 /// Returns the name of the program in its usage: as the user calls it.
@@ -122,7 +200,7 @@ fn called(program: Option<&OsStr>) -> &'static str {
 /// The arguments; clap ends the process for `--help` and for what it does not understand.
 fn arguments() -> Args {
     let name = called(std::env::args_os().next().as_deref());
-    let matches = Args::command().bin_name(name).get_matches();
+    let matches = command().bin_name(name).get_matches();
     Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
@@ -130,6 +208,12 @@ fn main() -> ExitCode {
     // Two providers in one build make kube panic: ours is chosen before anything else. A second
     // choice is no error.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut words: Vec<String> = std::env::args_os()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    if is_completion(words.first()) {
+        return completed(&words.split_off(1));
+    }
     let result = match arguments().command {
         #[cfg(feature = "demo")]
         Command::Demo(args) => divvy_demo::run(&args),
@@ -142,13 +226,13 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Ui(args) => ui::run(&args),
+        Command::Bundle(args) => bundle::run(&args, &About::own().text()),
         Command::Claim(args) => claim::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Completion { shell } => completion(shell),
-        Command::Version => {
-            let version = env!("CARGO_PKG_VERSION");
-            format::print(&format!("divvy {version}, for Kubernetes 1.34 and later"))
-                .map(|()| ExitCode::SUCCESS)
+        Command::Man { folder } => man(&folder),
+        Command::Version { output } => {
+            format::show(&About::own(), output, About::text).map(|()| ExitCode::SUCCESS)
         }
     };
     match result {
@@ -167,9 +251,34 @@ fn main() -> ExitCode {
     }
 }
 
+/// Says whether kubectl calls the program for completions of its plugin.
+fn is_completion(program: Option<&String>) -> bool {
+    let name = program.and_then(|program| Path::new(program).file_stem());
+    name == Some(OsStr::new("kubectl_complete-divvy"))
+}
+
+/// Answers kubectl: the words that can come next. Whatever fails, there are fewer of them.
+fn completed(words: &[String]) -> ExitCode {
+    let found = complete::candidates(&command(), words);
+    let names = found.names.map(|of| complete::names(of, words));
+    let last = words.last().map_or("", String::as_str);
+    let text = complete::answer(&found, &names.unwrap_or_default(), last);
+    match format::print(&text) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Writes a manual page for each command.
+fn man(folder: &Path) -> anyhow::Result<ExitCode> {
+    fs_err::create_dir_all(folder)?;
+    clap_mangen::generate_to(command(), folder)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn completion(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "divvy", &mut script);
+    clap_complete::generate(shell, &mut command(), "divvy", &mut script);
     format::print(String::from_utf8_lossy(&script).trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -187,6 +296,50 @@ mod tests {
         assert_eq!(called("kubectl-divvy.exe"), "kubectl divvy");
         assert_eq!(called("target/release/divvy"), "divvy");
         assert_eq!(super::called(None), "divvy");
+    }
+
+    #[test]
+    fn kubectl_is_answered_under_the_name_that_it_calls() {
+        for (program, expected) in [
+            ("/usr/local/bin/kubectl_complete-divvy", true),
+            ("kubectl_complete-divvy.exe", true),
+            ("kubectl-divvy", false),
+            ("divvy", false),
+        ] {
+            assert_eq!(super::is_completion(Some(&program.to_owned())), expected);
+        }
+    }
+
+    #[test]
+    fn without_the_demo_no_help_names_it() {
+        fn lines(command: &clap::Command, all: &mut Vec<String>) {
+            let help = command.clone().render_long_help().to_string();
+            all.extend(help.lines().map(str::to_owned));
+            let inner = command.get_subcommands();
+            for inner in inner.filter(|inner| inner.get_name() != "demo") {
+                lines(inner, all);
+            }
+        }
+        let mut all = Vec::new();
+        lines(&super::without_demo(super::Args::command()), &mut all);
+        let of_command = |line: &&String| !line.trim_start().starts_with("demo ");
+        let named: Vec<&String> = all
+            .iter()
+            .filter(of_command)
+            .filter(|line| line.contains("demo"))
+            .collect();
+        assert_eq!(named, Vec::<&String>::new());
+        assert!(all.iter().any(|line| line.contains("divvy status pod")));
+    }
+
+    #[test]
+    fn each_command_has_a_manual_page_with_its_options() {
+        let folder = tempfile::tempdir().unwrap();
+        super::man(folder.path()).unwrap();
+        let page = |name: &str| fs_err::read_to_string(folder.path().join(name)).unwrap();
+        assert!(page("divvy.1").contains("divvy\\-status(1)"));
+        assert!(page("divvy-status-pod.1").contains("divvy\\-status\\-pod"));
+        assert!(page("divvy-claim-share.1").contains("\\-\\-memory"));
     }
 
     #[test]

@@ -236,9 +236,17 @@ fn there_are_completions_and_a_version() {
         "{output:?}"
     );
     let output = divvy(&["version"], "").unwrap();
-    let version = format!(
-        "divvy {}, for Kubernetes 1.34 and later\n",
-        env!("CARGO_PKG_VERSION")
+    let said = String::from_utf8_lossy(&output.stdout);
+    let version = format!("divvy {}, commit ", env!("CARGO_PKG_VERSION"));
+    assert!(said.starts_with(&version), "{said}");
+    assert!(
+        said.ends_with(", for Kubernetes 1.34 and later\n"),
+        "{said}"
     );
-    assert_eq!(String::from_utf8_lossy(&output.stdout), version);
+    let output = divvy(&["version", "-o", "json"], "").unwrap();
+    let about: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let commit = about["commit"].as_str().unwrap_or_default();
+    assert!(said.contains(&format!("commit {commit},")), "{about}");
+    assert_eq!(about["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(about["demo"], true);
 }

@@ -132,6 +132,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "divvy-allocator",
             "divvy-api",
+            "divvy-boards",
             "divvy-claims",
             "divvy-controller",
             "divvy-host",

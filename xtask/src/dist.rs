@@ -70,11 +70,17 @@ fn pack(root: &Path, args: &Args, built: &[OfNode]) -> Result<Vec<(String, u64)>
         starts(one, image)?;
         let name = format!("divvy-{VERSION}-linux-{}", one.target.oci);
         let inside = |file: &str, source: PathBuf, mode| (format!("{name}/{file}"), source, mode);
-        let archive = tar_gz(&[
+        let mut inner = vec![
             inside("divvy", one.cli.clone(), 0o755),
             inside("LICENSE", root.join("LICENSE"), 0o644),
             inside("README.md", root.join("README.md"), 0o644),
-        ])?;
+        ];
+        let pages = tempfile::tempdir()?;
+        for page in manual(one, pages.path())? {
+            let file = page.file_name().unwrap_or_default().to_string_lossy();
+            inner.push(inside(&format!("man/man1/{file}"), page.clone(), 0o644));
+        }
+        let archive = tar_gz(&inner)?;
         fs::write(args.out.join(format!("{name}.tar.gz")), archive)?;
         files.push(format!("{name}.tar.gz"));
     }
@@ -96,6 +102,28 @@ fn pack(root: &Path, args: &Args, built: &[OfNode]) -> Result<Vec<(String, u64)>
     let plain = files.iter().filter(|name| !name.contains('/'));
     let plain = plain.map(|name| Ok((name.clone(), size(&args.out.join(name))?)));
     sizes.into_iter().chain(plain).collect()
+}
+
+/// Has the program write its manual pages, and returns them in the order of their names. The
+/// program is static, also that of another architecture.
+fn manual(built: &OfNode, folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut command = if built.target == Target::HOST {
+        Command::new(&built.cli)
+    } else {
+        let mut qemu = Command::new(format!("qemu-{}-static", built.target.name));
+        qemu.arg(&built.cli);
+        qemu
+    };
+    let done = command.arg("man").arg(folder).output();
+    let done = done.with_context(|| format!("{command:?}"))?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "manual pages: {said}");
+    let mut pages = fs::read_dir(folder)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<_>>>()?;
+    pages.sort();
+    ensure!(!pages.is_empty(), "no manual pages");
+    Ok(pages)
 }
 
 /// Runs each program, with the libraries of the image where it links any: an architecture that is

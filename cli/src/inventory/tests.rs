@@ -93,7 +93,7 @@ fn a_file_without_a_policy_is_an_error() {
     let file = folder.path().join("pod.yaml");
     fs_err::write(
         &file,
-        "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n",
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n",
     )
     .unwrap();
     let line = format!("inventory --sim h100x1 --policy {}", file.display());

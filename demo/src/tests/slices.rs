@@ -43,7 +43,7 @@ async fn publishes_its_template(sim: &str, rule: &str, driver: &'static str) {
         granted: Granted::default(),
     };
     let (template, _) = kind.template(Offer::Auto);
-    let world = World::start(&node, &troubled, &kind.policies, driver)
+    let world = World::start(&node, &troubled, &kind.policies, driver, &[])
         .await
         .unwrap();
     let mut slices: Vec<ResourceSlice> = world.api.list();
@@ -131,7 +131,7 @@ async fn the_template_of_a_nodes_kind_is_what_the_node_publishes() {
     ] {
         let (node, troubled) = gpus(sim).start().unwrap();
         let policies = policies(rule);
-        let world = World::start(&node, &troubled, &policies, DRIVER)
+        let world = World::start(&node, &troubled, &policies, DRIVER, &[])
             .await
             .unwrap();
         let snapshot = snapshot(&world, &policies).await;
@@ -146,7 +146,9 @@ async fn the_template_of_a_nodes_kind_is_what_the_node_publishes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sick_node_is_compared_with_a_healthy_one_of_its_kind() {
     let (node, troubled) = gpus("h100x2 --sick 1").start().unwrap();
-    let world = World::start(&node, &troubled, &[], DRIVER).await.unwrap();
+    let world = World::start(&node, &troubled, &[], DRIVER, &[])
+        .await
+        .unwrap();
     let mut seen = snapshot(&world, &[]).await;
     let kind = |seen: &Snapshot| crate::slices::node::kind(seen, NODE);
     let (template, _) = kind(&seen).unwrap().template(Offer::Auto);

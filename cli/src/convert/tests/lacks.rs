@@ -24,7 +24,9 @@ fn passes_no_gpus_through() -> bool {
 }
 
 /// A part of a text, and whether what it says is so.
-const LACKS: &[(&str, fn() -> bool)] = &[
+type Lack = (&'static str, fn() -> bool);
+
+const LACKS: &[Lack] = &[
     (
         "divvy does not pass GPUs through to virtual machines",
         passes_no_gpus_through,
@@ -75,7 +77,7 @@ fn what_a_text_says_is_lacking_is_lacking() {
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
     for line in sources.lines().filter(is_code) {
         let lacks = WORDS.iter().any(|word| line.contains(word));
-        let is_known = |(text, _): &(&str, fn() -> bool)| line.contains(text);
+        let is_known = |(text, _): &Lack| line.contains(text);
         let continues = line.contains("nothing does (");
         assert!(
             !lacks || continues || LACKS.iter().any(is_known),
