@@ -7,6 +7,7 @@
 //! ([`CelError::Offline`]); what differs is listed in `docs/contributing/allocator.md`.
 
 mod collections;
+mod cost;
 mod device;
 mod equality;
 #[expect(
@@ -41,6 +42,15 @@ pub enum CelError {
     TooLong {
         /// Its length in bytes.
         length: usize,
+    },
+    /// The expression costs more than the API server takes, as it estimates it.
+    #[error(
+        "too complex, exceeds cost limit ({cost} is estimated, {} is allowed)",
+        cost::LIMIT
+    )]
+    TooCostly {
+        /// The estimate.
+        cost: u64,
     },
     /// The expression does not compile: a mistake in the class or claim.
     #[error("compilation failed: {0}")]
@@ -93,6 +103,19 @@ pub(crate) fn compile(expression: &str) -> Result<Program, CelError> {
     let mut expression = program.expression().clone();
     prepare::prepare(&mut expression)?;
     Ok(Program { expression })
+}
+
+/// Checks what the API server checks of a selector: its length, that it compiles, and its cost.
+pub(crate) fn check(expression: &str) -> Result<(), CelError> {
+    compile(expression)?;
+    // An expression that compiled once is parsed without errors.
+    let parsed = ENV
+        .compile(expression)
+        .map_err(|errors| CelError::Compile(errors.to_string()))?;
+    match cost::estimate(parsed.expression()) {
+        cost if cost > cost::LIMIT => Err(CelError::TooCostly { cost }),
+        _ => Ok(()),
+    }
 }
 
 /// Says whether a device of `driver` satisfies the selector. `shares` is whether the scheduler

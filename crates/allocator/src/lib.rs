@@ -42,11 +42,11 @@ mod nodes;
 mod pools;
 mod semver;
 
-/// Checks that a device selector compiles, in Kubernetes' words. A part that cannot be evaluated
+/// Checks that the API server takes a device selector, in its words: length, types, cost. A part that cannot be evaluated
 /// offline is
 /// [`CelError::Offline`] and may be right.
 pub fn check_selector(expression: &str) -> Result<(), CelError> {
-    cel::compile(expression).map(drop)
+    cel::check(expression)
 }
 
 /// Says whether a device of a driver satisfies a selector, or a part of one.

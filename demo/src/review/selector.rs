@@ -29,6 +29,9 @@ impl Findings {
                 Err(error @ (CelError::Compile(_) | CelError::TooLong { .. })) => {
                     self.refuse(&at, &format!("Invalid value: {error}"));
                 }
+                Err(error @ CelError::TooCostly { .. }) => {
+                    self.refuse(&at, &format!("Forbidden: {error}"));
+                }
                 Err(CelError::Offline(_) | CelError::Runtime(_)) | Ok(()) => {
                     self.looked_up(&at, &cel.expression, attributes, capacities);
                 }

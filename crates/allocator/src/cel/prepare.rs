@@ -241,7 +241,7 @@ fn element(ty: &str) -> Option<&'static str> {
     }
 }
 
-fn entry_parts(entry: &EntryExpr) -> Option<(&IdedExpr, &IdedExpr)> {
+pub(super) fn entry_parts(entry: &EntryExpr) -> Option<(&IdedExpr, &IdedExpr)> {
     match entry {
         EntryExpr::MapEntry(entry) => Some((&entry.key, &entry.value)),
         EntryExpr::StructField(_) => None,
