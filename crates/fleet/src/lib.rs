@@ -1,0 +1,41 @@
+//! A fleet of nodes under a workload: which pods get devices, when, where, and what is left over.
+//!
+//! Pure. Whether a pod fits a node is asked of the offline allocator; the choice between nodes is
+//! the stock scheduler's as far as it is defined ([`NOT_MODELLED`] says how far). Nodes that
+//! publish the same share one world, and nodes of one kind that hold the same share every answer.
+//!
+//! * [`Kind`]: nodes that publish the same.
+//! * [`Job`]: a pod of the workload, from a [`trace`] or a [`generator`](generate).
+//! * [`defrag::plan`]: which pods to evict so that another fits.
+//! * [`simulate`]: the run. The same fleet, jobs and settings give the same [`Report`].
+
+pub mod defrag;
+pub mod generate;
+pub mod pod;
+pub mod request;
+pub mod trace;
+
+mod device;
+mod random;
+mod report;
+mod run;
+mod score;
+mod worlds;
+
+#[cfg(test)]
+mod tests;
+
+pub use report::{Form, Report, Waiting};
+pub use run::{Job, Nodes, Settings, Strategy, simulate};
+pub use worlds::{Kind, Shape};
+
+/// Parts of a cluster that a run leaves out, each in a sentence.
+pub const NOT_MODELLED: [&str; 6] = [
+    "an attempt to schedule takes no time, and a device is free at the moment at which its pod ends",
+    "no preemption, no gangs: each pod is placed by itself",
+    "scores are those of NodeResourcesFit, NodeResourcesBalancedAllocation and of firstAvailable in DynamicResources; \
+     preferred affinity, topology spread, images and inter-pod affinity have none",
+    "nodes come in the order in which they are given, without zones",
+    "what nodes publish does not change: no health, no policy by ordinal while claims come and go",
+    "claims are not shared between pods",
+];
