@@ -140,6 +140,13 @@ pub fn log_level(text: &str) -> Result<String, String> {
     }
 }
 
+/// Takes a release such as 1.37.
+pub fn release(text: &str) -> Result<u32, String> {
+    let minor = text.strip_prefix("1.").and_then(|minor| minor.parse().ok());
+    let known = minor.filter(|minor| (34..=37).contains(minor));
+    known.ok_or_else(|| "a release is 1.34, 1.35, 1.36 or 1.37".to_owned())
+}
+
 /// Adds amounts up. Users and nodes write them, so that the sum may be beyond any number.
 pub fn total(amounts: impl IntoIterator<Item = u64>) -> u64 {
     amounts.into_iter().fold(0, u64::saturating_add)

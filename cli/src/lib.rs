@@ -9,6 +9,7 @@ pub mod claim;
 mod comments;
 pub mod complete;
 pub mod convert;
+pub mod defrag;
 pub mod extended;
 pub mod format;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod golden;
 pub mod inventory;
 pub mod limit;
 pub mod manifests;
+pub mod objects;
 pub mod offered;
 pub mod runtime;
 pub mod slices;

@@ -30,7 +30,8 @@ use divvy_why::driver::NVIDIA;
 /// Name of the demo's node.
 pub(crate) const NODE: &str = "demo-node";
 /// Its labels, beside its name: what the chart and the policies of the examples look for.
-const LABELS: [(&str, &str); 2] = [(names::NODE_LABEL, "true"), ("divvy.dev/try", "true")];
+pub(crate) const LABELS: [(&str, &str); 2] =
+    [(names::NODE_LABEL, "true"), ("divvy.dev/try", "true")];
 /// Longest time of a step of the demo; one that takes longer counts as broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -9,7 +9,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use divvy_cli::format::Format;
 #[cfg(not(feature = "demo"))]
 use divvy_cli::inventory::Args as Inventory;
-use divvy_cli::{Usage, bundle, claim, complete, convert, format, status, top, ui};
+use divvy_cli::{Usage, bundle, claim, complete, convert, defrag, format, status, top, ui};
 #[cfg(feature = "demo")]
 use divvy_demo::inventory::SimArgs as Inventory;
 
@@ -109,6 +109,33 @@ enum Command {
   divvy bundle
   divvy bundle -o FOLDER --log-lines 500")]
     Bundle(bundle::Args),
+    /// Plan which pods to evict so that another one fits: the fewest and least important
+    ///
+    /// Nothing is evicted. Exit status 1: no eviction that is allowed makes room.
+    #[command(after_help = "Examples:
+  divvy defrag --plan --pod NAMESPACE/POD
+  divvy defrag --plan --want '8*gpu' --priority 100
+  divvy defrag --plan --want mig:3g.40gb --objects cluster.yaml -o json")]
+    Defrag(defrag::Args),
+    /// Run a workload on a simulated fleet: what is accepted, what waits and why, what is stranded
+    #[command(after_help = "Examples:
+  divvy simulate --sim '40*h100x8,10*l40sx4' --generate notebooks=2000 --policy examples/all-modes.yaml
+  divvy simulate --sim '40*h100x8' --trace trace.csv --policy a.yaml --policy b.yaml
+  divvy simulate --sim '40*h100x8' --sim '38*h100x8' -f FOLDER -o json
+  divvy simulate --nodes nodes.yaml --trace trace.jsonl")]
+    #[cfg(feature = "demo")]
+    Simulate(divvy_demo::simulate::Args),
+    /// Judge manifests before they are applied, by what a simulated fleet or a cluster publishes
+    ///
+    /// Expressions that do not compile or cost more than the API server allows, names that no
+    /// device has, classes and claims that nothing satisfies, configs. Exit status: 0 nothing to
+    /// say; 1 errors; 2 wrong arguments, or the manifests cannot be read; 3 warnings alone.
+    #[command(after_help = "Examples:
+  divvy validate -f FOLDER --sim '40*h100x8,10*l40sx4'
+  divvy validate -f claim.yaml -f examples/all-modes.yaml --sim h100x8 -o json
+  divvy validate -f claim.yaml --context prod-eu")]
+    #[cfg(feature = "demo")]
+    Validate(divvy_demo::validate::Args),
     /// Print a completion script: source <(divvy completion bash)
     Completion {
         /// The shell that completes
@@ -229,6 +256,11 @@ fn main() -> ExitCode {
         Command::Bundle(args) => bundle::run(&args, &About::own().text()),
         Command::Claim(args) => claim::run(&args),
         Command::Convert(args) => convert::run(&args),
+        #[cfg(feature = "demo")]
+        Command::Simulate(args) => divvy_demo::simulate::run(&args),
+        #[cfg(feature = "demo")]
+        Command::Validate(args) => divvy_demo::validate::run(&args),
+        Command::Defrag(args) => defrag::run(&args),
         Command::Completion { shell } => completion(shell),
         Command::Man { folder } => man(&folder),
         Command::Version { output } => {

@@ -32,7 +32,7 @@ pub const FAILED_PREPARE: &str = "FailedPrepareDynamicResources";
 const PAGE: u32 = 500;
 
 /// Way to the cluster; its flags are named as kubectl's.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct Access {
     /// The kubeconfig file; without it $KUBECONFIG, ~/.kube/config, or the pod's service account
     #[arg(long, global = true, value_name = "FILE")]

@@ -216,7 +216,12 @@ fn ours(words: &[String], page: &Page) -> Result<(), String> {
     let done = command.output().map_err(|error| error.to_string())?;
     // Without a cluster these end with 1; wrong arguments would be 2.
     let of_cluster = |word: &String| ["--node", "--diff"].contains(&word.as_str());
-    let expected = i32::from(["status", "top"].contains(&first) || words.iter().any(of_cluster));
+    // A page shows what is said of a file that is wrong.
+    let is_wrong = words.iter().any(|word| word == "wrong.yaml");
+    let needs_cluster = ["status", "top"].contains(&first)
+        || words.iter().any(of_cluster)
+        || (first == "defrag" && !words.iter().any(|word| word == "--objects"));
+    let expected = i32::from(is_wrong || needs_cluster);
     if done.status.code() == Some(expected) {
         return Ok(());
     }
@@ -413,6 +418,8 @@ fn is_run_here(line: &str) -> bool {
         "divvy claim ",
         "divvy convert ",
         "divvy slices --sim ",
+        "divvy simulate ",
+        "divvy validate ",
     ]
     .iter()
     .any(|start| line.starts_with(start))

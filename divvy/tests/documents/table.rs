@@ -54,6 +54,18 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         "kubectl --namespace divvy rollout status daemonset/divvy-node",
         Cluster("successfully rolled out"),
     ),
+    (
+        "kubectl get nodes,pods,pdb,deviceclasses,resourceslices,resourceclaims -A -o yaml > cluster.yaml",
+        By("a_printed_cluster_gives_the_plan_of_the_page"),
+    ),
+    (
+        "divvy defrag --plan --want '8*gpu' --priority 100",
+        By("a_printed_cluster_gives_the_plan_of_the_page"),
+    ),
+    (
+        "divvy defrag --plan --want '2*gpu' --priority 100 --objects cluster.yaml",
+        By("a_printed_cluster_gives_the_plan_of_the_page"),
+    ),
     ("kubectl get gpunodes", Cluster("GPUS")),
     ("kubectl get gpunodes NODE", Cluster("GPUS")),
     (

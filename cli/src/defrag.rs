@@ -1,0 +1,343 @@
+//! `divvy defrag`: which pods to evict so that a wanted one fits. It changes nothing.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use divvy_fleet::defrag::{Answer, Cluster, Victim, Wanted, plan};
+use divvy_fleet::{Shape, pod, request};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use crate::Usage;
+use crate::format::{self, Output};
+use crate::objects::{self, Printed};
+use crate::status::read::Access;
+use crate::table::Table;
+
+/// Arguments of `divvy defrag`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print the plan; nothing is evicted
+    #[arg(long, required = true)]
+    plan: bool,
+    /// The pod that waits
+    #[arg(long, value_name = "NAMESPACE/NAME", required_unless_present = "want")]
+    pod: Option<String>,
+    /// What is to fit instead: gpu, 4*gpu, mig:3g.40gb, share:10Gi or mps:10Gi
+    #[arg(long, value_name = "REQUEST", conflicts_with = "pod")]
+    want: Option<String>,
+    /// Priority of what is wanted: pods with a higher one stay
+    #[arg(
+        long,
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        conflicts_with = "pod"
+    )]
+    priority: i32,
+    /// Objects of a cluster instead of the cluster: what kubectl get
+    /// nodes,pods,pdb,deviceclasses,resourceslices,resourceclaims -A -o yaml prints
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "context"])]
+    objects: Option<PathBuf>,
+    #[command(flatten)]
+    access: Access,
+    /// Release of Kubernetes, 1.34 to 1.37
+    #[arg(long, value_name = "RELEASE", default_value = "1.37", value_parser = format::release)]
+    kubernetes: u32,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+/// Runs `divvy defrag --plan`. Exit status 1 when no allowed eviction makes room.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let cluster = match &args.objects {
+        Some(file) => of_file(file).map_err(|error| Usage(format!("{error:#}")))?,
+        None => of_cluster(&args.access)?,
+    };
+    let wanted = wanted(args, &cluster).map_err(|error| Usage(format!("{error:#}")))?;
+    let answer = plan(&cluster, &wanted, args.kubernetes)?;
+    format::show(&answer, args.output.format(), table)?;
+    Ok(if answer.plan.is_some() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn of_file(file: &std::path::Path) -> Result<Cluster> {
+    let printed = Printed::read(file)?;
+    let cluster = Cluster {
+        nodes: printed.of("Node")?,
+        slices: printed.of("ResourceSlice")?,
+        classes: printed.of("DeviceClass")?,
+        claims: printed.of("ResourceClaim")?,
+        pods: printed.of("Pod")?,
+        budgets: printed.of("PodDisruptionBudget")?,
+    };
+    if cluster.nodes.is_empty() || cluster.slices.is_empty() {
+        bail!("{}: no Node or no ResourceSlice in it", file.display());
+    }
+    Ok(cluster)
+}
+
+fn of_cluster(access: &Access) -> Result<Cluster> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let (client, _, server) = access.client().await?;
+        let read = async {
+            Ok(Cluster {
+                // Claims come before pods: a pod that is newer than its claim's list is no victim.
+                claims: objects::all(&client).await?,
+                nodes: objects::all(&client).await?,
+                slices: objects::all(&client).await?,
+                classes: objects::all(&client).await?,
+                pods: objects::all(&client).await?,
+                budgets: objects::all(&client).await?,
+            })
+        };
+        read.await
+            .map_err(|error: anyhow::Error| error.context(server))
+    })
+}
+
+fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted> {
+    if let Some(text) = &args.want {
+        return Ok(Wanted {
+            shape: request::shape(text)?,
+            priority: args.priority,
+        });
+    }
+    let text = args.pod.as_deref().unwrap_or_default();
+    let (namespace, name) = text
+        .split_once('/')
+        .with_context(|| format!("--pod {text:?}: write NAMESPACE/NAME"))?;
+    let is_it = |pod: &&Pod| {
+        pod.metadata.name.as_deref() == Some(name)
+            && pod.metadata.namespace.as_deref() == Some(namespace)
+    };
+    let found = cluster.pods.iter().find(is_it);
+    let found = found.with_context(|| format!("pod {text} does not exist"))?;
+    let spec = found.spec.as_ref();
+    if spec.is_some_and(|spec| spec.node_name.is_some()) {
+        bail!("pod {text} is on a node already");
+    }
+    let names = claims_of(found);
+    if names.is_empty() {
+        bail!("pod {text} has no claims");
+    }
+    let mut claims = Vec::new();
+    for name in names {
+        let name = name.with_context(|| format!("pod {text}: its claims are not made yet"))?;
+        let is_it = |claim: &&ResourceClaim| {
+            claim.metadata.name.as_deref() == Some(name.as_str())
+                && claim.metadata.namespace.as_deref() == Some(namespace)
+        };
+        let claim = cluster.claims.iter().find(is_it);
+        let claim = claim.with_context(|| format!("claim {namespace}/{name} does not exist"))?;
+        let allocation = claim
+            .status
+            .as_ref()
+            .and_then(|status| status.allocation.as_ref());
+        if allocation.is_some() {
+            bail!("claim {namespace}/{name} of pod {text} has its devices already");
+        }
+        claims.push(claim.clone());
+    }
+    Ok(Wanted {
+        priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+        shape: Shape {
+            name: text.to_owned(),
+            claims,
+            selector: spec.and_then(pod::selector),
+            tolerations: spec
+                .and_then(|spec| spec.tolerations.clone())
+                .unwrap_or_default(),
+            resources: spec.map(pod::resources).unwrap_or_default(),
+        },
+    })
+}
+
+/// Returns the names of a pod's claims; none for one that is not made of its template yet.
+fn claims_of(pod: &Pod) -> Vec<Option<String>> {
+    let entries = pod
+        .spec
+        .iter()
+        .flat_map(|spec| &spec.resource_claims)
+        .flatten();
+    let status = pod.status.as_ref();
+    let made = status.and_then(|status| status.resource_claim_statuses.as_deref());
+    let made = made.unwrap_or_default();
+    let of = entries.map(|entry| {
+        let own = made.iter().find(|of| of.name == entry.name);
+        let own = own.and_then(|of| of.resource_claim_name.clone());
+        entry.resource_claim_name.clone().or(own)
+    });
+    let extended = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    let extended = extended.map(|of| Some(of.resource_claim_name.clone()));
+    of.chain(extended).collect()
+}
+
+fn table(answer: &Answer) -> String {
+    let Some(plan) = &answer.plan else {
+        let staying = answer.staying.iter().map(|why| format!("\n- {why}"));
+        let staying: String = staying.collect();
+        return format!("no eviction that is allowed makes room{staying}");
+    };
+    let devices = plan.devices.join(", ");
+    if plan.evict.is_empty() {
+        return format!("it fits node {} already: {devices}", plan.node);
+    }
+    let mut pods = Table::new(["evict", "priority", "then"]);
+    let then = |of: &Victim| match &of.then {
+        Some(node) => format!("fits on {node}"),
+        None => "waits".to_owned(),
+    };
+    for of in &plan.evict {
+        let name = format!("{}/{}", of.namespace, of.name);
+        pods.row([name, of.priority.to_string(), then(of)]);
+    }
+    let proof = if plan.is_fewest {
+        "no other evictions are fewer or less important"
+    } else {
+        "too many ways to try all: fewer evictions may do"
+    };
+    format!(
+        "{}\n\nthen it fits node {}: {devices}\n{proof}",
+        pods.render(0),
+        plan.node
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(text: &str) -> Pod {
+        serde_saphyr::from_str(text).unwrap()
+    }
+
+    fn asked(cluster: &Cluster, pod: &str) -> Result<Wanted> {
+        let args = Args {
+            plan: true,
+            pod: Some(pod.to_owned()),
+            want: None,
+            priority: 0,
+            objects: None,
+            access: Access::default(),
+            kubernetes: 37,
+            output: Output::Table,
+        };
+        wanted(&args, cluster)
+    }
+
+    #[test]
+    fn a_pod_that_waits_is_wanted_with_all_its_claims() {
+        let waiting = "metadata: {name: a, namespace: n}\nspec:\n  priority: 7\n  containers: []\n  resourceClaims:\n  \
+                       - {name: x, resourceClaimTemplateName: t}\n  - {name: y, resourceClaimName: own}\nstatus:\n  \
+                       resourceClaimStatuses: [{name: x, resourceClaimName: a-x-1}]\n";
+        let claim = |name: &str| -> ResourceClaim {
+            serde_saphyr::from_str(&format!(
+                "metadata: {{name: {name}, namespace: n}}\nspec: {{}}\n"
+            ))
+            .unwrap()
+        };
+        let mut cluster = Cluster {
+            pods: vec![pod(waiting)],
+            claims: vec![claim("a-x-1"), claim("own")],
+            ..Cluster::default()
+        };
+        let wanted = asked(&cluster, "n/a").unwrap();
+        assert_eq!((wanted.priority, wanted.shape.claims.len()), (7, 2));
+        for (name, says) in [("a", "write NAMESPACE/NAME"), ("n/b", "does not exist")] {
+            assert!(
+                asked(&cluster, name)
+                    .unwrap_err()
+                    .to_string()
+                    .contains(says)
+            );
+        }
+        let says = |cluster: &Cluster| asked(cluster, "n/a").unwrap_err().to_string();
+        cluster.claims[1].status = Some(serde_saphyr::from_str("allocation: {}\n").unwrap());
+        assert!(says(&cluster).contains("has its devices already"));
+        cluster.pods[0].status = None;
+        assert!(says(&cluster).contains("its claims are not made yet"));
+        cluster.pods[0].spec.as_mut().unwrap().node_name = Some("x".to_owned());
+        assert!(says(&cluster).contains("is on a node already"));
+    }
+
+    #[test]
+    fn a_printed_cluster_gives_the_plan_of_the_page() {
+        let page = include_str!("../../docs/defrag.md");
+        let (_, cluster) = page.split_once("```yaml\n# cluster.yaml\n").unwrap();
+        let (cluster, _) = cluster.split_once("```").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("cluster.yaml");
+        fs_err::write(&file, cluster).unwrap();
+        let cluster = of_file(&file).unwrap();
+        let wanted = |priority| Wanted {
+            shape: request::shape("2*gpu").unwrap(),
+            priority,
+        };
+        let text = table(&plan(&cluster, &wanted(100), 37).unwrap());
+        assert!(page.contains(&format!("```text\n{text}\n```")), "{text}");
+        // Whatever is less important than all of them evicts none.
+        let answer = plan(&cluster, &wanted(-1), 37).unwrap();
+        let staying = [
+            "team-a/notebook: its priority 0 is higher than -1",
+            "team-b/training: its priority 100 is higher than -1",
+        ];
+        assert_eq!(answer.staying, staying);
+        fs_err::write(&file, "kind: Pod\n").unwrap();
+        assert!(
+            of_file(&file)
+                .unwrap_err()
+                .to_string()
+                .contains("no Node or no ResourceSlice")
+        );
+    }
+
+    #[test]
+    fn the_table_says_whom_to_evict_and_where_they_fit_then() {
+        let victim = |name: &str, then: Option<&str>| Victim {
+            namespace: "n".to_owned(),
+            name: name.to_owned(),
+            uid: String::new(),
+            priority: 3,
+            then: then.map(str::to_owned),
+        };
+        let mut plan = divvy_fleet::defrag::Plan {
+            node: "node-1".to_owned(),
+            evict: vec![victim("a", Some("node-2")), victim("b", None)],
+            devices: vec!["p/gpu-0".to_owned()],
+            is_fewest: true,
+        };
+        let shown = |plan: &divvy_fleet::defrag::Plan| {
+            table(&Answer {
+                plan: Some(plan.clone()),
+                staying: Vec::new(),
+            })
+        };
+        let text = shown(&plan);
+        for part in [
+            "n/a    3         fits on node-2",
+            "n/b    3         waits",
+            "then it fits node node-1: p/gpu-0",
+            "no other evictions",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        plan.evict.clear();
+        assert_eq!(shown(&plan), "it fits node node-1 already: p/gpu-0");
+        let none = Answer {
+            plan: None,
+            staying: vec!["n/a: it has no controller".to_owned()],
+        };
+        assert_eq!(
+            table(&none),
+            "no eviction that is allowed makes room\n- n/a: it has no controller"
+        );
+    }
+}

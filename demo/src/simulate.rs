@@ -1,0 +1,254 @@
+//! `divvy simulate`: a fleet under a workload, side by side for fleets, policies and releases.
+
+mod jobs;
+mod text;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use divvy_api::names::DRIVER;
+use divvy_api::policy::GpuPolicy;
+use divvy_cli::Usage;
+use divvy_cli::format::{self, Output};
+use divvy_cli::manifests::{self, Manifests};
+use divvy_cli::objects::Printed;
+use divvy_cli::taints::taint;
+use divvy_fleet::{Kind, NOT_MODELLED, Nodes, Report, Settings, Strategy, simulate};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+use serde::Serialize;
+
+use self::jobs::Workload;
+use crate::fleet::{Fleet, Spec};
+use crate::world::classes;
+
+/// Arguments of `divvy simulate`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The fleet: nodes and their GPUs, such as 40*h100x8,10*l40sx4+l4x2; several are compared
+    #[arg(long, value_name = "FLEET")]
+    sim: Vec<Spec>,
+    /// Nodes and ResourceSlices of a cluster instead, as kubectl get nodes,resourceslices -o yaml
+    /// prints them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sim", "policy", "node_label"])]
+    nodes: Option<PathBuf>,
+    /// Label of the simulated nodes, which policies and pods can select; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = divvy_cli::inventory::label)]
+    node_label: Vec<(String, String)>,
+    /// GpuPolicies that decide what the nodes publish: a file or folder; several are compared
+    #[arg(long, value_name = "FILE")]
+    policy: Vec<PathBuf>,
+    /// Classes, claims, templates, pods and workloads, which all come at the beginning and stay: a
+    /// file, a folder, or - for standard input; may be given several times
+    #[arg(short, long = "file", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Pods over time: CSV with the columns time,namespace,request,duration,priority, or JSON lines
+    /// with these fields; times are seconds, a request is gpu, 4*gpu, mig:1g.10gb, share:10Gi,
+    /// mps:10Gi or template:NAME
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Pods that are drawn: a mix (notebooks, inference, training) and their number, such as
+    /// notebooks=2000; may be given several times
+    #[arg(long, value_name = "MIX=PODS", value_parser = jobs::drawn)]
+    generate: Vec<jobs::Drawn>,
+    /// Time over which drawn pods arrive
+    #[arg(long, value_name = "HOURS", default_value_t = 24.0, value_parser = jobs::hours)]
+    hours: f64,
+    /// Decides what is drawn, and between nodes of equal score
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where the scheduler puts pods (NodeResourcesFit), of nodes that say what processor time and
+    /// memory they have
+    #[arg(long, value_enum, default_value_t = Packing::LeastAllocated)]
+    strategy: Packing,
+    /// The scheduler's percentageOfNodesToScore
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    percentage_of_nodes_to_score: Option<u8>,
+    /// Release of Kubernetes, 1.34 to 1.37; several are compared
+    #[arg(long, value_name = "RELEASE", default_value = "1.37", value_parser = format::release)]
+    kubernetes: Vec<u32>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+/// Values of `--strategy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Packing {
+    /// Where most is left, as by default
+    LeastAllocated,
+    /// Where least is left
+    MostAllocated,
+}
+
+impl From<Packing> for Strategy {
+    fn from(packing: Packing) -> Self {
+        match packing {
+            Packing::LeastAllocated => Self::LeastAllocated,
+            Packing::MostAllocated => Self::MostAllocated,
+        }
+    }
+}
+
+/// Answers of the command.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Answer {
+    pub(crate) runs: Vec<OneRun>,
+    /// Remarks on policies and on the workload.
+    pub(crate) notes: Vec<String>,
+    /// Parts of a cluster that are left out.
+    pub(crate) not_modelled: Vec<String>,
+}
+
+/// A column of the answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct OneRun {
+    /// Difference from the other columns.
+    pub(crate) name: String,
+    #[serde(flatten)]
+    pub(crate) report: Report,
+}
+
+/// Runs `divvy simulate`.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let answer = answer(args)?;
+    format::show(&answer, args.output.format(), text::table)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn usage(error: &anyhow::Error) -> anyhow::Error {
+    Usage(format!("{error:#}")).into()
+}
+
+pub(crate) fn answer(args: &Args) -> Result<Answer> {
+    let manifests = Manifests::of_files(&args.files).map_err(|error| usage(&error))?;
+    let mut known = classes(DRIVER)?;
+    let named = |class: &DeviceClass| class.metadata.name.clone();
+    known.retain(|class| {
+        manifests
+            .classes
+            .iter()
+            .all(|new| named(new) != named(class))
+    });
+    known.extend(manifests.classes.iter().cloned());
+    let workload = Workload::of(args, &manifests, &known).map_err(|error| usage(&error))?;
+    let mut answer = Answer {
+        notes: workload.notes.clone(),
+        not_modelled: NOT_MODELLED.map(str::to_owned).to_vec(),
+        ..Answer::default()
+    };
+    for (name, mut fleet) in fleets(args, &manifests)? {
+        for kind in &mut fleet.kinds {
+            taint(&mut kind.slices, &manifests.taint_rules);
+        }
+        answer.notes.extend(fleet.notes.iter().map(|note| {
+            if name.is_empty() {
+                note.clone()
+            } else {
+                format!("{name}: {note}")
+            }
+        }));
+        for kubernetes in &args.kubernetes {
+            let settings = Settings {
+                seed: args.seed,
+                strategy: args.strategy.into(),
+                percentage: args.percentage_of_nodes_to_score.map(usize::from),
+                kubernetes: *kubernetes,
+            };
+            let nodes = Nodes {
+                kinds: &fleet.kinds,
+                classes: &known,
+            };
+            let (report, _) = simulate(nodes, &workload.shapes, &workload.jobs, settings);
+            let release = (args.kubernetes.len() > 1).then(|| format!("1.{kubernetes}"));
+            let name: Vec<String> = Some(name.clone())
+                .filter(|name| !name.is_empty())
+                .into_iter()
+                .chain(release)
+                .collect();
+            answer.runs.push(OneRun {
+                name: name.join(" "),
+                report,
+            });
+        }
+    }
+    Ok(answer)
+}
+
+/// Returns the fleets to compare: each of `--sim` under each of `--policy`.
+fn fleets(args: &Args, manifests: &Manifests) -> Result<Vec<(String, Fleet)>> {
+    if let Some(file) = &args.nodes {
+        return Ok(vec![(
+            String::new(),
+            of_file(file).map_err(|error| usage(&error))?,
+        )]);
+    }
+    if args.sim.is_empty() {
+        bail!(Usage(
+            "give a fleet (--sim 40*h100x8) or its nodes (--nodes FILE)".to_owned()
+        ));
+    }
+    let mut policies: Vec<(String, Vec<GpuPolicy>)> = Vec::new();
+    for file in &args.policy {
+        let all = crate::examples::of_files(std::slice::from_ref(file), Some(DRIVER))
+            .map_err(|error| usage(&error))?;
+        policies.push((manifests::source(file), all.policies));
+    }
+    if policies.is_empty() {
+        policies.push((String::new(), manifests.policies.clone()));
+    }
+    let mut fleets = Vec::new();
+    for spec in &args.sim {
+        for (file, policies_of) in &policies {
+            let fleet = spec.nodes(DRIVER, policies_of, &args.node_label)?;
+            let sim = (args.sim.len() > 1).then(|| spec.to_string());
+            let policy = (policies.len() > 1).then(|| file.clone());
+            let name: Vec<String> = sim.into_iter().chain(policy).collect();
+            fleets.push((name.join(" "), fleet));
+        }
+    }
+    Ok(fleets)
+}
+
+/// Reads nodes and their slices, each node a kind of its own.
+fn of_file(file: &Path) -> Result<Fleet> {
+    let printed = Printed::read(file)?;
+    let (mut nodes, mut slices) = (printed.of("Node")?, printed.of("ResourceSlice")?);
+    nodes.sort_by(|a: &Node, b| a.metadata.name.cmp(&b.metadata.name));
+    slices.sort_by(|a: &ResourceSlice, b| a.metadata.name.cmp(&b.metadata.name));
+    if nodes.is_empty() {
+        bail!(
+            "{}: no Node in it (kubectl get nodes,resourceslices -o yaml prints them)",
+            file.display()
+        );
+    }
+    let kinds = nodes.into_iter().map(|node| {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let its = |slice: &&ResourceSlice| slice.spec.node_name.as_ref() == Some(&name);
+        Kind {
+            slices: slices.iter().filter(its).cloned().collect(),
+            name,
+            count: 1,
+            node,
+        }
+    });
+    let elsewhere = slices
+        .iter()
+        .filter(|slice| slice.spec.node_name.is_none())
+        .count();
+    let mut fleet = Fleet {
+        kinds: kinds.collect(),
+        notes: Vec::new(),
+    };
+    if elsewhere > 0 {
+        fleet.notes.push(format!(
+            "{elsewhere} ResourceSlices without a node are left out"
+        ));
+    }
+    Ok(fleet)
+}
+
+#[cfg(test)]
+mod tests;

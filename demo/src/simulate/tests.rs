@@ -1,0 +1,180 @@
+use clap::Parser;
+use serde_json::Value;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Command {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn answered(arguments: &[&str]) -> Result<Answer> {
+    let all = std::iter::once(&"simulate").chain(arguments);
+    answer(&Command::try_parse_from(all)?.args)
+}
+
+fn file(folder: &tempfile::TempDir, name: &str, text: &str) -> String {
+    let path = folder.path().join(name);
+    fs_err::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+const EVERYTHING: &str = "apiVersion: divvy.dev/v1beta1\nkind: GpuPolicy\nmetadata: {name: all}\n\
+                          spec: {rules: [{modes: [Whole, Mig, TimeSlicing]}]}\n";
+
+#[test]
+fn policies_are_compared_on_the_same_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = file(&folder, "all.yaml", EVERYTHING);
+    let whole = file(
+        &folder,
+        "whole.yaml",
+        &EVERYTHING.replace("Whole, Mig, TimeSlicing", "Whole"),
+    );
+    let trace = "time,namespace,request,duration,priority\n0,a,share:10Gi,60,\n1,a,mig:3g.40gb,60,\n2,a,8*gpu,60,\n";
+    let trace = file(&folder, "trace.csv", trace);
+    let arguments = [
+        "--sim", "2*h100x8", "--trace", &trace, "--policy", &policy, "--policy", &whole,
+    ];
+    let answer = answered(&arguments).unwrap();
+    let accepted: Vec<usize> = answer.runs.iter().map(|run| run.report.accepted).collect();
+    assert_eq!(accepted, [3, 1]);
+    let waiting: Vec<&str> = answer.runs[1]
+        .report
+        .waiting
+        .iter()
+        .map(|of| of.request.as_str())
+        .collect();
+    assert_eq!(waiting, ["share:10Gi", "mig:3g.40gb"]);
+    // The table has all of it, and says what is left out.
+    let text = text::table(&answer);
+    for part in [
+        "accepted",
+        "all.yaml",
+        "share:10Gi waits: no node has it, even when all is free",
+        "Not modelled:",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let json = serde_json::to_value(&answer).unwrap();
+    assert_eq!(json["runs"][0]["accepted"], Value::from(3));
+    assert_eq!(
+        json,
+        serde_json::to_value(answered(&arguments).unwrap()).unwrap()
+    );
+}
+
+#[test]
+fn replicas_and_templates_of_manifests_are_pods_of_the_workload() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: two}\nspec:\n  spec:\n    devices:\n      \
+                requests: [{name: gpu, exactly: {deviceClassName: gpu.divvy.dev, count: 2}}]\n---\n\
+                apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec:\n  replicas: 5\n  selector: {matchLabels: {a: b}}\n  \
+                template:\n    metadata: {labels: {a: b}}\n    spec:\n      containers: [{name: c, image: i, resources: {claims: [{name: g}]}}]\n      \
+                resourceClaims: [{name: g, resourceClaimTemplateName: two}]\n";
+    let manifests = file(&folder, "web.yaml", text);
+    let trace = file(
+        &folder,
+        "trace.jsonl",
+        "{\"time\": 5, \"namespace\": \"x\", \"request\": \"template:two\"}\n",
+    );
+    let answer = answered(&[
+        "--sim", "h100x8", "--sim", "2*h100x8", "-f", &manifests, "--trace", &trace,
+    ])
+    .unwrap();
+    let figures: Vec<(usize, usize, usize)> = answer
+        .runs
+        .iter()
+        .map(|run| {
+            (
+                run.report.pods,
+                run.report.accepted,
+                run.report.stranded.len(),
+            )
+        })
+        .collect();
+    // Pods of the deployment and of the trace are of one shape.
+    assert_eq!(figures, [(6, 4, 1), (6, 6, 1)]);
+}
+
+#[test]
+fn nodes_come_from_a_file_as_kubectl_prints_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let fleet = "l4x2"
+        .parse::<Spec>()
+        .unwrap()
+        .nodes(DRIVER, &[], &[])
+        .unwrap();
+    let mut items = Vec::new();
+    for name in ["b", "a"] {
+        let kind = &fleet.kinds[0];
+        let mut node = serde_json::to_value(&kind.node).unwrap();
+        node["metadata"]["name"] = Value::from(name);
+        items.push(node);
+        for slice in &kind.slices {
+            let mut slice = slice.clone();
+            slice.metadata.name = Some(format!(
+                "{name}-{}",
+                slice.metadata.name.unwrap_or_default()
+            ));
+            slice.spec.node_name = Some(name.to_owned());
+            slice.spec.pool.name = format!("{name}/divvy");
+            items.push(serde_json::to_value(&slice).unwrap());
+        }
+    }
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items});
+    let nodes = file(&folder, "nodes.yaml", &list.to_string());
+    let answer = answered(&[
+        "--nodes",
+        &nodes,
+        "--generate",
+        "training=40",
+        "--hours",
+        "1",
+    ])
+    .unwrap();
+    let report = &answer.runs[0].report;
+    assert_eq!((report.nodes, report.pods), (2, 40));
+    assert!(report.accepted > 0, "{report:?}");
+    let empty = file(&folder, "empty.yaml", "kind: Pod\n");
+    assert!(
+        answered(&["--nodes", &empty, "--generate", "training=1"])
+            .unwrap_err()
+            .to_string()
+            .contains("no Node in it")
+    );
+}
+
+#[test]
+fn arguments_that_make_no_run_say_what_to_give() {
+    for (arguments, says) in [
+        (
+            vec!["--generate", "training=1"],
+            "give a fleet (--sim 40*h100x8)",
+        ),
+        (vec!["--sim", "h100"], "no pods: give manifests"),
+        (
+            vec!["--sim", "h100", "--generate", "games=1"],
+            "there are notebooks, inference, training",
+        ),
+        (
+            vec!["--sim", "h100", "--generate", "training=1", "--hours", "0"],
+            "hours are more than 0",
+        ),
+        (
+            vec![
+                "--sim",
+                "h100",
+                "--generate",
+                "training=1",
+                "--kubernetes",
+                "1.33",
+            ],
+            "a release is 1.34",
+        ),
+    ] {
+        let error = answered(&arguments).unwrap_err().to_string();
+        assert!(error.contains(says), "{arguments:?}: {error}");
+    }
+}
