@@ -176,6 +176,7 @@ impl Bundle {
             claims: ClaimsWanted::Waiting,
             events: false,
             policies: true,
+            plugins: true,
             namespace,
             pod: PodWanted::No,
         };

@@ -40,7 +40,7 @@ impl Printed {
     /// Reads a file, those of a folder, or standard input (`-`).
     pub fn read(path: &Path) -> Result<Self> {
         let mut all = Vec::new();
-        for (name, text) in manifests::texts(path)? {
+        for (name, text) in manifests::texts(path, false)? {
             let documents: Vec<Value> = serde_saphyr::from_multiple(&text)
                 .with_context(|| format!("{name} is not YAML"))?;
             for object in documents {

@@ -192,7 +192,7 @@ fn fleets(args: &Args, manifests: &Manifests) -> Result<Vec<(String, Fleet)>> {
     }
     let mut policies: Vec<(String, Vec<GpuPolicy>)> = Vec::new();
     for file in &args.policy {
-        let all = crate::examples::of_files(std::slice::from_ref(file), Some(DRIVER))
+        let all = crate::examples::of_files(std::slice::from_ref(file), false, Some(DRIVER))
             .map_err(|error| usage(&error))?;
         policies.push((manifests::source(file), all.policies));
     }

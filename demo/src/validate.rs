@@ -74,8 +74,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let named = driver::KNOWN
         .into_iter()
         .find(|name| args.driver_name.as_deref() == Some(name));
-    let read =
-        examples::of_files(&args.files, named).map_err(|error| Usage(format!("{error:#}")))?;
+    let read = examples::of_files(&args.files, false, named)
+        .map_err(|error| Usage(format!("{error:#}")))?;
     let mut manifests = Manifests::default();
     for example in read.examples {
         manifests = example.manifests;

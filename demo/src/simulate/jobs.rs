@@ -60,7 +60,7 @@ impl Workload {
         all.of_manifests(manifests, classes)?;
         let mut lines = Vec::new();
         if let Some(file) = &args.trace {
-            for (name, text) in manifests::texts(file)? {
+            for (name, text) in manifests::texts(file, false)? {
                 lines.extend(trace::read(&text).with_context(|| name.clone())?);
             }
         }
