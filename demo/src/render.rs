@@ -331,6 +331,7 @@ fn pictures(gpus: &[GpuPicture]) -> Vec<String> {
     let mut lines = Vec::new();
     for run in gpus.chunk_by(|one, next| one.is_idle() && next.is_idle()) {
         match run {
+            [first, last] => lines.push(format!("{}, {}  idle", first.gpu, last.gpu)),
             [first, .., last] => lines.push(format!("{} … {}  idle", first.gpu, last.gpu)),
             run => lines.extend(run.iter().flat_map(GpuPicture::lines)),
         }

@@ -124,7 +124,7 @@ const OWN: &[(&str, &str, i32, &str)] = &[
         "class-name",
         ALL,
         1,
-        "notebook is pending: class \"shares.divvy.dev\" does not exist (did you mean \"share.divvy.dev\"?) 1 manifest",
+        "notebook is pending: class \"shares.divvy.dev\" does not exist (did you mean \"share.divvy.dev\"?) gpu-0, gpu-1 idle 1 manifest",
     ),
     ("memory-without-unit", ALL, 1, "write 10Gi or 10Mi"),
     (
@@ -207,7 +207,7 @@ const OWN: &[(&str, &str, i32, &str)] = &[
         "profile-in-capitals",
         ALL,
         1,
-        "small is pending: no profile 1g.10GB here (did you mean 1g.10gb?) 1 manifest",
+        "small is pending: no profile 1g.10GB here (did you mean 1g.10gb?) gpu-0, gpu-1 idle 1 manifest",
     ),
     (
         "domain-of-nvidia",
