@@ -24,7 +24,7 @@ pub struct Args {
     /// The pod that waits
     #[arg(long, value_name = "NAMESPACE/NAME", required_unless_present = "want")]
     pod: Option<String>,
-    /// What is to fit instead: gpu, 4*gpu, mig:3g.40gb, share:10Gi or mps:10Gi
+    /// Devices that are to fit instead: gpu, 4*gpu, mig:3g.40gb, share:10Gi or mps:10Gi
     #[arg(long, value_name = "REQUEST", conflicts_with = "pod")]
     want: Option<String>,
     /// Priority of what is wanted: pods with a higher one stay

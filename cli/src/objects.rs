@@ -1,4 +1,5 @@
-//! Objects of a cluster: listed from its API server, or as `kubectl get … -o yaml` has printed them.
+//! Objects of a cluster: listed from its API server, or as `kubectl get … -o yaml` has printed
+//! them.
 
 use std::fmt::Debug;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The API server's clock, as its answers tell it: times of objects are compared with it and not
+//! The API server's clock, by its answers: times of objects are compared with it and not
 //! with the node's, which may differ.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,8 +35,7 @@ impl ServerClock {
         reading?.at(Instant::now())
     }
 
-    /// Reads the date of an answer. One without a date, or with one that is not understood, says
-    /// nothing.
+    /// Reads the date of an answer. An answer without a date that can be read says nothing.
     pub fn read(&self, headers: &HeaderMap) {
         let date = headers
             .get(header::DATE)

@@ -20,14 +20,14 @@ pub(super) fn volumes<'r>(
 ) -> Vec<String> {
     let reports = reports.into_iter().map(|report| (&*report.claim, report));
     let reports: BTreeMap<&str, &ClaimReport> = reports.collect();
-    let (mut notes, mut told) = (Vec::new(), Vec::new());
+    let (mut notes, mut covered) = (Vec::new(), Vec::new());
     for pod in pods {
-        let Some(spec) = pod.spec.as_ref().filter(|spec| !told.contains(spec)) else {
+        let Some(spec) = pod.spec.as_ref().filter(|spec| !covered.contains(spec)) else {
             continue;
         };
         let found = of_pod(pod, spec, &reports);
         if !found.is_empty() {
-            told.push(spec);
+            covered.push(spec);
         }
         notes.extend(found);
     }
@@ -78,7 +78,7 @@ enum Requests {
     All,
     /// The request of this name.
     Named(String),
-    /// Those whose names begin so: the scheduler makes one for each resource of a container.
+    /// Requests whose names begin so: the scheduler makes one for each resource of a container.
     Begin(String),
 }
 

@@ -266,7 +266,7 @@ struct Trial<'f> {
 
 impl Trial<'_> {
     /// Says why a claim fits no node; nothing where it fits one, or where only the scheduler can
-    /// tell. `what` begins the sentence.
+    /// know. `what` begins the sentence.
     fn unmet(&self, claim: &ResourceClaim, what: &str) -> Option<String> {
         let free = AllocatedState::default();
         let mut why: Option<(&Kind, Explanation)> = None;

@@ -227,7 +227,7 @@ impl World {
 }
 
 /// Listens in the place of the node's MPS supervisor until `stop`: the plugin taints MPS shares
-/// while nobody does. Nobody asks it for anything, since the demo's MPS servers are a list.
+/// otherwise. No request comes, since the demo's MPS servers are a list.
 fn answer_for_supervisor(folder: &Path, stop: CancellationToken) -> Result<()> {
     fs_err::create_dir_all(folder)?;
     let socket = UnixListener::bind(folder.join(SUPERVISOR)).context("the demo's supervisor")?;

@@ -42,9 +42,8 @@ mod nodes;
 mod pools;
 mod semver;
 
-/// Checks that the API server takes a device selector, in its words: length, types, cost. A part that cannot be evaluated
-/// offline is
-/// [`CelError::Offline`] and may be right.
+/// Checks that the API server takes a device selector, in its words: length, types, cost. A part
+/// that cannot be evaluated offline is [`CelError::Offline`] and may be right.
 pub fn check_selector(expression: &str) -> Result<(), CelError> {
     cel::check(expression)
 }

@@ -19,7 +19,7 @@ pub fn encode_promise(caps: CapsPromise) -> Vec<u8> {
     stored::encode(VERSION, &Head::default(), &File { caps })
 }
 
-/// Returns the promise. One that cannot be read may have been given and not have ended.
+/// Returns the promise. A file that cannot be read may hold one that has not ended.
 pub fn decode_promise(bytes: &[u8]) -> CapsPromise {
     match stored::decode::<File>(VERSION, bytes) {
         Stored::Fine(file) => file.caps,

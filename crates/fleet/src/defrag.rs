@@ -1,7 +1,6 @@
-//! Which pods to evict so that a wanted pod fits: the fewest, and of as few the least important.
+//! Pods to evict so that a wanted pod fits: the fewest, and of as few the least important.
 //!
-//! Pure. Whether it fits without them is asked of the allocator on the world after. Evictions only
-//! free a node's own pods, so each node is looked at by itself, and the best answer wins.
+//! Pure. The allocator says whether it fits in the world without them. Evictions only free a node's own pods, so each node is looked at by itself, and the best answer wins.
 
 mod search;
 mod stays;
@@ -23,7 +22,7 @@ use self::search::Search;
 use crate::pod;
 use crate::worlds::Shape;
 
-/// What a cluster holds.
+/// Content of a cluster.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
     /// Nodes.
@@ -187,7 +186,7 @@ impl<'w> World<'w> {
             .as_ref()
             .and_then(|status| status.reserved_for.as_deref());
         let reserved = reserved.unwrap_or_default();
-        // A claim that something else holds, or nobody that is known, stays.
+        // A claim that something else holds, or no known object, stays.
         !reserved.is_empty()
             && reserved.iter().all(|user| {
                 let is_it = |number: &usize| {

@@ -1,6 +1,6 @@
 //! A fleet of nodes under a workload: which pods get devices, when, where, and what is left over.
 //!
-//! Pure. Whether a pod fits a node is asked of the offline allocator; the choice between nodes is
+//! Pure. The offline allocator says whether a pod fits a node; the choice between nodes is
 //! the stock scheduler's as far as it is defined ([`NOT_MODELLED`] says how far). Nodes that
 //! publish the same share one world, and nodes of one kind that hold the same share every answer.
 //!

@@ -1,4 +1,4 @@
-//! What a pod demands of its node beside devices.
+//! Demands of a pod on its node beside devices.
 
 use divvy_allocator::selects_node;
 use divvy_model::Quantity;

@@ -35,7 +35,7 @@ pub struct Report {
     pub full_percent: f64,
     /// The same at its highest.
     pub peak_percent: f64,
-    /// Memory that nobody held when the last pod had arrived.
+    /// Memory that no pod held when the last pod had arrived.
     pub free_gib: f64,
     /// By form: free memory and multiprocessors that no pod of it can get at that time.
     pub stranded: Vec<Form>,

@@ -29,7 +29,7 @@ pub struct Job {
     pub shape: usize,
     /// Time that it runs, in milliseconds; without one it stays.
     pub duration: Option<u64>,
-    /// Those with a higher one come first.
+    /// Pods with a higher one come first.
     pub priority: i32,
 }
 
@@ -141,7 +141,7 @@ struct Run<'r> {
     events: BinaryHeap<Reverse<(u64, Event)>>,
     active: BinaryHeap<Turn>,
     waiting: BTreeMap<usize, Wait>,
-    /// Those that wait and are in no queue: a pod that ends wakes them.
+    /// Pods that wait and are in no queue: a pod that ends wakes them.
     asleep: Vec<usize>,
     running: BTreeMap<usize, (usize, Vec<Grant>)>,
     placed: Vec<Placed>,

@@ -103,7 +103,7 @@ fn run(
     simulate(fleet, &shapes, jobs, settings)
 }
 
-/// One node each, without any sharing of answers.
+/// Nodes one by one, without any sharing of answers.
 struct Brute {
     kinds: Vec<Kind>,
     held: Vec<Vec<ResourceClaim>>,
@@ -289,7 +289,8 @@ fn the_same_seed_gives_the_same_run_and_another_one_another() {
 #[test]
 fn a_pod_comes_back_after_its_back_off_and_the_important_one_first() {
     let kinds = [kind("a", 1, 1)];
-    // The first pod holds the GPU for 0.5 s; the others fail at 0 s and 0.1 s and may try after 1 s.
+    // The first pod holds the GPU for 0.5 s; the others fail at 0 s and 0.1 s, and may try again
+    // after 1 s.
     let jobs = [
         job(0, 0, Some(500), 0),
         job(0, 0, Some(10), 0),

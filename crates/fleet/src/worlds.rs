@@ -1,4 +1,4 @@
-//! What nodes can give: one world for each kind, one state for all nodes of a kind that hold the
+//! Devices that nodes can give: one world for each kind, one state for all nodes of a kind that hold the
 //! same, and each question asked of the allocator once.
 
 use std::collections::{BTreeMap, HashMap};
@@ -44,14 +44,14 @@ pub struct Shape {
     pub resources: [u64; 2],
 }
 
-/// What a node of a kind holds; equal content has the same number.
+/// Content of a node of a kind; equal content has the same number.
 pub(crate) type StateId = u32;
 
 /// A device, or a share of it, that a pod has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grant {
     device: u32,
-    /// What a share consumes by capacity, in billionths; nothing of a device that is held alone.
+    /// Amounts that a share consumes by capacity, in billionths; nothing of a device that is held alone.
     share: Option<BTreeMap<String, i128>>,
 }
 

@@ -80,7 +80,7 @@ fn a_class_that_nothing_satisfies_is_an_error() {
 }
 
 #[test]
-fn a_name_that_nobody_publishes_is_a_warning_with_the_one_meant() {
+fn a_name_that_no_device_has_is_a_warning_with_the_one_meant() {
     let typo = "true || device.attributes['gpu.divvy.dev'].prodductName == 'x'";
     let text = class("typo", typo);
     let found = judged("h100x2", &text);

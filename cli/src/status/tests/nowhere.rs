@@ -73,7 +73,7 @@ fn event(minute: u32, message: &str) -> Value {
     })
 }
 
-/// What a labelled node says that has no report.
+/// Returns the words about a labelled node that has no report.
 fn said(plugins: Plugins, taints: &Value) -> String {
     let mut one = node("n1");
     one["spec"] = json!({ "taints": taints });

@@ -28,7 +28,7 @@ enum Place {
     Domains {
         of_attributes: bool,
     },
-    /// Those of one domain, by name.
+    /// Attributes or capacities of one domain, by name.
     Names {
         of_attributes: bool,
     },

@@ -34,7 +34,7 @@ pub(crate) struct State {
     pub(crate) epoch: u64,
     /// `major.minor.patch`.
     pub(crate) version: String,
-    /// How far its clock is ahead of the machine's.
+    /// Lead of its clock over the machine's.
     pub(crate) ahead: SignedDuration,
     /// Answers of pods, by path.
     pub(crate) behind_proxy: BTreeMap<String, String>,

@@ -123,8 +123,8 @@ async fn caps_end_by_the_clock_of_the_api_server() {
     }
 }
 
-/// The scheduler notes an allocation by its own clock. One that is far ahead says nothing, and the
-/// claim was there while the slices promised a cap.
+/// The scheduler notes an allocation by its own clock. A clock that is far ahead says nothing, and
+/// the claim was there while the slices promised a cap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_allocation_from_the_future_is_not_believed_to_be_late() {
     let capped = Capped::new(LimitBackend::Misc);
