@@ -231,7 +231,7 @@ const OWN: &[(&str, &str, i32, &str)] = &[
     (
         "unused-claim",
         ALL,
-        0,
+        1,
         "no container has \"gpu\" in resources.claims",
     ),
     (
