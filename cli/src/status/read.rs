@@ -307,8 +307,12 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
 }
 
 impl Snapshot {
-    /// Returns whether a labelled node has published nothing, or is not among those that report.
+    /// Returns whether a labelled node has published nothing, or is not among those that report,
+    /// as far as reports can be read.
     fn lacks_a_plugin(&self, reported: &[Option<String>]) -> bool {
+        if self.lacks(&GPU_NODES) {
+            return false;
+        }
         let published = |node: &Node| {
             let pool = pool_name(name(&node.metadata));
             self.slices.iter().any(|slice| slice.spec.pool.name == pool)
