@@ -342,6 +342,16 @@ fn of_function(name: &str, target: Option<Value>, args: &[Value]) -> (u64, Value
         operators::EQUALS | operators::NOT_EQUALS if first.is_opaque && second.is_opaque => {
             (1, Value::SCALAR)
         }
+        // Such operands have no overload, which is the error that their author needs: it is found
+        // by evaluation, and not as a cost without bound.
+        operators::LESS
+        | operators::LESS_EQUALS
+        | operators::GREATER
+        | operators::GREATER_EQUALS
+            if first.is_opaque || second.is_opaque =>
+        {
+            (1, Value::SCALAR)
+        }
         operators::EQUALS
         | operators::NOT_EQUALS
         | operators::LESS

@@ -77,3 +77,15 @@ fn an_expression_over_the_limit_is_refused_in_the_servers_words() {
     );
     check("device.attributes.all(a, device.attributes.all(b, a == b || a != b))").unwrap();
 }
+
+/// Quantities and versions are compared by `compareTo`: an operator is no question of cost.
+#[test]
+fn what_has_no_overload_is_not_called_too_complex() {
+    for expression in [
+        r#"device.capacity["gpu.divvy.dev"].memory >= quantity("40Gi")"#,
+        r#"device.capacity["gpu.divvy.dev"].memory >= "40Gi""#,
+        r#"semver("1.0.0") < semver("2.0.0")"#,
+    ] {
+        check(expression).unwrap();
+    }
+}
