@@ -77,7 +77,8 @@ impl Publisher {
 /// Starts publishing. While `desired` is `None` nothing is written: what an earlier instance
 /// published stays. Ends when `stop` is cancelled or the sender of `desired` is gone; the slices
 /// stay then too. Give it a client with a deadline ([`crate::with_deadline`]), which sets the
-/// clock: without one, a request that is never answered stops it. Must be called in a tokio runtime.
+/// clock: without one, a request that is never answered stops it. Must be called in a tokio
+/// runtime.
 pub fn spawn(
     client: kube::Client,
     config: PublisherConfig,

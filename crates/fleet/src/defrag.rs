@@ -1,6 +1,7 @@
 //! Pods to evict so that a wanted pod fits: the fewest, and of as few the least important.
 //!
-//! Pure. The allocator says whether it fits in the world without them. Evictions only free a node's own pods, so each node is looked at by itself, and the best answer wins.
+//! Pure. The allocator says whether it fits in the world without them. Evictions only free a node's
+//! own pods, so each node is looked at by itself, and the best answer wins.
 
 mod search;
 mod stays;

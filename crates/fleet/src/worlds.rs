@@ -1,5 +1,5 @@
-//! Devices that nodes can give: one world for each kind, one state for all nodes of a kind that hold the
-//! same, and each question asked of the allocator once.
+//! Devices that nodes can give: one world for each kind, one state for all nodes of a kind that
+//! hold the same, and each question asked of the allocator once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -51,7 +51,8 @@ pub(crate) type StateId = u32;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grant {
     device: u32,
-    /// Amounts that a share consumes by capacity, in billionths; nothing of a device that is held alone.
+    /// Amounts that a share consumes by capacity, in billionths; nothing of a device that is held
+    /// alone.
     share: Option<BTreeMap<String, i128>>,
 }
 

@@ -1,6 +1,6 @@
-//! Reasons why claims wait, in words for those who wrote them: from the allocator's explanation of a node
-//! to a [`cause::Cause`], from the causes of all nodes to one answer ([`Tally`]), and from that to
-//! a sentence and its remedy. The demo, `divvy status` and the page say the same. Pure.
+//! Reasons why claims wait, in words for those who wrote them: from the allocator's explanation of
+//! a node to a [`cause::Cause`], from the causes of all nodes to one answer ([`Tally`]), and from
+//! that to a sentence and its remedy. The demo, `divvy status` and the page say the same. Pure.
 
 pub mod cause;
 pub mod classes;
