@@ -20,7 +20,7 @@ pub(crate) const PLUGINS: &str = "app.kubernetes.io/part-of=divvy,app.kubernetes
 pub struct Plugins {
     pub(crate) sets: Vec<DaemonSet>,
     pub(crate) pods: Vec<Pod>,
-    /// By namespace and name of the DaemonSet.
+    /// Warnings about DaemonSets, by their namespace and name.
     pub(crate) events: BTreeMap<String, Vec<Event>>,
     /// Resources that may not be listed, each with its namespace; "" for all of them.
     pub(crate) forbidden: Vec<(&'static str, String)>,

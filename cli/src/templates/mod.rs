@@ -30,7 +30,7 @@ pub struct Template {
     pub driver: String,
     /// Name of the node, which its slices have in their names.
     pub node: String,
-    /// In the order of their names.
+    /// Slices in the order of their names.
     pub specs: Vec<ResourceSliceSpec>,
 }
 

@@ -22,7 +22,7 @@ const MAX_VALUE: usize = 63;
 /// A label as its node is to have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// With this value.
+    /// Label that is there with this value.
     Is(String),
     /// Without the label.
     Gone,

@@ -126,11 +126,11 @@ struct World<'w> {
     cluster: &'w Cluster,
     allocator: &'w Allocator,
     slices: &'w Slices<'w>,
-    /// By node: its pods that have not ended, by number.
+    /// Pods that have not ended, by node, as their numbers.
     pods_of: Vec<Vec<usize>>,
-    /// By pod: its claims that have devices, by number.
+    /// Claims that have devices, by pod, as their numbers.
     claims_of: BTreeMap<usize, Vec<usize>>,
-    /// By node: claims that may have devices of its pools, by number.
+    /// Claims that may have devices of a node's pools, by node, as their numbers.
     near: Vec<Vec<usize>>,
 }
 
