@@ -6,7 +6,6 @@
 //! printable characters, and no more often than people read them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -89,8 +88,7 @@ impl HookWords {
     /// was reported just now. May block.
     pub(crate) fn look(&self, pid: u32, words: &Words) -> Option<Report> {
         let failure = HookFailure::of_status(words.status);
-        let path = self.host.see(Path::new(&format!("/proc/{pid}/cgroup")));
-        let groups = fs_err::read_to_string(path).ok()?;
+        let groups = self.groups(pid)?;
         let uid = of_node(&self.host, pods_of_cgroup(&groups), String::as_str)?;
         if !lock(&self.said).is_due(&uid, failure, Instant::now()) {
             return None;
@@ -118,6 +116,13 @@ impl HookWords {
             claims: claims.into_iter().take(CLAIMS).collect(),
             pod,
         })
+    }
+
+    /// Reads the control groups of a process. The number is one of this process's own PID
+    /// namespace, which is the node's: a host root that is not the node's `/` has no processes.
+    fn groups(&self, pid: u32) -> Option<String> {
+        let own = |_| fs_err::read_to_string(format!("/proc/{pid}/cgroup"));
+        self.host.cgroups(pid).or_else(own).ok()
     }
 
     /// Writes the Events.

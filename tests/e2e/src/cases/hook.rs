@@ -79,16 +79,28 @@ pub(super) fn roots_and_volumes(env: &Env) -> Result<()> {
             ensure!(said.contains(&link), "pod {name} has no {link}: {said}");
         }
     }
-    // A step that the GPU needs: the pod does not start, and crun shows the reason's number.
-    if let Some((_, runtime)) = by_crun {
+    // A step that the GPU needs: the pod does not start. crun shows the reason's number and no
+    // word, which the plugin's Event has.
+    for (name, runtime) in [("runc", None)].into_iter().chain(by_crun) {
+        let name = format!("{name}-stopped");
         let places = ["/etc", LAST];
-        env.create(&with_volumes("stopped", runtime, &places, "exit 0"))?;
-        wait_for("status of a hook that fails", PATIENCE, || {
-            let messages = env.messages("stopped");
-            Ok(messages
-                .into_iter()
-                .find(|text| text.contains("exit code: 75")))
-        })?;
+        env.create(&with_volumes(&name, runtime, &places, "exit 0"))?;
+        let says = |what: &str, parts: &[&str]| {
+            wait_for(what, PATIENCE, || {
+                let mut messages = env.messages(&name).into_iter();
+                Ok(messages.find(|text| parts.iter().all(|part| text.contains(part))))
+            })
+            .with_context(|| format!("Events of {name}: {:?}", env.messages(&name)))
+        };
+        if runtime.is_some() {
+            says("status of a hook that fails", &["exit code: 75"])?;
+        }
+        let start = format!(
+            "A container of pod {}/{name} does not start: ",
+            env.namespace
+        );
+        let parts = [&*start, LAST, "exit status 75 of divvy-cdi-hook"];
+        says("words of a hook that fails", &parts)?;
     }
     Ok(())
 }
