@@ -366,5 +366,15 @@ fn tenants_text(browser: &mut Chromium) -> Result<()> {
         *at(&found, "/0") == 0 && *at(&found, "/1") == before && at(&found, "/2").is_null();
     ensure!(nothing, "markup in names has an effect: {found}");
     ensure!(shown > 20, "only {shown} of the names are shown");
+    // An administrator runs what a button copies.
+    let planted = "JSON.stringify([...document.querySelectorAll('[data-copy]')].map((it) => it.dataset.copy).filter((it) => it.includes('planted')))";
+    let refused = json!({ "claim": "a/b", "pods": [], "reason": "x", "message": "kubectl planted", "since": EVIL });
+    let waits = json!({ "pod": "a/b", "claims": [], "verdict": "x", "cause": "kubectl planted", "hint": "kubectl planted", "nodes": [] });
+    let view = json!({ "now": EVIL, "free": null, "unread": [], "nodes": [], "troubles": [], "refused": [refused], "waiting": [waits] });
+    let found = browser.value(&format!("draw({view}), {planted}"))?;
+    ensure!(
+        found == json!("[]"),
+        "words of a tenant can be copied: {found}"
+    );
     Ok(())
 }

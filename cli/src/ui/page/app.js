@@ -53,15 +53,18 @@ function first(id, number, all) {
 /** URL of the documentation, where it is known. */
 let docs = "";
 
-/** Text of the program with links of its pages, and commands that can be copied. */
-function rich(words) {
-  const parts = words.split(/(docs\/[\w./-]+\.md(?:#[\w-]+)?|(?:kubectl|helm|divvy) [^\n]*$)/m);
-  return parts.map((part, index) => {
-    if (index % 2 === 0) return part;
-    if (!part.startsWith("docs/")) return command(part);
-    return docs ? el("a", { href: `${docs}/${part.slice(5)}`, target: "_blank", rel: "noreferrer" }, part) : part;
-  });
-}
+/** Text with links of the documentation's pages. It may have words of a tenant. */
+const linked = (words) => parted(words, /(docs\/[\w./-]+\.md(?:#[\w-]+)?)/, link);
+
+/**
+ * Text of a node or of this program with links, and commands that can be copied. Never of a tenant's words: an
+ * administrator would run what they say.
+ */
+const rich = (words) => parted(words, /(docs\/[\w./-]+\.md(?:#[\w-]+)?|(?<=: |^)(?:kubectl|helm|divvy) [^\n]*$)/m,
+  (part) => (part.startsWith("docs/") ? link(part) : command(part)));
+
+const parted = (words, found, shown) => words.split(found).map((part, index) => (index % 2 ? shown(part) : part));
+const link = (page) => (docs ? el("a", { href: `${docs}/${page.slice(5)}`, target: "_blank", rel: "noreferrer" }, page) : page);
 
 /** A command, and a button that copies it. */
 const command = (words) => el("span", { className: "command" }, el("code", null, words),
@@ -420,7 +423,7 @@ function trouble(now, entry) {
 function refused(now, claim) {
   return el("li", null,
     headline(`claim/${claim.claim}`, `claim ${claim.claim}: refused, ${claim.reason}`), since(now, claim.since),
-    claim.message.split("\n").map((line) => el("p", null, rich(line))));
+    claim.message.split("\n").map((line) => el("p", null, linked(line))));
 }
 
 /** Names of a list that may be long. */
@@ -451,10 +454,10 @@ function waits(now, pods) {
   };
   const left = pods.length - shown.length;
   return el("li", null,
-    el("p", null, el("strong", null, number === 1 ? "" : `${number} pods: `), rich(reason(longest))),
+    el("p", null, el("strong", null, number === 1 ? "" : `${number} pods: `), linked(reason(longest))),
     el("ul", { className: "names" }, shown.map(name),
       left ? el("li", null, el("button", { type: "button", className: "link", data: { key, all: key } }, `and ${left} more`)) : null),
-    longest.hint ? el("p", null, "do: ", rich(longest.hint)) : null,
+    longest.hint ? el("p", null, "do: ", linked(longest.hint)) : null,
     el("p", { className: "quiet" }, "more: ", command(`kubectl divvy status pod ${longest.pod}`)));
 }
 
@@ -538,12 +541,12 @@ function draw(view) {
   at("caption").hidden = !view.caption;
   text("caption", view.caption ?? "");
   text("title", view.cluster ? `GPUs of ${view.cluster}` : "GPUs of the cluster");
-  namespaces(view, parted(view));
+  namespaces(view, allHolds(view));
   at("unknown").hidden = !view.unread.length;
   const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
   fill(at("unknown"), view.unread.length ? [el("span", null, `Not everything is known: ${view.unread[0].split("\n")[0]} `),
     el("a", { href: "#unread-title" }, view.unread.length > 1 ? `and ${view.unread.length - 1} more` : "in full")] : []);
-  section("unread", view.unread.map((line) => el("li", null, rich(line))));
+  section("unread", view.unread.map((line) => el("li", null, linked(line))));
   fill(at("free"), freeNow(view.free));
   fill(at("trend"), trend());
   const actions = view.troubles.filter((entry) => !entry.notice).length + view.refused.length;
@@ -556,7 +559,7 @@ function draw(view) {
 }
 
 /** All GPUs' parts with their nodes. */
-const parted = (view) => view.nodes.flatMap((node) => node.gpus.flatMap((gpu) => gpu.holds.map((hold) => [node, gpu, hold])));
+const allHolds = (view) => view.nodes.flatMap((node) => node.gpus.flatMap((gpu) => gpu.holds.map((hold) => [node, gpu, hold])));
 
 /** Draws what the filter leaves. */
 function drawFiltered() {
@@ -571,7 +574,7 @@ function drawFiltered() {
   at("troubles-more").hidden ||= !cards.length;
   section("waiting", first("waiting", CARDS, grouped(view.waiting)).map((pods) => waits(view.now, pods)));
   drawNodes(shown, view.nodes);
-  holders(parted(view).filter((found) => fits(...found)).sort(byWaste));
+  holders(allHolds(view).filter((found) => fits(...found)).sort(byWaste));
 }
 
 async function about(what) {
