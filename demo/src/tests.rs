@@ -19,7 +19,7 @@ struct Line {
     args: Args,
 }
 
-fn gpus(line: &str) -> Gpus {
+pub(crate) fn gpus(line: &str) -> Gpus {
     Line::try_parse_from(["demo", "--sim"].into_iter().chain(line.split_whitespace()))
         .unwrap()
         .args

@@ -408,14 +408,13 @@ mod tests {
     /// Looks more often than connections may wait to be accepted.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_supervisor_answers_on_the_demos_node_for_as_long_as_it_runs() {
-        let folder = tempfile::tempdir().unwrap();
-        let stop = CancellationToken::new();
-        answer_for_supervisor(&folder.path().join(MPS), stop.clone()).unwrap();
-        let socket = folder.path().join(MPS).join(SUPERVISOR);
+        let (sim, _) = crate::tests::gpus("h100x1").start().unwrap();
+        let world = World::start(&sim, &[], &[], NVIDIA).await.unwrap();
+        let socket = world.folder.path().join(MPS).join(SUPERVISOR);
         for look in 0..5000 {
             let answer = UnixStream::connect(&socket).await;
             assert!(answer.is_ok(), "look {look}: {answer:?}");
         }
-        stop.cancel();
+        world.stop().await.unwrap();
     }
 }
