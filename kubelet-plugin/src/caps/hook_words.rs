@@ -72,6 +72,11 @@ impl Said {
         self.0.insert(key, now);
         true
     }
+
+    /// Drops the note of a report that has no object for an Event.
+    fn forget(&mut self, pod: &str, failure: HookFailure) {
+        self.0.remove(&(pod.to_owned(), failure));
+    }
 }
 
 impl HookWords {
@@ -110,6 +115,10 @@ impl HookWords {
             .filter(|held| held.pods.iter().any(|pod| pod.uid == uid))
             .map(|held| held.claim.clone())
             .collect();
+        if pod.is_none() && claims.is_empty() {
+            // The next failure, seconds later, may have an Event.
+            lock(&self.said).forget(&uid, failure);
+        }
         Some(Report {
             failure,
             note: note(failure, words, pod.as_ref()),

@@ -153,9 +153,11 @@ async fn a_pod_that_no_record_names_gets_its_event_all_the_same() {
     let (hooked, plugin) = Hooked::start().await;
     let claim = hooked.node.claim("a", &["gpu-0"]);
     hooked.node.prepare(&claim).await.unwrap();
+    hooked.in_pod(OTHER_POD);
+    // A report without any object for an Event keeps no later one back.
+    hooked.fails(76, "before the folder of its logs");
     let logs = format!("host/var/log/pods/team_later_{OTHER_POD}");
     fs_err::create_dir_all(hooked.node.dir.path().join(logs)).unwrap();
-    hooked.in_pod(OTHER_POD);
     hooked.fails(76, "a pipe at /etc/ld.so.cache");
     let found = wait("an Event of the pod", || {
         Some(hooked.events("Pod")).filter(|found| !found.is_empty())

@@ -99,7 +99,11 @@ pub(super) fn roots_and_volumes(env: &Env) -> Result<()> {
             "A container of pod {}/{name} does not start: ",
             env.namespace
         );
-        let parts = [&*start, LAST, "exit status 75 of divvy-cdi-hook"];
+        let parts = [
+            &*start,
+            "cannot read /etc/ld.so.cache",
+            "exit status 75 of divvy-cdi-hook",
+        ];
         says("words of a hook that fails", &parts)?;
     }
     Ok(())
