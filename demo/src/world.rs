@@ -409,7 +409,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_supervisor_answers_on_the_demos_node_for_as_long_as_it_runs() {
         let (sim, _) = crate::tests::gpus("h100x1").start().unwrap();
-        let world = World::start(&sim, &[], &[], NVIDIA).await.unwrap();
+        let world = World::start(&sim, &[], &[], NVIDIA, &[]).await.unwrap();
         let socket = world.folder.path().join(MPS).join(SUPERVISOR);
         for look in 0..5000 {
             let answer = UnixStream::connect(&socket).await;
