@@ -8,7 +8,8 @@
 
 mod mps;
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{Caller, Stored, holds_on, may_set_mig};
@@ -18,10 +19,13 @@ use divvy_gpu::{
 };
 use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, Target, TimeSlice};
 
+use crate::context::Context;
 use crate::gpus::{Gpus, OpenState};
 use crate::hardware::{Hardware, TimeSliceError};
-use crate::records::with_lost;
+use crate::records::{ClaimFiles, with_lost};
 use crate::servers::{report_wedged, servers_to_look_at, wedged};
+use crate::snapshot::Look;
+use crate::state::{GpuStates, Records};
 use crate::{Event, Report, StoreError, chain};
 
 /// Time limit for setting a time slice where no call's deadline is shorter.
@@ -58,6 +62,46 @@ impl Plan {
     pub(crate) fn changes_hardware(&self) -> bool {
         let is_note = |change: &Change| matches!(change, Change::Forget(_));
         !self.changes.iter().all(is_note)
+    }
+}
+
+/// Readings that plans are made of.
+pub(crate) struct Readings<'r> {
+    /// Records as they are on disk.
+    records: Cow<'r, Records>,
+    /// Records with those that are lost.
+    with_lost: Records,
+    /// Files of GPUs and their hardware, where a call was decided on them under the same locks.
+    look: Option<(&'r GpuStates, &'r BTreeMap<GpuUuid, GpuSeen>)>,
+}
+
+impl Readings<'_> {
+    /// Reads the records now; GPUs are read when they are planned.
+    pub(crate) fn now(context: &Context) -> Result<Self, StoreError> {
+        let files = ClaimFiles::listed(context);
+        let records = context.state.records()?;
+        Ok(Self {
+            with_lost: files.with_lost(context, &records)?,
+            records: Cow::Owned(records),
+            look: None,
+        })
+    }
+}
+
+impl<'r> Readings<'r> {
+    /// Takes what a call was decided on.
+    pub(crate) fn of(context: &Context, look: &'r Look<'_>) -> Result<Self, StoreError> {
+        let records = &look.snapshot.records;
+        Ok(Self {
+            with_lost: look.claim_files.with_lost(context, records)?,
+            records: Cow::Borrowed(records),
+            look: Some((&look.states, &look.snapshot.hardware)),
+        })
+    }
+
+    /// Returns the records with those that are lost.
+    pub(crate) fn with_lost(&self) -> &Records {
+        &self.with_lost
     }
 }
 
@@ -105,8 +149,9 @@ impl Gpus<'_> {
         gpu: &GpuUuid,
         caller: Caller<'_>,
         again: bool,
+        read: &Readings<'_>,
     ) -> Result<Plan, StoreError> {
-        self.plan_in(Round::Usual, gpu, caller, again)
+        self.plan_in(Round::Usual, gpu, caller, again, read)
     }
 
     fn plan_in(
@@ -115,16 +160,22 @@ impl Gpus<'_> {
         gpu: &GpuUuid,
         caller: Caller<'_>,
         again: bool,
+        read: &Readings<'_>,
     ) -> Result<Plan, StoreError> {
-        // Read the file under the lock; nothing that was read before counts.
-        let mut open = self.open(gpu)?;
+        // Nothing counts that was read before the lock.
+        let stored = match read.look {
+            Some((states, _)) => states
+                .get(gpu)
+                .map_or(Stored::Absent, |stored| stored.as_ref().clone()),
+            None => self.context.state.gpu(gpu)?,
+        };
+        let mut open = self.opened(gpu, stored, &read.records)?;
         if round == Round::DriverLoadedAnew {
             open.state.doubt_slice();
         }
         self.settle(gpu, &mut open);
-        // Work out the goal from all records as they are now.
-        let records = with_lost(self.context)?;
-        let holds = holds_on(gpu, caller, &records, &self.context.config.boot);
+        // Work out the goal from all records.
+        let holds = holds_on(gpu, caller, &read.with_lost, &self.context.config.boot);
         let may_set = self.may_set_mig(gpu, &open.state, &holds, again);
         let mut grant = open.state.grant;
         grant.offers_partitions &= round != Round::NodeIsLeft;
@@ -132,7 +183,8 @@ impl Gpus<'_> {
         let goal = Goal::of(&scope, &open.state.mps);
         let ask = Ask::of(&open.state, &goal, &scope);
         let until = self.context.now() + ASK_WITHIN;
-        let seen = self.hardware.look(gpu, &ask, until);
+        let known = read.look.and_then(|(_, hardware)| hardware.get(gpu));
+        let seen = self.hardware.look(gpu, &ask, until, known);
         // Drop notes that the hardware contradicts before the difference is worked out: an
         // administrator or a reboot has changed the setting, and what was found before us is no
         // longer true.
@@ -172,7 +224,7 @@ impl Gpus<'_> {
         made_for: Option<&ClaimUid>,
         until: Duration,
     ) -> Result<GpuState, NotBrought> {
-        let plan = self.plan(gpu, caller, false)?;
+        let plan = self.plan(gpu, caller, false, &Readings::now(self.context)?)?;
         self.carry_out(plan, made_for, until)
     }
 
@@ -369,7 +421,8 @@ impl Gpus<'_> {
             .fine()
             .map(|state| wedged(state.clone().in_boot(boot)));
         // Hold nothing of its own: what no record holds is given back.
-        let plan = self.plan_in(round, gpu, Caller::Round, false)?;
+        let read = Readings::now(self.context)?;
+        let plan = self.plan_in(round, gpu, Caller::Round, false, &read)?;
         let noted = stored.fine().map_or(0, |state| {
             // A note that an administrator has made void gives nothing back.
             let is_void = !plan.scope.gives_mig_mode_back() && plan.open.state.mig.is_none();

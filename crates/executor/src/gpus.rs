@@ -154,10 +154,21 @@ impl<'a> Gpus<'a> {
     /// given and the file does not have. A file that cannot be read is made again from the records;
     /// while one of these cannot be read either, nothing is known of the GPU.
     pub(crate) fn open(self, gpu: &GpuUuid) -> Result<OpenState, StoreError> {
-        let Context { config, state, .. } = self.context;
+        let state = &self.context.state;
         let records = state.records()?;
-        // Read the file; four answers.
-        let (on_disk, found, writable) = match state.gpu(gpu)? {
+        self.opened(gpu, state.gpu(gpu)?, &records)
+    }
+
+    /// Does the same with what was read under the GPU's lock.
+    pub(crate) fn opened(
+        self,
+        gpu: &GpuUuid,
+        stored: Stored<GpuState>,
+        records: &Records,
+    ) -> Result<OpenState, StoreError> {
+        let Context { config, state, .. } = self.context;
+        // Four answers of the file.
+        let (on_disk, found, writable) = match stored {
             Stored::Fine(found) => (Some(found.clone()), found, true),
             Stored::Absent => (
                 Some(GpuState::default()),
@@ -168,7 +179,7 @@ impl<'a> Gpus<'a> {
             // guessed, and nothing is written over it.
             Stored::Newer { .. } => (Some(GpuState::default()), GpuState::default(), false),
             Stored::Corrupt { reason } => {
-                if any_torn(&records) {
+                if any_torn(records) {
                     return Err(unreadable(gpu, &reason));
                 }
                 match state.copy_gpu_aside(gpu, self.context.now()) {
@@ -176,12 +187,12 @@ impl<'a> Gpus<'a> {
                     Err(error) if error.is_full() => {}
                     copied => copied?,
                 }
-                (None, self.remade(gpu, &records)?, true)
+                (None, self.remade(gpu, records)?, true)
             }
         };
         // Instances do not outlast a boot, and records know of some that the file lacks.
         let mut state = found.in_boot(&config.boot);
-        state.add_given(&uses(gpu, &config.boot, &records));
+        state.add_given(&uses(gpu, &config.boot, records));
         Ok(OpenState {
             state,
             on_disk,

@@ -164,22 +164,42 @@ impl<'a> Hardware<'a> {
         }
     }
 
-    /// Reads what is asked for, and nothing else. The supervisor may be asked until `until`.
-    pub(crate) fn look(self, gpu: &GpuUuid, ask: &Ask, until: Duration) -> GpuSeen {
+    /// Reads what is asked for, and nothing else. What is `known`, read under the same locks, is not
+    /// read again. The supervisor may be asked until `until`.
+    pub(crate) fn look(
+        self,
+        gpu: &GpuUuid,
+        ask: &Ask,
+        until: Duration,
+        known: Option<&GpuSeen>,
+    ) -> GpuSeen {
+        // First: what a call sets that returns after this is read with it.
+        let in_flight = || known.map_or_else(|| self.in_flight(gpu), |known| known.in_flight);
+        let in_flight = ask.in_flight.then(in_flight).flatten();
+        let mode = || known.and_then(|known| known.mig.clone());
+        // The places that are known, and the rest of one list.
+        let known_places = known.into_iter().flat_map(|known| &known.places);
+        let mut places: BTreeMap<_, _> = known_places
+            .filter(|(place, _)| ask.places.contains(place))
+            .map(|(place, filling)| (*place, filling.clone()))
+            .collect();
+        let unknown = ask
+            .places
+            .iter()
+            .filter(|place| !places.contains_key(place));
+        places.append(&mut self.fillings(gpu, &unknown.copied().collect()));
         GpuSeen {
-            mig: ask.mig.then(|| self.mig_mode(gpu)),
+            mig: ask
+                .mig
+                .then(|| mode().unwrap_or_else(|| self.mig_mode(gpu))),
             mps: ask.servers.then(|| self.mps_servers(gpu, until)),
             compute: ask.compute.and_then(|asked| match asked {
                 AskedMode::Now => self.compute_mode_now(gpu),
                 AskedMode::Unless(wanted) => self.compute_mode_unless(gpu, wanted),
             }),
             slice: ask.slice_in_force,
-            places: self.fillings(gpu, &ask.places),
-            in_flight: if ask.in_flight {
-                self.in_flight(gpu)
-            } else {
-                None
-            },
+            places,
+            in_flight,
         }
     }
 

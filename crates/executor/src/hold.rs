@@ -10,14 +10,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{Caller, Phase, Prepared, Record, RecordedDevice, Stored};
-use divvy_gpu::{Cause, ChangeError, GpuState, Life, Stuck};
+use divvy_gpu::{Cause, ChangeError, GpuSeen, GpuState, Life, Stuck};
 use divvy_model::{GpuUuid, Place};
 
-use crate::bring::{NotBrought, Plan};
+use crate::bring::{NotBrought, Plan, Readings};
 use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
 use crate::release::{LeftBehind, Unnoted, keep_what_is_stuck, remove, stuck_places};
+use crate::snapshot::Look;
 use crate::{PrepareCause, chain};
 
 /// A claim that is to get devices.
@@ -27,6 +28,8 @@ pub(crate) struct Wanted<'w> {
     /// Its present record, if it goes on with that one: it lingers, its partition is gone, or it is
     /// of another boot. A failure leaves it as it is.
     pub(crate) earlier: Option<&'w Record>,
+    /// The readings that it was decided on, under the same locks.
+    pub(crate) look: &'w Look<'w>,
     pub(crate) until: Duration,
 }
 
@@ -59,15 +62,17 @@ fn give(
     let Wanted {
         record,
         earlier,
+        look,
         until,
     } = wanted;
     let (gpus, files) = (Gpus::of(context), Files::of(context));
     let mut record = record.clone();
     let caller = Caller::Gets(&record.uid, &record.devices);
     let mut plans = Vec::new();
+    let read = Readings::of(context, look)?;
     // Plan all GPUs before the first is changed: a file that cannot be read then costs nothing.
     for gpu in counted(&record.devices) {
-        plans.push(gpus.plan(&gpu, caller, earlier.is_some())?);
+        plans.push(gpus.plan(&gpu, caller, earlier.is_some(), &read)?);
     }
 
     // A file that the claim still has names partitions of before, and no container is to be given
@@ -98,7 +103,9 @@ fn give(
     }
     // Note what the containers get, as the hardware shows it.
     for device in &mut record.devices {
-        note_given(context, device, &states)?;
+        let hardware = &look.snapshot.hardware;
+        let known = hardware.get(&device.gpu).filter(|_| !progress.begun);
+        note_given(context, device, &states, known)?;
     }
 
     // The content comes before the record, since it can fail for reasons of its own.
@@ -118,11 +125,13 @@ fn counted(devices: &[RecordedDevice]) -> BTreeSet<GpuUuid> {
     counted.map(|device| device.gpu.clone()).collect()
 }
 
-/// Notes the partition that a device is, on its GPU as it was brought to its goal.
+/// Notes the partition that a device is, on its GPU as it was brought to its goal. `known` is what
+/// was read of the GPU, if nothing has been changed since.
 fn note_given(
     context: &Context,
     device: &mut RecordedDevice,
     states: &BTreeMap<GpuUuid, GpuState>,
+    known: Option<&GpuSeen>,
 ) -> Result<(), PrepareCause> {
     let Some(place) = device.target.place().filter(|_| device.sharing.holds()) else {
         return Ok(());
@@ -130,7 +139,9 @@ fn note_given(
     // An administrator's instance has no note of ours, and may have been made anew since the
     // allocation: the GPU is asked.
     let made = if device.theirs {
-        let filling = Gpus::of(context).hardware.filling(&device.gpu, place);
+        let known = known.and_then(|known| known.places.get(&place).cloned());
+        let ask = || Gpus::of(context).hardware.filling(&device.gpu, place);
+        let filling = known.unwrap_or_else(ask);
         let living = filling.map_err(|error| PrepareCause::Change {
             change: find_partition(device, place),
             source: ChangeError::NotDone(Cause::from_gpu("its instances cannot be read", error)),
@@ -205,15 +216,13 @@ fn take_back(
     }
 }
 
-fn undo(
-    context: &Context,
-    Wanted {
+fn undo(context: &Context, wanted: &Wanted<'_>, progress: &Progress) -> Result<(), LeftBehind> {
+    let Wanted {
         record,
         earlier,
         until,
-    }: &Wanted<'_>,
-    progress: &Progress,
-) -> Result<(), LeftBehind> {
+        ..
+    } = wanted;
     let state = &context.state;
     if progress.recorded {
         Files::of(context).remove_cdi(&record.uid)?;

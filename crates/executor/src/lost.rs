@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_claims::Record;
+use divvy_gpu::{Ask, GpuSeen};
 use divvy_model::{GpuError, GpuErrorCode, GpuUuid, Place};
 
 use crate::CdiError;
@@ -32,14 +33,15 @@ pub(crate) enum Served {
 }
 
 /// Writes the files of a prepared claim, or withdraws them if a partition that it was given is
-/// gone.
+/// gone. What is `known` of its GPUs, read under the same locks, is not read again.
 pub(crate) fn serve(
     context: &Context,
     record: &Record,
     refresh: Refresh,
+    known: &BTreeMap<GpuUuid, GpuSeen>,
 ) -> Result<Served, CdiError> {
     let files = Files::of(context);
-    match find_gone(context, record) {
+    match find_gone(context, record, known) {
         Ok(false) => {
             let written = match refresh {
                 Refresh::Missing => files.ensure_cdi(record)?,
@@ -63,7 +65,11 @@ pub(crate) fn serve(
 
 /// Returns whether a partition that a record says was given is certainly gone. Each GPU is asked
 /// for its instances once.
-fn find_gone(context: &Context, record: &Record) -> Result<bool, GpuError> {
+fn find_gone(
+    context: &Context,
+    record: &Record,
+    known: &BTreeMap<GpuUuid, GpuSeen>,
+) -> Result<bool, GpuError> {
     let hardware = Hardware::of(context);
     let mut places = BTreeMap::<GpuUuid, BTreeSet<Place>>::new();
     let given = record
@@ -75,15 +81,21 @@ fn find_gone(context: &Context, record: &Record) -> Result<bool, GpuError> {
         of_gpu.extend(device.target.place());
     }
     let mut unread = None;
-    for (gpu, places) in &places {
+    for (gpu, places) in places {
+        let ask = Ask {
+            places,
+            in_flight: true,
+            ..Ask::default()
+        };
+        let seen = hardware.look(&gpu, &ask, context.now(), known.get(&gpu));
         // A call that has not returned may still change what is there.
-        if let Some(op) = hardware.in_flight(gpu) {
-            unread = Some(GpuError::on_gpu(op, GpuErrorCode::TIMEOUT, gpu));
+        if let Some(op) = seen.in_flight {
+            unread = Some(GpuError::on_gpu(op, GpuErrorCode::TIMEOUT, &gpu));
             continue;
         }
-        for (place, filling) in hardware.fillings(gpu, places) {
+        for (place, filling) in seen.places {
             let here = |target: Option<Place>| target == Some(place);
-            let mut devices = record.devices.iter().filter(|device| device.gpu == *gpu);
+            let mut devices = record.devices.iter().filter(|device| device.gpu == gpu);
             if devices.any(|device| here(device.target.place()) && device.is_gone(&filling)) {
                 return Ok(true);
             }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_claims::{
-    Claim, Decision, Holders, Phase, Prepared, Record, RecordedDevice, Refusal, Snapshot, Stored,
-    decide,
+    Claim, Decision, Holders, Phase, Prepared, Record, RecordedDevice, Refusal, Stored, decide,
 };
 use divvy_gpu::Retry;
 use divvy_model::GpuUuid;
@@ -21,9 +20,9 @@ use crate::lost::{Served, serve};
 use crate::owned::{leave_gpus, take_gpus};
 use crate::rebuild::rebuild_locked;
 use crate::release::{LeftBehind, let_go};
-use crate::snapshot::{gpus_of, look};
+use crate::snapshot::{Look, gpus_of, look};
 use crate::state::Tombstone;
-use crate::{Call, Event, Lookup, PrepareCause, Refresh, chain};
+use crate::{Call, CdiError, Event, Lookup, PrepareCause, Refresh, chain};
 
 /// Waiting time after which a call reads its claim again.
 const STALE_AFTER: Duration = Duration::from_secs(1);
@@ -209,17 +208,21 @@ fn note_prepared_again(context: &Context, claim: &Claim, tombstone: Option<Tombs
 fn act(
     context: &Context,
     claim: &Claim,
-    mut seen: Snapshot<'_>,
+    mut look: Look<'_>,
     own: &Arc<Stored<Record>>,
     call: &Call,
     is_fresh: bool,
 ) -> Result<Attempt, PrepareCause> {
     // The record on disk counts, not a copy in memory.
+    let seen = &mut look.snapshot;
     seen.records.insert(claim.uid.clone(), own.clone());
-    match decide(claim, &seen) {
+    match decide(claim, seen) {
         Decision::Rebuild => Ok(Attempt::Rebuild),
         Decision::Ready(prepared) => match own.fine() {
-            Some(record) => answer_again(context, claim, record, call, prepared),
+            Some(record) => {
+                let served = serve(context, record, Refresh::Missing, &seen.hardware);
+                answer_again(context, claim, record, call, served, prepared)
+            }
             // The claim has no device of ours: there is nothing to serve and no record to write.
             None => Ok(Attempt::Done(prepared)),
         },
@@ -240,7 +243,7 @@ fn act(
         Decision::Hold {
             devices,
             let_go_first: false,
-        } => take(context, claim, devices, own.fine(), call),
+        } => take(context, claim, devices, own.fine(), &look, call),
     }
 }
 
@@ -250,14 +253,14 @@ fn answer_again(
     claim: &Claim,
     record: &Record,
     call: &Call,
+    served: Result<Served, CdiError>,
     prepared: Prepared,
 ) -> Result<Attempt, PrepareCause> {
-    match serve(context, record, Refresh::Missing) {
+    match served {
         Ok(Served::Current { .. }) => {
             note_again(context, claim, record, call);
             Ok(Attempt::Done(prepared))
         }
-        // It has gone since the decision.
         Ok(Served::Withdrawn { .. }) => Err(Refusal::partition_gone(claim).into()),
         Ok(Served::Unknown(error)) => {
             let refusal = Refusal::partitions_unreadable(claim, error);
@@ -274,6 +277,7 @@ fn take(
     claim: &Claim,
     devices: Vec<RecordedDevice>,
     earlier: Option<&Record>,
+    look: &Look<'_>,
     call: &Call,
 ) -> Result<Attempt, PrepareCause> {
     let mut record = Record::new(claim, &context.config.boot, devices, Phase::Prepared);
@@ -284,6 +288,7 @@ fn take(
     let wanted = Wanted {
         record,
         earlier,
+        look,
         until: call.until,
     };
     match hold(context, &wanted) {

@@ -89,8 +89,8 @@ fn remake(
     let was_prepared = unreadable.is_some() || !made.is_empty() || was_lost;
     let rebuilt = match claim.filter(|_| was_prepared) {
         Some(claim) => {
-            let seen = look(context, claim, &ordinals, &concerned, BTreeMap::new())?;
-            match record_of(claim, &seen, &made) {
+            let look = look(context, claim, &ordinals, &concerned, BTreeMap::new())?;
+            match record_of(claim, &look.snapshot, &made) {
                 Ok(record) => record.map(|record| (record, claim)),
                 // It cannot be said yet.
                 Err(refusal) if refusal.retry() != Retry::Never => {

@@ -13,24 +13,46 @@ use crate::state::Records;
 /// Returns the records that count where something may be given back: a lost record counts as one
 /// that cannot be read, since its claim may hold anything until it is made again.
 pub(crate) fn with_lost(context: &Context) -> Result<Records, StoreError> {
-    // List the files before the records: a record is written before its file, and removed after it,
-    // so that a call at work leaves no file without a record.
-    let files = context.parts.cdi.list().map_err(|source| StoreError {
-        what: format!("the CDI folder {}", context.parts.cdi.place()),
-        action: "listed",
-        source,
-    })?;
-    let mut records = context.state.records()?;
-    for uid in files
-        .iter()
-        .filter_map(|file| claim_of_cdi_file(&context.config.driver, file))
-    {
-        if !records.contains_key(&uid) && !unprepared_in_this_boot(context, &uid)? {
-            let reason = "it is lost, and the claim's CDI file is there".to_owned();
-            records.insert(uid, Arc::new(Stored::Corrupt { reason }));
-        }
+    let files = ClaimFiles::listed(context);
+    files.with_lost(context, &context.state.records()?)
+}
+
+/// Names of the CDI files, listed before the records: a record is written before its file, and
+/// removed after it, so that a call at work leaves no file without a record.
+#[derive(Debug)]
+pub(crate) struct ClaimFiles(std::io::Result<Vec<String>>);
+
+impl ClaimFiles {
+    pub(crate) fn listed(context: &Context) -> Self {
+        Self(context.parts.cdi.list())
     }
-    Ok(records)
+
+    /// Returns records that were read after the files were listed, with those that are lost.
+    pub(crate) fn with_lost(
+        &self,
+        context: &Context,
+        records: &Records,
+    ) -> Result<Records, StoreError> {
+        let files = self.0.as_ref().map_err(|error| StoreError {
+            what: format!("the CDI folder {}", context.parts.cdi.place()),
+            action: "listed",
+            source: match error.raw_os_error() {
+                Some(code) => std::io::Error::from_raw_os_error(code),
+                None => error.kind().into(),
+            },
+        })?;
+        let mut records = records.clone();
+        for uid in files
+            .iter()
+            .filter_map(|file| claim_of_cdi_file(&context.config.driver, file))
+        {
+            if !records.contains_key(&uid) && !unprepared_in_this_boot(context, &uid)? {
+                let reason = "it is lost, and the claim's CDI file is there".to_owned();
+                records.insert(uid, Arc::new(Stored::Corrupt { reason }));
+            }
+        }
+        Ok(records)
+    }
 }
 
 /// Returns whether an unprepare of a claim has been answered in this boot, and no later prepare.

@@ -8,12 +8,12 @@ use divvy_claims::{Caller, Leaving, Phase, Record, RecordedDevice, Stored};
 use divvy_gpu::{ChangeError, GpuState, Stuck};
 use divvy_model::{ClaimUid, GpuError, GpuErrorCode, GpuUuid, Sharing};
 
-use crate::bring::{NotBrought, Plan};
+use crate::bring::{NotBrought, Plan, Readings};
 use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
 use crate::owned::leave_gpus;
-use crate::records::{any_torn, holds_of_others, pods_on, with_lost};
+use crate::records::{any_torn, holds_of_others, pods_on};
 use crate::{CdiError, Event, StoreError, UnprepareCause, chain};
 
 /// Time limit for giving settings back.
@@ -136,9 +136,10 @@ pub(crate) fn remove(
     Files::of(context).remove_cdi(&record.uid)?;
     let caller = Caller::LetsGo(&record.uid, &record.devices);
     let mut plans = Vec::new();
+    let read = Readings::now(context)?;
     // Plan everything before the first change.
     for gpu in record.gpus() {
-        plans.push(gpus.plan(&gpu, caller, false)?);
+        plans.push(gpus.plan(&gpu, caller, false, &read)?);
     }
 
     // A record that says *preparing* or *undoing* is never taken up as it is, so it need not be
@@ -169,7 +170,7 @@ pub(crate) fn remove(
     }
 
     // Go on past what fails: the rest is free all the same.
-    let mut stuck = waits_for_records(context, record)?;
+    let mut stuck = waits_for_records(&read, record);
     for plan in plans {
         let gpu = plan.gpu.clone();
         if let Some(left) = stuck_places(&gpu, gpus.carry_out(plan, None, until))? {
@@ -199,28 +200,22 @@ fn write_undoing(context: &Context, record: &Record) -> Result<(), StoreError> {
 
 /// Returns GPUs with a shared partition of the claim that stays because a record that cannot be
 /// read may be of another user of it.
-fn waits_for_records(
-    context: &Context,
-    record: &Record,
-) -> Result<BTreeMap<GpuUuid, StuckPlaces>, StoreError> {
+fn waits_for_records(read: &Readings<'_>, record: &Record) -> BTreeMap<GpuUuid, StuckPlaces> {
     let shared: Vec<_> = record
         .devices
         .iter()
         .filter(|device| device.sharing.is_shared() && device.own_place().is_some())
         .collect();
-    if shared.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let records = with_lost(context)?;
-    if !any_torn(&records) {
-        return Ok(BTreeMap::new());
+    let records = read.with_lost();
+    if shared.is_empty() || !any_torn(records) {
+        return BTreeMap::new();
     }
     let is_kept = |device: &&&RecordedDevice| {
-        let mut others = holds_of_others(&records, &record.uid);
+        let mut others = holds_of_others(records, &record.uid);
         others.any(|hold| hold.gpu == device.gpu && hold.target == device.target)
     };
     let waiting = shared.iter().filter(|device| !is_kept(device));
-    Ok(waiting
+    waiting
         .map(|device| {
             let reason = "a claim's record cannot be read, and it may share its partition";
             let left = StuckPlaces {
@@ -229,7 +224,7 @@ fn waits_for_records(
             };
             (device.gpu.clone(), left)
         })
-        .collect())
+        .collect()
 }
 
 /// Goes on holding the GPUs on which an instance could not be removed, and no others: no process

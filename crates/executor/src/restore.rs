@@ -1,7 +1,7 @@
 //! Things that must be right before the kubelet may call: CDI files, records of an earlier boot,
 //! prepares that a crash cut short, and GPUs against what others have left of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_claims::{Claim, Phase, Record, Refusal, Stored, Times, fit_after_boot};
@@ -147,7 +147,7 @@ pub(crate) fn restore(
     };
     let claim = uid.clone();
     if record.boot == context.config.boot {
-        return Ok(match serve(context, &record, refresh)? {
+        return Ok(match serve(context, &record, refresh, &BTreeMap::new())? {
             Served::Current { written } => written.then_some(Event::CdiRestored { claim }),
             Served::Withdrawn { removed } => removed.then_some(Event::CdiWithdrawn { claim }),
             Served::Unknown(error) => Some(Event::Failed {
@@ -201,8 +201,8 @@ fn execute_again(context: &Context, earlier: &Record, until: Duration) -> Result
     let claim = claim_of(earlier);
     // Another driver may have taken a GPU since the boot.
     let others = take_gpus(context, &earlier.reference(), &held_by(earlier));
-    let seen = look(context, &claim, &ordinals, &gpus, others)?;
-    fit_after_boot(&claim, &earlier.devices, &seen)?;
+    let look = look(context, &claim, &ordinals, &gpus, others)?;
+    fit_after_boot(&claim, &earlier.devices, &look.snapshot)?;
 
     let mut record = earlier.clone();
     record.boot = context.config.boot.clone();
@@ -217,6 +217,7 @@ fn execute_again(context: &Context, earlier: &Record, until: Duration) -> Result
     let wanted = Wanted {
         record,
         earlier: Some(earlier),
+        look: &look,
         until,
     };
     hold(context, &wanted).map(drop)

@@ -1,10 +1,11 @@
-//! The snapshot that a prepare is decided on, read under the locks of the claim and its GPUs.
+//! The look that a prepare is decided on, taken under the locks of the claim and its GPUs. The plan
+//! of the GPUs is made of the same readings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_claims::{Claim, Phase, ProcessOnGpu, Record, Snapshot, Stored};
-use divvy_gpu::GpuSeen;
+use divvy_gpu::{Ask, GpuSeen};
 use divvy_model::mig::PartitionName;
 use divvy_model::{
     DeviceKind, DeviceName, GpuError, GpuErrorCode, GpuUuid, Inventory, MigMode, Ordinals, Place,
@@ -14,8 +15,17 @@ use crate::StoreError;
 use crate::context::Context;
 use crate::executor::ExecutorConfig;
 use crate::gpus::{Gpus, without_file};
-use crate::records::others;
-use crate::state::Records;
+use crate::records::{ClaimFiles, others};
+use crate::state::{GpuStates, Records};
+
+/// Readings of a call, made once under its locks.
+#[derive(Debug)]
+pub(crate) struct Look<'a> {
+    pub(crate) snapshot: Snapshot<'a>,
+    /// Files of the GPUs, as they are on disk.
+    pub(crate) states: GpuStates,
+    pub(crate) claim_files: ClaimFiles,
+}
 
 /// Reads what a claim's prepare depends on. `other_drivers` are its GPUs that another driver has.
 pub(crate) fn look<'a>(
@@ -24,11 +34,17 @@ pub(crate) fn look<'a>(
     ordinals: &'a Ordinals,
     concerned: &BTreeSet<GpuUuid>,
     other_drivers: BTreeMap<GpuUuid, String>,
-) -> Result<Snapshot<'a>, StoreError> {
+) -> Result<Look<'a>, StoreError> {
     let inventory = context.parts.inventory.inventory();
-    // Read everything under the locks that the caller holds.
-    let (records, mut gpus) = (context.state.records()?, context.state.gpus()?);
+    // Read everything under the locks that the caller holds; the files of claims first, without
+    // which no record is known to be lost.
+    let claim_files = ClaimFiles::listed(context);
+    let records = context.state.records()?;
+    // Before the files of GPUs, in which servers are noted that were found among the processes.
+    let processes = processes(context, claim, ordinals, concerned, &records);
+    let states = context.state.gpus()?;
     // A GPU without a file has what was granted to this process.
+    let mut gpus = states.clone();
     for gpu in concerned {
         if !gpus.contains_key(gpu) {
             let state = without_file(context, gpu)?;
@@ -45,14 +61,13 @@ pub(crate) fn look<'a>(
             )
         })
         .collect();
-    let processes = processes(context, claim, ordinals, concerned, &records);
     let ExecutorConfig {
         driver,
         boot,
         extra_nodes,
         ..
     } = &context.config;
-    Ok(Snapshot {
+    let snapshot = Snapshot {
         driver,
         inventory,
         ordinals,
@@ -63,6 +78,11 @@ pub(crate) fn look<'a>(
         processes,
         other_drivers,
         extra_nodes,
+    };
+    Ok(Look {
+        snapshot,
+        states,
+        claim_files,
     })
 }
 
@@ -85,18 +105,15 @@ fn hardware(
 ) -> GpuSeen {
     let hardware = Gpus::of(context).hardware;
     let found = inventory.and_then(|inventory| inventory.gpus.get(gpu));
-    // A card without MIG would answer every question about it with an error.
-    let has_mode = found.is_some_and(|gpu| gpu.facts.mig_mode != MigMode::Unsupported);
-    GpuSeen {
-        mig: has_mode.then(|| hardware.mig_mode(gpu)),
-        places: places
-            .get(gpu)
-            .map(|places| hardware.fillings(gpu, places))
-            .unwrap_or_default(),
-        in_flight: hardware.in_flight(gpu),
+    let ask = Ask {
+        // A card without MIG would answer every question about it with an error.
+        mig: found.is_some_and(|gpu| gpu.facts.mig_mode != MigMode::Unsupported),
+        places: places.get(gpu).cloned().unwrap_or_default(),
+        in_flight: true,
         // No decision depends on the other settings.
-        ..GpuSeen::default()
-    }
+        ..Ask::default()
+    };
+    hardware.look(gpu, &ask, context.now(), None)
 }
 
 /// Returns the places of the claim's partitions: of those allocated to it, and of those on record.

@@ -65,7 +65,7 @@ pub enum AskedMode {
 
 /// Readings that a call needs: what its goal and the notes name, and nothing else. Most claims
 /// change nothing, and then nothing is asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ask {
     pub mig: bool,
     pub compute: Option<AskedMode>,

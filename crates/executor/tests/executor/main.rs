@@ -58,6 +58,8 @@ mod odd;
 #[cfg(test)]
 mod odd_looks;
 #[cfg(test)]
+mod one_look;
+#[cfg(test)]
 mod owned;
 #[cfg(test)]
 mod queries;

@@ -29,6 +29,16 @@ impl Hardware {
         let mut m = self.0.lock();
         m.land();
         let answer = m.call(op.name(), |m, _| ask(m.driver()));
+        let lands = m.lands_after.take_if(|(of, answers)| {
+            let now = *of == op && *answers == 0;
+            *answers -= usize::from(*of == op && !now);
+            now
+        });
+        if lands.is_some() {
+            let now = m.now;
+            m.mig_late.iter_mut().for_each(|late| late.at = now);
+            m.land();
+        }
         answer.unwrap_or_else(|_dead| Err(GpuError::on_gpu(op, GpuErrorCode::UNKNOWN, gpu)))
     }
 

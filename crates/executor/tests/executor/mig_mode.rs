@@ -172,7 +172,7 @@ fn a_refused_mode_is_not_changed_under_a_claim_prepared_meanwhile() {
 #[test]
 fn a_mode_that_was_changed_and_could_not_be_read_is_remembered_as_ours() {
     // Read some times before the change; then once after.
-    let failed = (3..12).find_map(|before| {
+    let failed = (1..12).find_map(|before| {
         let (world, executor, a, gpu) = setup();
         let fault = Fault::fail(GpuErrorCode::UNKNOWN).of(GpuOp::MigMode);
         sim(&world).fault(fault.after(before).times(1));

@@ -6,7 +6,7 @@ use divvy_gpu_sim::Fault;
 use divvy_model::mig::{ComputeInstance, GpuInstanceProfileId, Placement};
 use divvy_model::{GpuDriver, GpuErrorCode, GpuOp, GpuUuid};
 
-use crate::mig_world::{HALF, claim_of, living, mig_world, sim};
+use crate::mig_world::{HALF, SMALL, claim_of, living, mig_world, sim};
 use crate::world::World;
 
 /// A GPU with a foreign partition.
@@ -56,11 +56,12 @@ fn a_static_partition_that_does_not_live_is_refused_and_never_made() {
     assert_eq!(living(&world, &gpu).len(), 1);
 }
 
-/// Its instance lives; only the last look at it fails.
+/// Its instance lives; only a look at it fails, also the one after another partition of the claim
+/// was made.
 #[test]
 fn a_static_partition_that_cannot_be_read_is_not_said_to_be_gone() {
     let (world, executor, gpu, _) = with_theirs();
-    let a = claim_of("a", &["gpu-0-mig-static-3g40gb-9-4"], "t1");
+    let a = claim_of("a", &["gpu-0-mig-static-3g40gb-9-4", SMALL], "t1");
     let mut said = Vec::new();
     for reads in 0..8 {
         let fault = Fault::fail(GpuErrorCode::NO_PERMISSION);

@@ -97,6 +97,7 @@ impl World {
                 is_cut: false,
                 grants: 0,
                 mig_late: Vec::new(),
+                lands_after: None,
                 slices: Some(BTreeMap::new()),
                 slice_fault: None,
                 mps: BTreeMap::new(),

@@ -108,6 +108,8 @@ pub(crate) struct Machine {
     pub is_cut: bool,
     /// Calls of their driver that have timed out and are still at work.
     pub mig_late: Vec<MigLate>,
+    /// So many answers of an operation from now, the calls that are late return.
+    pub lands_after: Option<(GpuOp, usize)>,
     /// Time slices that are not the default; `None`: cards that have none that can be set.
     pub slices: Option<BTreeMap<GpuUuid, TimeSlice>>,
     /// Fault of the next change of a time slice.
