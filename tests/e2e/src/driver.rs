@@ -22,6 +22,8 @@ use crate::wait::{poll, wait_for};
 pub const NAMESPACE: &str = "divvy";
 /// The plugin's program.
 const PROGRAM: &str = "divvy-kubelet-plugin";
+/// File name of the supervisor of MPS daemons.
+const MPS_PROGRAM: &str = "divvy-mps-supervisor";
 /// Time that the driver may take to start or stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -380,6 +382,14 @@ impl<'a> Driver<'a> {
             "/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=mps-supervisor"
         );
         self.cluster.api().list(&pods)
+    }
+
+    /// The processes of the supervisor.
+    pub fn mps_supervisors(&self) -> Result<Vec<u32>> {
+        self.cluster.processes(|args| {
+            args.first()
+                .is_some_and(|program| program.ends_with(MPS_PROGRAM))
+        })
     }
 
     /// Deletes the supervisor's pod and waits until another one is ready.

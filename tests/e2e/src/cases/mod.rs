@@ -368,6 +368,10 @@ const MODES: &[Case] = &[
         shares::mps_of_any_size,
     ),
     modes(
+        "mps_shares_survive_kills_in_the_middle_of_prepares_and_releases",
+        shares::killed_mps,
+    ),
+    modes(
         "mps_inside_partitions_by_policy_and_for_one_claim",
         shares::mps_in_partitions,
     ),
