@@ -242,6 +242,35 @@ mod tests {
     }
 
     #[test]
+    fn what_this_instance_has_evicted_counts_though_it_is_not_stored() {
+        let mut limits = Limits::new(1);
+        limits.evicted(&candidate(Reason::Idle, "a", "a"), at(0), clock(0));
+        // The answer of a Lease that was read before the write, or that another has written anew.
+        limits.learn(Vec::new(), at(1), clock(1));
+        let next = candidate(Reason::Idle, "b", "b");
+        assert_eq!(limits.allows(&next, at(59)), Allowance::None);
+        assert_eq!(limits.allows(&next, at(60)), Allowance::Yes);
+    }
+
+    #[test]
+    fn notes_about_pods_do_not_grow_with_looks() {
+        let mut limits = Limits::new(9);
+        let ends = candidate(Reason::OverGrant, "a", "gpu-0-ts");
+        for second in 0..30 {
+            limits.ending(&ends, at(second), clock(second));
+        }
+        assert_eq!(limits.stored(at(30)).len(), 1);
+        limits.evicted(&ends, at(30), clock(30));
+        limits.ending(&ends, at(31), clock(31));
+        assert_eq!(limits.stored(at(31)).len(), 2, "an eviction stays counted");
+        for minute in 0..30 {
+            let pod = candidate(Reason::Idle, &format!("p{minute}"), "b");
+            limits.not_again(&pod, at(60 * minute));
+        }
+        assert_eq!(limits.later.len(), 1, "pods of earlier minutes are kept");
+    }
+
+    #[test]
     fn no_more_than_so_many_pods_go_in_any_minute() {
         let mut limits = Limits::new(2);
         for (pod, now) in [("a", 0), ("b", 30)] {

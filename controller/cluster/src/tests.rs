@@ -47,18 +47,22 @@ fn condition(status: &str, reason: &str, since: Timestamp) -> Condition {
     }
 }
 
+/// Another condition of the same device, which says the contrary.
+fn opposite(condition: &Condition) -> Condition {
+    let is_true = condition.status == "True";
+    Condition {
+        type_: "Idle".into(),
+        status: if is_true { "False" } else { "True" }.into(),
+        ..condition.clone()
+    }
+}
+
 fn marked(mut claim: ResourceClaim, device: &str, condition: Condition) -> ResourceClaim {
     let entry = AllocatedDeviceStatus {
         driver: DRIVER.into(),
         pool: "node".into(),
         device: device.into(),
-        conditions: Some(vec![
-            Condition {
-                type_: "Idle".into(),
-                ..condition.clone()
-            },
-            condition,
-        ]),
+        conditions: Some(vec![opposite(&condition), condition]),
         ..AllocatedDeviceStatus::default()
     };
     claim
@@ -102,6 +106,8 @@ fn a_claim_is_due_while_its_condition_is_true_and_confirmed() {
     assert_eq!(with("True", "Idle", ago(0)), Some(Reason::Idle));
     assert_eq!(with("True", "OverGrant", ago(10)), Some(Reason::OverGrant));
     assert_eq!(with("False", "NotDue", ago(0)), None);
+    assert_eq!(with("False", "Idle", ago(0)), None, "taken back");
+    assert_eq!(with("Unknown", "OverGrant", ago(0)), None);
     assert_eq!(with("True", "Unheard", ago(0)), None);
     let (old, ahead) = (
         ago(10) - Duration::from_secs(1),
@@ -204,6 +210,16 @@ fn candidates_are_all_pods_of_idle_claims_and_the_last_of_overused_ones() {
         .as_mut()
         .unwrap()[0];
     consumer.api_group = Some("example.invalid".into());
+    // Something of Kubernetes that is no pod.
+    let mut service = idle("service", "gpu-6");
+    let consumer = &mut service
+        .status
+        .as_mut()
+        .unwrap()
+        .reserved_for
+        .as_mut()
+        .unwrap()[0];
+    consumer.resource = "services".into();
     let claims = [
         shared(idle("idle", "gpu-0")),
         shared(over),
@@ -211,6 +227,7 @@ fn candidates_are_all_pods_of_idle_claims_and_the_last_of_overused_ones() {
         not_kept,
         group,
         others,
+        service,
     ];
     let found = candidates(&claims, DRIVER, now());
     let names = found
@@ -366,6 +383,17 @@ fn a_pod_that_came_after_its_claim_was_found_due_stays() {
         (scheduled(ago(80)), scheduled(ago(3))),
         (Ok(()), Err(Kept::New))
     );
+    let became_ready = PodCondition {
+        type_: "Ready".into(),
+        status: "True".into(),
+        last_transition_time: Some(Time(ago(1))),
+        ..PodCondition::default()
+    };
+    let ready = since(PodStatus {
+        conditions: Some(vec![became_ready]),
+        ..PodStatus::default()
+    });
+    assert_eq!(ready, Ok(()), "readiness is no arrival");
     assert_eq!(
         with(&|read| read.pod.spec.as_mut().unwrap().node_name = None),
         Err(Kept::New)
@@ -419,6 +447,42 @@ fn a_pod_stays_if_its_claims_are_unknown_or_now_reserved_for_others() {
         pod.status.as_mut().unwrap().resource_claim_statuses = Some(vec![made]);
     };
     assert_eq!(with(&named), Ok(()), "none was needed");
+    let by_name = |pod: &mut Pod| {
+        let claim = PodResourceClaim {
+            name: "gpu".into(),
+            resource_claim_name: Some("c".into()),
+            ..PodResourceClaim::default()
+        };
+        let claims = &mut pod.spec.as_mut().unwrap().resource_claims;
+        claims.get_or_insert_default().push(claim);
+    };
+    assert_eq!(with(&by_name), Ok(()), "the pod itself says its name");
+}
+
+#[test]
+fn a_pod_goes_only_for_the_claim_and_the_reason_for_which_it_was_found() {
+    let over = |name, device| {
+        let condition = condition("True", "OverGrant", ago(4));
+        marked(claim(name, &[device]), device, condition)
+    };
+    // Another claim is the first of those that are read.
+    let second = Read::with(vec![idle("c", "gpu-0"), over("d", "gpu-1-ts")], |_| {});
+    assert_eq!(second, Ok(()), "the candidate is for its claim d");
+    let not_the_first = Read::with(
+        vec![over("c", "gpu-0-ts"), claim("d", &["gpu-1"])],
+        |read| {
+            read.candidate.claim = "d".into();
+        },
+    );
+    assert_eq!(not_the_first, Err(Kept::NotDue), "claim d is not due");
+    let other_reason = Read::with(vec![idle("c", "gpu-0")], |read| {
+        read.claims[0] = over("c", "gpu-0");
+    });
+    assert_eq!(
+        other_reason,
+        Err(Kept::NotDue),
+        "the next look finds it for its new reason, with the limits of that"
+    );
 }
 
 #[test]
