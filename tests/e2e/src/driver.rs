@@ -228,7 +228,7 @@ impl<'a> Driver<'a> {
             .join(Gpus::TIME_SLICES.trim_start_matches('/'));
         let seen = format!("/host{}", Gpus::TIME_SLICES);
         json!({
-            "image": {"tag": tag, "pullPolicy": "Never"},
+            "image": {"tag": tag, "pullPolicy": "Never", "preloaded": true},
             "hostRoot": self.gpus.root(),
             // A minute by default, for which cases with sick GPUs would only wait.
             "recoverAfter": 5,
@@ -615,7 +615,13 @@ pub fn rendered(cluster: &Cluster, template: &str, value: &str) -> Result<Vec<Va
     serde_saphyr::from_multiple(&yaml).with_context(|| format!("the chart's {only} is not YAML"))
 }
 
-/// Runs helm on a cluster and returns what it printed.
+/// Runs helm on a cluster and returns what it printed. Templates are those of a preloaded image, as
+/// [`Driver::values`] has it for releases.
 pub fn helm(cluster: &Cluster, args: &[&str]) -> Result<String> {
-    output(&mut cluster.command(parts::helm()?, args))
+    let preloaded: &[&str] = if args.first() == Some(&"template") {
+        &["--set", "image.preloaded=true"]
+    } else {
+        &[]
+    };
+    output(&mut cluster.command(parts::helm()?, &[args, preloaded].concat()))
 }

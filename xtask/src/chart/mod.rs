@@ -106,17 +106,24 @@ impl Helm {
         )
     }
 
+    /// Runs helm with these values. The image counts as preloaded unless they say otherwise.
     fn run(&self, args: &[&str], values: &str) -> Result<String> {
-        let file = std::env::temp_dir().join(format!("divvy-values-{}.yaml", std::process::id()));
+        let [preloaded, file] = ["preloaded", "values"].map(|name| {
+            std::env::temp_dir().join(format!("divvy-{name}-{}.yaml", std::process::id()))
+        });
+        fs_err::write(&preloaded, "image: {preloaded: true}")?;
         fs_err::write(&file, values)?;
         let out = Command::new(&self.program)
             .args(args)
             .arg(&self.chart)
             .arg("--values")
+            .arg(&preloaded)
+            .arg("--values")
             .arg(&file)
             // A developer's own cluster is left alone.
             .env("KUBECONFIG", "/dev/null")
             .output();
+        fs_err::remove_file(&preloaded)?;
         fs_err::remove_file(&file)?;
         let out = out.context("helm cannot be started")?;
         if !out.status.success() {

@@ -16,12 +16,7 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "kubectl label node NODE divvy.dev/gpu=true",
         "divvy.dev/gpu=false",
     ),
-    (
-        "{}",
-        "1.37.1",
-        "WARNING: image.repository is localhost/divvy",
-        "admissionPolicy",
-    ),
+    ("{}", "1.37.1", "divvy", "WARNING"),
     (
         "{admissionPolicy: {enabled: false}}",
         "1.37.1",

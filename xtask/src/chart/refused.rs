@@ -69,6 +69,15 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "'sha256:abc' does not match pattern",
     ),
     (
+        "image: {preloaded: false}",
+        "push the image to a registry and set image.repository=REGISTRY/divvy",
+    ),
+    (
+        "image: {repository: localhost/mine, preloaded: false}",
+        "image.repository is localhost/mine, which no node can pull",
+    ),
+    ("image: {preloaded: 'yes'}", "got string, want boolean"),
+    (
         "image: {repository: 'r/divvy@sha256:abc'}",
         "does not match pattern",
     ),
