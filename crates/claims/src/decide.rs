@@ -27,7 +27,6 @@ pub(crate) use self::conflicts::conflicts;
 pub use self::conflicts::{Clash, Holder, Holders};
 pub use self::foreign_processes::ProcessOnGpu;
 use self::foreign_processes::foreign_processes;
-pub use self::servable::may_set_mig;
 use self::servable::servable;
 
 /// Input of [`decide`], taken under the locks of the claim and its GPUs.

@@ -46,7 +46,7 @@ pub use divvy_model::TimeSlice;
 
 pub use config::{resolve, resolve_entry};
 pub use decide::{
-    Clash, Decision, Holder, Holders, ProcessOnGpu, Snapshot, decide, fit_after_boot, may_set_mig,
+    Clash, Decision, Holder, Holders, ProcessOnGpu, Snapshot, decide, fit_after_boot,
     resolve_devices,
 };
 pub use gpu_file::{decode_gpu_state, encode_gpu_state};

@@ -12,10 +12,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use divvy_claims::{Caller, Stored, holds_on, may_set_mig};
+use divvy_claims::{Caller, Stored, holds_on};
 use divvy_gpu::{
-    Ask, Cause, Change, ChangeError, Goal, GpuSeen, GpuState, Holds, Instance, Life, Living,
-    Moment, Observed, Scope, Setting, Stuck, Want, diff, needs,
+    Ask, Cause, Change, ChangeError, Goal, GpuSeen, GpuState, Instance, Life, Living, Moment,
+    Observed, Scope, Setting, Stuck, Want, diff, needs,
 };
 use divvy_model::{ClaimUid, ComputeMode, GpuUuid, Place, Target, TimeSlice};
 
@@ -142,16 +142,14 @@ impl From<StoreError> for NotBrought {
 
 impl Gpus<'_> {
     /// Works out what brings a GPU to the goal of a call. Open questions about it are settled
-    /// first, as far as the hardware answers them. `again` says that the claim was prepared before,
-    /// so that MIG mode may be turned on for it.
+    /// first, as far as the hardware answers them.
     pub(crate) fn plan(
         self,
         gpu: &GpuUuid,
         caller: Caller<'_>,
-        again: bool,
         read: &Readings<'_>,
     ) -> Result<Plan, StoreError> {
-        self.plan_in(Round::Usual, gpu, caller, again, read)
+        self.plan_in(Round::Usual, gpu, caller, read)
     }
 
     fn plan_in(
@@ -159,7 +157,6 @@ impl Gpus<'_> {
         round: Round,
         gpu: &GpuUuid,
         caller: Caller<'_>,
-        again: bool,
         read: &Readings<'_>,
     ) -> Result<Plan, StoreError> {
         // Nothing counts that was read before the lock.
@@ -176,10 +173,9 @@ impl Gpus<'_> {
         self.settle(gpu, &mut open);
         // Work out the goal from all records.
         let holds = holds_on(gpu, caller, &read.with_lost, &self.context.config.boot);
-        let may_set = self.may_set_mig(gpu, &open.state, &holds, again);
         let mut grant = open.state.grant;
         grant.offers_partitions &= round != Round::NodeIsLeft;
-        let scope = Scope::new(holds, grant, &open.state.instances, may_set);
+        let scope = Scope::new(holds, grant, &open.state.instances);
         let goal = Goal::of(&scope, &open.state.mps);
         let ask = Ask::of(&open.state, &goal, &scope);
         let until = self.context.now() + ASK_WITHIN;
@@ -204,18 +200,6 @@ impl Gpus<'_> {
         })
     }
 
-    fn may_set_mig(self, gpu: &GpuUuid, state: &GpuState, holds: &Holds, again: bool) -> bool {
-        let inventory = self.context.parts.inventory.inventory();
-        let found = inventory.as_ref().and_then(|i| i.gpus.get(gpu));
-        let on = holds
-            .gets()
-            .iter()
-            .any(|one| one.hold.target.place().is_some());
-        // Without an inventory it is not known whether the GPU needs a reset for it, and the mode
-        // is left alone.
-        found.is_some_and(|found| may_set_mig(state, found, on, again))
-    }
-
     /// Brings a GPU to the goal of a call.
     pub(crate) fn bring(
         self,
@@ -224,7 +208,7 @@ impl Gpus<'_> {
         made_for: Option<&ClaimUid>,
         until: Duration,
     ) -> Result<GpuState, NotBrought> {
-        let plan = self.plan(gpu, caller, false, &Readings::now(self.context)?)?;
+        let plan = self.plan(gpu, caller, &Readings::now(self.context)?)?;
         self.carry_out(plan, made_for, until)
     }
 
@@ -382,9 +366,7 @@ impl Gpus<'_> {
         }
         let records = with_lost(self.context)?;
         let holds = holds_on(gpu, Caller::Round, &records, &config.boot);
-        // Permission to set MIG mode is not asked for: it counts only for a claim that gets
-        // something, and this round makes nothing.
-        let scope = Scope::new(holds, now.grant, &now.instances, false);
+        let scope = Scope::new(holds, now.grant, &now.instances);
         let goal = Goal::of(&scope, &now.mps);
         let is_open = |i: &Instance| i.doubt.is_some() || !matches!(i.life, Life::Whole(_));
         // Read without the lock: a call that is changing the mode has the GPU looked at once more.
@@ -422,7 +404,7 @@ impl Gpus<'_> {
             .map(|state| wedged(state.clone().in_boot(boot)));
         // Hold nothing of its own: what no record holds is given back.
         let read = Readings::now(self.context)?;
-        let plan = self.plan_in(round, gpu, Caller::Round, false, &read)?;
+        let plan = self.plan_in(round, gpu, Caller::Round, &read)?;
         let noted = stored.fine().map_or(0, |state| {
             // A note that an administrator has made void gives nothing back.
             let is_void = !plan.scope.gives_mig_mode_back() && plan.open.state.mig.is_none();

@@ -72,7 +72,7 @@ fn give(
     let read = Readings::of(context, look)?;
     // Plan all GPUs before the first is changed: a file that cannot be read then costs nothing.
     for gpu in counted(&record.devices) {
-        plans.push(gpus.plan(&gpu, caller, earlier.is_some(), &read)?);
+        plans.push(gpus.plan(&gpu, caller, &read)?);
     }
 
     // A file that the claim still has names partitions of before, and no container is to be given

@@ -139,7 +139,7 @@ pub(crate) fn remove(
     let read = Readings::now(context)?;
     // Plan everything before the first change.
     for gpu in record.gpus() {
-        plans.push(gpus.plan(&gpu, caller, false, &read)?);
+        plans.push(gpus.plan(&gpu, caller, &read)?);
     }
 
     // A record that says *preparing* or *undoing* is never taken up as it is, so it need not be

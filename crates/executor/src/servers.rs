@@ -69,7 +69,7 @@ pub(crate) fn servers_to_look_at(gpus: Gpus<'_>, states: &GpuStates) -> BTreeSet
             continue;
         };
         let holds = holds_on(gpu, Caller::Round, &records, boot);
-        let scope = Scope::new(holds, state.grant, &state.instances, false);
+        let scope = Scope::new(holds, state.grant, &state.instances);
         let seen = GpuSeen {
             mps: Some(Ok(seen_on(gpu, &running))),
             ..GpuSeen::as_noted(state)

@@ -105,15 +105,21 @@ fn hardware(
 ) -> GpuSeen {
     let hardware = Gpus::of(context).hardware;
     let found = inventory.and_then(|inventory| inventory.gpus.get(gpu));
+    // A card without MIG would answer every question about it with an error.
+    let mode = found.map(|gpu| gpu.facts.mig_mode);
+    let has_none = mode.filter(|mode| *mode == MigMode::Unsupported);
     let ask = Ask {
-        // A card without MIG would answer every question about it with an error.
-        mig: found.is_some_and(|gpu| gpu.facts.mig_mode != MigMode::Unsupported),
+        mig: mode.is_some() && has_none.is_none(),
         places: places.get(gpu).cloned().unwrap_or_default(),
         in_flight: true,
         // No decision depends on the other settings.
         ..Ask::default()
     };
-    hardware.look(gpu, &ask, context.now(), None)
+    let seen = hardware.look(gpu, &ask, context.now(), None);
+    GpuSeen {
+        mig: seen.mig.or(has_none.map(Ok)),
+        ..seen
+    }
 }
 
 /// Returns the places of the claim's partitions: of those allocated to it, and of those on record.

@@ -20,26 +20,20 @@ use crate::{compute_mode, mig_mode, time_slice};
 pub struct Scope {
     holds: Holds,
     grant: Granted,
-    may_set_mig: bool,
     /// The claims that instances of ours were made for.
     made_for: BTreeMap<Place, ClaimUid>,
 }
 
 impl Scope {
-    /// Makes the scope of a call on a GPU with these instances in this boot. `may_set_mig` says
-    /// that MIG mode may be changed for the claim: by grant, or because it is ours.
-    pub fn new(
-        holds: Holds,
-        grant: Granted,
-        instances: &BTreeMap<Place, Instance>,
-        may_set_mig: bool,
-    ) -> Self {
+    /// Makes the scope of a call on a GPU with these instances in this boot. A claim that gets
+    /// something may have been refused before for its MIG mode, which may not be changed everywhere:
+    /// here it counts that its devices need one.
+    pub fn new(holds: Holds, grant: Granted, instances: &BTreeMap<Place, Instance>) -> Self {
         let made_for = instances.iter();
         let made_for = made_for.map(|(place, noted)| (*place, noted.made_for.clone()));
         Self {
             holds,
             grant,
-            may_set_mig,
             made_for: made_for.collect(),
         }
     }
@@ -130,7 +124,7 @@ impl Scope {
             Change::RemoveNamespace(name) => is_round || (!gets && self.names(*name)),
             Change::SetMigMode(on) => {
                 let needs = any(&|one| mig_mode::need(&one.hold) == Some(*on));
-                (gets && needs && self.may_set_mig) || self.gives_mig_mode_back()
+                (gets && needs) || self.gives_mig_mode_back()
             }
             Change::SetComputeMode(to) => {
                 (gets && any(&|one| compute_mode::need(&one.hold) == Some(*to)))

@@ -323,7 +323,7 @@ fn whatever_was_seen_nothing_that_another_hold_names_is_taken() {
         let (holds, state, seen) = (holds(chance), state(chance), seen(chance));
         let others = holds.others.clone();
         let (unknown, is_round) = (holds.unknown, holds.whose == Whose::Round);
-        let scope = Scope::new(holds, state.grant, &state.instances, chance.one_in(2));
+        let scope = Scope::new(holds, state.grant, &state.instances);
         let goal = Goal::of(&scope, &state.mps);
         let changes = diff(&state, &seen, &goal, &scope);
         let said = || format!("case {case}: {changes:?}\n{scope:?}\n{state:?}\n{seen:?}");

@@ -80,8 +80,9 @@ fn mig_mode(
 }
 
 /// Returns true if MIG mode of a GPU may be brought to `on` for a claim: policies grant it and no
-/// reset is needed, or it is a mode that we have changed, or the claim had it before (`again`).
-pub fn may_set_mig(state: &GpuState, gpu: &Gpu, on: bool, again: bool) -> bool {
+/// reset is needed, or it is a mode that we have changed, or the claim had it before (`again`). No
+/// other rule permits or refuses it.
+fn may_set_mig(state: &GpuState, gpu: &Gpu, on: bool, again: bool) -> bool {
     // By a policy, if the change takes effect at once; as the way back from a mode that we set; or
     // on, without a grant, for partitions that were allocated while it was granted.
     let granted = state.grant.may_change_mode && gpu.facts.architecture.toggles_mig_without_reset();

@@ -152,9 +152,7 @@ impl Story {
         self.settle(&mut state)?;
         let boot = self.boot();
         let holds = holds_on(&Self::gpu(), caller, &self.all(), &boot);
-        let mut gets = holds.gets().iter();
-        let may_set = self.may_set_mig(gets.any(|one| one.hold.target.place().is_some()));
-        let scope = Scope::new(holds, state.grant, &state.instances, may_set);
+        let scope = Scope::new(holds, state.grant, &state.instances);
         let wanted = Goal::of(&scope, &state.mps);
         let ask = Ask::of(&state, &wanted, &scope);
         let (seen, is_odd) = self.look(&state, &wanted, ask.slice_in_force);

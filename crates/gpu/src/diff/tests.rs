@@ -32,7 +32,7 @@ fn changes(state: &GpuState, seen: &GpuSeen, others: &[Use], whose: Whose) -> Ve
         unknown: false,
         whose,
     };
-    let scope = Scope::new(holds, state.grant, &state.instances, true);
+    let scope = Scope::new(holds, state.grant, &state.instances);
     diff(state, seen, &Goal::of(&scope, &state.mps), &scope)
 }
 

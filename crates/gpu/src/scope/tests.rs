@@ -52,7 +52,7 @@ fn scope(whose: Whose, others: &[Use], unknown: bool) -> Scope {
         unknown,
         whose,
     };
-    Scope::new(holds, Granted::default(), &BTreeMap::new(), true)
+    Scope::new(holds, Granted::default(), &BTreeMap::new())
 }
 
 /// Returns in which of the calls a change is permitted.
@@ -110,7 +110,7 @@ fn an_instance_without_a_record_is_removed_by_its_own_claim_alone() {
                 whose,
             };
             let notes = [(at, instance(made_for))].into();
-            let scope = Scope::new(holds, Granted::default(), &notes, true);
+            let scope = Scope::new(holds, Granted::default(), &notes);
             let ends = scope.permits(&Change::StopMps(Target::Partition(at)));
             let goes = scope.permits(&Change::Remove(at));
             // No partition goes under its server.
@@ -237,19 +237,15 @@ fn mig_mode_is_set_for_the_own_claim_and_goes_back_in_a_round_alone() {
         permitted(&part("a"), &[whole], false, &set(true)),
         [false; 3]
     );
-    let without = |whose, grant| {
-        let holds = Holds {
-            others: Vec::new(),
-            unknown: false,
-            whose,
-        };
-        Scope::new(holds, grant, &BTreeMap::new(), false)
-    };
-    let gets = Whose::Gets(claim("a"), vec![part("a")]);
-    assert!(!without(gets, Granted::default()).permits(&set(true)));
     let offers = Granted {
         offers_partitions: true,
         ..Granted::default()
     };
-    assert!(!without(Whose::Round, offers).permits(&set(false)));
+    let round = Holds {
+        others: Vec::new(),
+        unknown: false,
+        whose: Whose::Round,
+    };
+    let scope = Scope::new(round, offers, &BTreeMap::new());
+    assert!(!scope.permits(&set(false)));
 }

@@ -125,7 +125,7 @@ fn a_claim_keeps_its_own_server_whatever_the_gpus_file_says() {
         let mut state = GpuState::default().in_boot(&world.boot);
         state.note_server(Target::Gpu, noted, true);
         let holds = crate::holds_on(&gpu(0), crate::Caller::Round, &records, &world.boot);
-        let scope = divvy_gpu::Scope::new(holds, state.grant, &state.instances, false);
+        let scope = divvy_gpu::Scope::new(holds, state.grant, &state.instances);
         let goal = divvy_gpu::Goal::of(&scope, &state.mps);
         let found = goal.servers.get(&Target::Gpu);
         assert_eq!(found, Some(&expected), "{kept:?} {noted:?}");

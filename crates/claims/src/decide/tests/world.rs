@@ -237,10 +237,7 @@ impl World {
             &self.boot,
         );
         let found = &self.inventory.gpus[&gpu];
-        let mut gets = holds.gets().iter();
-        let on = gets.any(|one| one.hold.target.place().is_some());
-        let may_set = may_set_mig(&state, found, on, false);
-        let scope = Scope::new(holds, state.grant, &state.instances, may_set);
+        let scope = Scope::new(holds, state.grant, &state.instances);
         let goal = Goal::of(&scope, &state.mps);
         let read = self.hardware.get(&gpu).cloned().unwrap_or_default();
         let mut seen = GpuSeen {

@@ -278,7 +278,7 @@ pub(crate) fn wanted_time_slice(world: &World, gpu: &GpuUuid) -> Option<TimeSlic
     let state = bytes.map(|bytes| decode_gpu_state(&bytes).fine().unwrap().clone());
     let (state, boot) = (state.unwrap_or_default(), "any".parse().unwrap());
     let holds = holds_on(gpu, Caller::Round, &records.collect(), &boot);
-    let scope = Scope::new(holds, state.grant, &state.instances, false);
+    let scope = Scope::new(holds, state.grant, &state.instances);
     match Goal::of(&scope, &state.mps).slice {
         Want::To(slice) => Some(slice),
         Want::Found => None,
