@@ -59,7 +59,6 @@ pub(super) struct Known {
     pub(super) attributes: BTreeSet<String>,
     /// Capacities of devices, as `domain/name`.
     pub(super) capacities: BTreeSet<String>,
-    /// Products of the GPUs.
     pub(super) products: BTreeSet<String>,
     /// The same of the devices of one `type`.
     of_type: BTreeMap<String, OfType>,
@@ -408,8 +407,8 @@ impl Findings {
             let takes = match driver::form(driver, class) {
                 Some(Form::WHOLE | Form::ADMIN) => "GpuConfig",
                 Some(Form::PARTITIONS) => "MigConfig",
-                Some(Form::TIME_SLICED | Form::SHARED_PARTITIONS) => "ShareConfig",
                 Some(Form::MPS | Form::MPS_PARTITIONS) => "MpsConfig",
+                Some(form) if form.sharing.is_shared() => "ShareConfig",
                 _ => continue,
             };
             if takes != kind {
@@ -527,17 +526,8 @@ impl Findings {
             self.refuse(at, "class admin.divvy.dev is for requests with adminAccess: true only, since it reserves nothing");
         }
         let form = driver::form(known.driver, class);
-        if matches!(
-            form,
-            Some(
-                Form::PARTITIONS
-                    | Form::TIME_SLICED
-                    | Form::SHARED_PARTITIONS
-                    | Form::MPS
-                    | Form::MPS_PARTITIONS
-            )
-        ) && admin
-        {
+        let is_of_one = |form: Form| form == Form::PARTITIONS || form.sharing.is_shared();
+        if admin && form.is_some_and(is_of_one) {
             self.refuse(
                 at,
                 "adminAccess is for whole GPUs: use class admin.divvy.dev with it",

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use divvy_model::Form;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -152,12 +153,9 @@ fn check_rule(path: &str, rule: &PolicyRule) -> Result<(), PolicyError> {
         if rule.mig.is_some() && !modes.contains(&OfferedMode::Mig) {
             return Err(wrong(format!("{path}.mig"), "requires Mig in modes"));
         }
-        let shared = [OfferedMode::TimeSlicing, OfferedMode::Mps];
+        let is_shared = |mode: &OfferedMode| Form::from(*mode).sharing.is_shared();
         let in_partitions = rule.mig.as_ref().is_some_and(|mig| mig.sharing.is_some());
-        if rule.shares.is_some()
-            && !in_partitions
-            && !shared.iter().any(|mode| modes.contains(mode))
-        {
+        if rule.shares.is_some() && !in_partitions && !modes.iter().any(is_shared) {
             return Err(wrong(format!("{path}.shares"), SHARES_REQUIRE));
         }
     } else if rule.mig.as_ref().is_some_and(|mig| mig.sharing.is_some()) {

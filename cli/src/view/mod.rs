@@ -330,7 +330,8 @@ fn hold(
             let part = if by_mps { "whole by MPS" } else { used.noun() };
             (part.to_owned(), Some((0.0, 1.0)))
         }
-        (Sharing::TimeSliced | Sharing::Mps, _) => {
+        (Sharing::Admin, _) => (used.noun().to_owned(), None),
+        _ => {
             let percent = published.percent(id, &holder.uid).filter(|of| *of > 0);
             let percent = percent.map_or_else(String::new, |of| format!(" {of} %"));
             match partition {
@@ -342,7 +343,6 @@ fn hold(
                 None => (format!("{}{percent}", used.noun()), None),
             }
         }
-        (Sharing::Admin, _) => (used.noun().to_owned(), None),
     };
     let idle_after = usage.idle_after.unwrap_or(IDLE);
     let mut usage = usage.of_claim(uuid, &holder.namespace, &holder.name, &device);

@@ -51,7 +51,6 @@ pub struct Free {
     pub largest_partition: Option<String>,
     /// Memory for shares, in bytes, on all GPUs together.
     pub share_memory: u64,
-    /// The largest share.
     pub largest_share: u64,
 }
 
@@ -264,7 +263,7 @@ impl<'a> Published<'a> {
                     largest = memory;
                     free.largest_partition = self.profile(*id).map(str::to_owned);
                 }
-                (TargetKind::Gpu, Sharing::TimeSliced | Sharing::Mps) => {
+                (TargetKind::Gpu, sharing) if sharing.is_shared() => {
                     let given = self.given.get(id).into_iter().flatten();
                     let given = total(given.filter_map(|given| given.memory));
                     let (all, largest) = match slots(device) {
@@ -277,7 +276,7 @@ impl<'a> Published<'a> {
                     free.largest_share = free.largest_share.max(left.min(largest));
                 }
                 // Shares of partitions have the memory of partitions: it is not counted again.
-                (TargetKind::Partition, _) | (_, Sharing::Admin) => {}
+                _ => {}
             }
         }
         free.share_memory = total(shares.into_values());

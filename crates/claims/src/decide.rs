@@ -357,8 +357,8 @@ fn resolve_device(
     let sharing = match (kind.sharing, result.admin_access) {
         (Sharing::Exclusive | Sharing::Admin, true) => Sharing::Admin,
         (Sharing::Admin, false) => return Err(Why::AdminOnly),
-        (Sharing::TimeSliced | Sharing::Mps, true) => return Err(Why::AdminShare),
-        (sharing @ (Sharing::Exclusive | Sharing::TimeSliced | Sharing::Mps), false) => sharing,
+        (_, true) => return Err(Why::AdminShare),
+        (sharing, false) => sharing,
     };
     // The name says if the partition was made by an administrator (`static`), so that a policy
     // which changed since the allocation does not change the answer.
@@ -373,10 +373,8 @@ fn resolve_device(
         _ => None,
     };
     let state = seen.state(uuid);
-    let share_memory = match sharing {
-        Sharing::TimeSliced | Sharing::Mps => memory::of_percent(result, target, gpu, state),
-        Sharing::Exclusive | Sharing::Admin => None,
-    };
+    let of_percent = || memory::of_percent(result, target, gpu, state);
+    let share_memory = sharing.is_shared().then(of_percent).flatten();
     let mps = match (target, sharing) {
         (_, Sharing::Mps) => Some(mps::slot(
             &claim.uid, gpu, target, result, config.mps, seen,

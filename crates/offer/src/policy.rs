@@ -386,7 +386,7 @@ fn fewer_shares(rule: &PolicyRule, gpu: &Gpu, caps: MemoryCaps) -> Option<String
 /// Returns whether a rule offers shares of the whole GPU.
 fn shares_gpu(rule: &PolicyRule) -> bool {
     let mut modes = rule.modes.iter().flatten();
-    modes.any(|mode| matches!(mode, api::OfferedMode::TimeSlicing | api::OfferedMode::Mps))
+    modes.any(|mode| Form::from(*mode).sharing.is_shared())
 }
 
 /// Returns a word on limits above requests, where the node keeps none.

@@ -196,12 +196,10 @@ impl OnGpu<'_> {
     fn has_others(&self, pod: &PodRef, holding: &Holding) -> bool {
         let has = |other: &&Holding| other.pods.iter().any(|p| p.uid == pod.uid);
         let beside = |other: &&Holding| match (holding.kind.target, holding.kind.sharing) {
-            (_, Sharing::TimeSliced | Sharing::Mps) | (TargetKind::Gpu, Sharing::Exclusive) => {
-                other.kind.sharing.holds() && other.part == holding.part
-            }
             // Use without a claim of the pod's own is use with admin access.
             (_, Sharing::Admin) => true,
             (TargetKind::Partition, Sharing::Exclusive) => false,
+            _ => other.kind.sharing.holds() && other.part == holding.part,
         };
         self.holdings
             .iter()
@@ -238,10 +236,8 @@ impl OnGpu<'_> {
                 .part(holding)
                 .and_then(|part| part.memory)
                 .map(|m| m.total),
-            (_, Sharing::TimeSliced | Sharing::Mps) => {
-                holding.granted.memory.ok_or(Unknown::NoGrant)
-            }
             (_, Sharing::Admin) => Err(Unknown::NoGrant),
+            _ => holding.granted.memory.ok_or(Unknown::NoGrant),
         }
     }
 
@@ -264,10 +260,8 @@ impl OnGpu<'_> {
             (TargetKind::Partition, Sharing::Exclusive) => {
                 self.part(holding)?.sm.and_then(monitors)
             }
-            (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) if holding.pods.is_empty() => {
-                Err(Unknown::NoPods)
-            }
-            (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) => {
+            _ if holding.pods.is_empty() => Err(Unknown::NoPods),
+            _ => {
                 let mut sum = 0.0;
                 for pod in &holding.pods {
                     sum += self.pod(holding, pod).utilization?.ratio;
@@ -294,7 +288,7 @@ impl OnGpu<'_> {
                 .part(holding)
                 .and_then(|part| part.memory)
                 .map(|m| m.used),
-            (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) => Err(Unknown::NoPods),
+            _ => Err(Unknown::NoPods),
         };
         PodUsage {
             name: name.to_owned(),

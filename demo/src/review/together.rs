@@ -1,6 +1,6 @@
 //! Devices of a container that its programs cannot use together. Pure.
 
-use divvy_model::{Form, Quantity};
+use divvy_model::{Form, Quantity, TargetKind};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceRequest};
 
@@ -38,12 +38,12 @@ impl Held {
         let form = driver::form(of, class);
         let form = form.or(driver::profile_of(class).map(|_| Form::PARTITIONS));
         let devices = match form {
-            Some(Form::WHOLE | Form::TIME_SLICED | Form::MPS) => &mut self.gpus,
-            Some(Form::PARTITIONS | Form::SHARED_PARTITIONS | Form::MPS_PARTITIONS) => {
-                &mut self.partitions
-            }
             Some(Form::ADMIN) => &mut self.admin,
-            _ => return,
+            Some(form) => match form.target {
+                TargetKind::Gpu => &mut self.gpus,
+                TargetKind::Partition => &mut self.partitions,
+            },
+            None => return,
         };
         *devices = devices.saturating_add(count);
         if matches!(form, Some(Form::WHOLE | Form::PARTITIONS)) {

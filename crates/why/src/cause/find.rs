@@ -306,8 +306,10 @@ impl Kind {
                     .and_then(|device| text(device, attributes::PROFILE));
                 Self::Partition(profile.unwrap_or_default().to_owned())
             }
-            Some(Form::TIME_SLICED | Form::MPS) => Self::Share,
-            Some(Form::SHARED_PARTITIONS | Form::MPS_PARTITIONS) => Self::PartitionShare,
+            Some(form) if form.sharing.is_shared() => match form.target {
+                TargetKind::Gpu => Self::Share,
+                TargetKind::Partition => Self::PartitionShare,
+            },
             _ => Self::Whole,
         }
     }

@@ -212,9 +212,9 @@ impl OnGpu {
         let any = |is: fn(&Holding) -> bool| self.holders.iter().any(is);
         let is_shared = any(
             |holding| match (holding.kind.target, holding.kind.sharing) {
-                (_, Sharing::TimeSliced | Sharing::Mps | Sharing::Admin) => true,
                 (TargetKind::Gpu, Sharing::Exclusive) => holding.pods.len() > 1,
                 (TargetKind::Partition, Sharing::Exclusive) => false,
+                _ => true,
             },
         );
         if any(|holding| holding.kind == Form::WHOLE) {
