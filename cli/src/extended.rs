@@ -13,7 +13,6 @@ const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
 /// Extended resources of a pod that the scheduler makes a claim of.
 #[derive(Debug, Default, PartialEq)]
 pub struct Extended {
-    /// The requests of the claim.
     pub requests: Vec<DeviceRequest>,
     /// Resources that no class stands for.
     pub without_class: BTreeSet<String>,

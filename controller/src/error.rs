@@ -32,11 +32,8 @@ pub enum PublishError {
          `kubectl delete resourceslice {name}`"
     )]
     NameTaken {
-        /// The name.
         name: String,
-        /// Its driver.
         driver: String,
-        /// Its node.
         node: String,
     },
 }

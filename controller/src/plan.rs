@@ -19,7 +19,6 @@ pub struct Target<'a> {
     pub node: &'a str,
     /// The Node, which the slices go away with.
     pub owner: &'a OwnerReference,
-    /// The pool.
     pub pool: &'a Pool,
     /// Results of earlier writes.
     pub accepted: &'a Accepted,
@@ -30,7 +29,6 @@ pub struct Target<'a> {
 pub enum Write {
     /// Delete this slice, if it is still this one.
     Delete {
-        /// Name.
         name: String,
         /// Its UID must be this.
         uid: Option<String>,
@@ -69,7 +67,6 @@ impl Write {
 pub struct Sync {
     /// Deletes, then updates, then creates.
     pub writes: Vec<Write>,
-    /// Generation of the pool.
     pub generation: i64,
 }
 

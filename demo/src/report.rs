@@ -221,7 +221,6 @@ pub(crate) struct ClaimReport {
 pub(crate) enum State {
     /// Prepared, and given back.
     Prepared {
-        /// Its devices.
         devices: Vec<DeviceReport>,
         /// Time of the kubelet's call, in microseconds.
         prepare_us: u64,

@@ -61,7 +61,6 @@ pub enum ControlError {
 /// The program, for the daemon of one target.
 #[derive(Debug)]
 pub struct Control<'a> {
-    /// The driver.
     pub driver: &'a Driver,
     /// Path inside the driver's root.
     pub program: &'a Path,

@@ -50,7 +50,6 @@ pub(super) struct Objects {
     templates: BTreeMap<(String, String), Node>,
     /// Claims of the input in the same way.
     claims: BTreeMap<(String, String), Node>,
-    /// Classes of the input.
     classes: BTreeSet<String>,
     /// Classes of the input with MPS.
     served: BTreeSet<String>,

@@ -49,7 +49,6 @@ pub enum What {
     Extra,
     /// Devices that no pod gets for a taint.
     Tainted,
-    /// An attribute.
     Attribute,
     /// Capacities, counters that a device draws on, or its being shared.
     Amount,

@@ -64,7 +64,6 @@ pub(super) struct Guard {
 /// The secrets of one server.
 #[derive(Debug)]
 pub(super) struct Secrets {
-    /// Token of the link.
     pub(super) token: String,
     /// Value of the cookie.
     pub(super) cookie: String,

@@ -37,7 +37,6 @@ pub struct ClaimUsage {
     pub memory_limit: Option<u64>,
     /// Utilization of the GPU or partition, from 0 to 1.
     pub utilization: Option<f64>,
-    /// Source of the utilization.
     pub source: Option<String>,
     pub idle_seconds: Option<u64>,
     pub over_grant: Option<bool>,

@@ -58,10 +58,8 @@ pub(crate) struct Candidate {
     pub(crate) reason: Reason,
     pub(crate) namespace: String,
     pub(crate) pod: String,
-    /// UID of the pod.
     pub(crate) uid: String,
     pub(crate) claim: String,
-    /// The devices of the claim.
     pub(crate) devices: Vec<DeviceId>,
 }
 

@@ -43,7 +43,6 @@ use crate::reclaim::Reclaimer;
 pub struct Config {
     /// Driver name in claims.
     pub driver: String,
-    /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the Lease.
     pub lease: String,

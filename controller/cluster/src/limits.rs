@@ -17,7 +17,6 @@ const MINUTE: Duration = Duration::from_mins(1);
 /// A pod that was evicted, or goes by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Departure {
-    /// UID of the pod.
     uid: String,
     /// Time at which it was evicted, or was last seen to be ending.
     at: Timestamp,

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 pub struct AllocatedDevice {
     /// The request it was allocated for: `main`, or `main/sub` for a subrequest.
     pub request: String,
-    /// Pool of the device.
     pub pool: String,
     /// Name of the device in the pool.
     pub device: DeviceName,

@@ -103,18 +103,12 @@ pub enum Why {
     #[error(
         "the state of its GPU was written by a later version of divvy (format {version}) and is left unchanged"
     )]
-    GpuStateNewer {
-        /// Version of the file.
-        version: u32,
-    },
+    GpuStateNewer { version: u32 },
     /// The claim's own record was written by a later version.
     #[error(
         "its record was written by a later version of divvy (format {version}) and is left unchanged"
     )]
-    RecordNewer {
-        /// Version of the file.
-        version: u32,
-    },
+    RecordNewer { version: u32 },
     /// Another claim, whose record was written by a later version, may hold the GPU.
     #[error(
         "its GPU is held by claim UID {holder}, whose record was written by a later version of divvy (format {version})"
@@ -122,7 +116,6 @@ pub enum Why {
     HeldByNewer {
         /// The claim that holds it.
         holder: ClaimUid,
-        /// Version of the file.
         version: u32,
     },
     /// A claim that is in use holds what is wanted.
@@ -224,10 +217,7 @@ pub enum Why {
     #[error(
         "the MPS server that it would share with other claims {fault}, and no program can connect to it"
     )]
-    MpsWedged {
-        /// The fault.
-        fault: MpsFault,
-    },
+    MpsWedged { fault: MpsFault },
     /// A claim has MPS of two GPUs.
     #[error(
         "its claim has MPS on device {other} already, and a program can use the MPS server of one GPU or partition only"

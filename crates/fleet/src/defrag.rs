@@ -26,7 +26,6 @@ use crate::worlds::Shape;
 /// Content of a cluster.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
-    /// Nodes.
     pub nodes: Vec<Node>,
     /// Published devices.
     pub slices: Vec<ResourceSlice>,
@@ -53,13 +52,10 @@ pub struct Wanted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Victim {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
     /// UID, so that no other pod of the name is evicted.
     pub uid: String,
-    /// Priority.
     pub priority: i32,
     /// Node on which its claims fit afterwards; none where it will wait.
     pub then: Option<String>,
@@ -69,7 +65,6 @@ pub struct Victim {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// The node.
     pub node: String,
     /// Pods to evict, the least important first; none where it fits already.
     pub evict: Vec<Victim>,

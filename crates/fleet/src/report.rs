@@ -16,9 +16,7 @@ const MOST_STATES: usize = 200;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Nodes of the fleet.
     pub nodes: usize,
-    /// Pods of the workload.
     pub pods: usize,
     /// Pods that got devices.
     pub accepted: usize,

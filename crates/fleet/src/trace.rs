@@ -9,7 +9,6 @@ use thiserror::Error;
 pub struct Line {
     /// Arrival, in seconds from the beginning.
     pub time: f64,
-    /// Namespace of the pod.
     pub namespace: String,
     /// Request in words ([`crate::request`]).
     pub request: String,

@@ -149,7 +149,6 @@ pub struct Taint {
     pub key: String,
     /// A label value.
     pub value: Option<String>,
-    /// The effect.
     pub effect: TaintEffect,
 }
 

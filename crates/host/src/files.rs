@@ -88,7 +88,6 @@ pub struct Symlink {
 /// Files of the driver that a container needs. All lists are sorted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DriverFiles {
-    /// Version of the libraries.
     pub version: String,
     pub libraries: Vec<Library>,
     /// The names under which the libraries are asked for.

@@ -38,7 +38,6 @@ pub struct Fixture {
     pub nvml: Option<PathBuf>,
     /// True if the driver comes with its programs for MPS.
     pub mps: bool,
-    /// The boot id.
     pub boot_id: String,
 }
 

@@ -59,7 +59,6 @@ const NOT_IN_535_98: [&str; 2] = [
 pub struct Generation {
     major: u32,
     minor: u32,
-    /// A version of it.
     pub version: &'static str,
     /// The CUDA version it comes with.
     pub cuda: CudaVersion,

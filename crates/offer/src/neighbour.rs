@@ -15,21 +15,18 @@ pub type Uses = BTreeMap<GpuUuid, BTreeSet<Use>>;
 pub enum Use {
     /// A device plugin has given it out.
     DevicePlugin {
-        /// The resource.
         resource: String,
         /// The pod.
         to: String,
     },
     /// Another DRA driver has given it out.
     Driver {
-        /// Its name.
         name: String,
         /// The claim or pod.
         to: String,
     },
     /// divvy has given it out under another name of its driver, which it may have had before.
     OtherName {
-        /// The name.
         name: String,
         /// The claim or pod.
         to: String,

@@ -50,7 +50,6 @@ pub enum Fact {
         /// True if the driver cannot be used now.
         driver_down: bool,
     },
-    /// The health of the GPUs.
     Health(Arc<HealthView>),
     /// The policies in force, and the labels of the node.
     Policies {
@@ -65,7 +64,6 @@ pub enum Fact {
     Records(Records),
     /// The API server answered.
     Server {
-        /// Its version.
         version: KubeVersion,
         /// The features whose fields were lost in a dry run, if one was answered. Together with the
         /// version: a device without the fields that limit its use must not be published, not even

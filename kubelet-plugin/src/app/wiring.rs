@@ -70,7 +70,6 @@ pub struct Deps {
     pub mps: Option<Arc<dyn MpsServers>>,
     /// Where metrics are registered.
     pub metrics: MetricsRegistry,
-    /// The readiness of the parts.
     pub readiness: Readiness,
 }
 

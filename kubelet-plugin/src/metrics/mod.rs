@@ -60,7 +60,6 @@ pub(crate) struct Metrics {
     healthy: Info,
     /// Present faults.
     ailments: Info,
-    /// Xids.
     xids: Counters,
     /// GPUs whose events cannot be had.
     pub(crate) unmonitored: Gauge,

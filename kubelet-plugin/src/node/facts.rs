@@ -283,7 +283,6 @@ impl Recorded {
 /// The part of the Node object that decisions need.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
-    /// Its labels.
     pub(crate) labels: BTreeMap<String, String>,
     /// True if it is cordoned.
     pub(crate) cordoned: bool,

@@ -36,7 +36,6 @@ pub(super) struct Node {
 pub(crate) struct Holdings {
     /// By claim.
     pub(crate) devices: Arc<Recorded>,
-    /// The health of the GPUs.
     pub(crate) health: Arc<HealthView>,
 }
 

@@ -370,9 +370,7 @@ impl Notifier {
 /// A policy in one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PolicyRef {
-    /// Name.
     pub(crate) name: String,
-    /// UID.
     pub(crate) uid: Option<String>,
     /// Version of its spec.
     pub(crate) generation: Option<i64>,
@@ -406,7 +404,6 @@ impl PolicyRef {
 pub(crate) enum EventSubject<'a> {
     /// This node.
     Node,
-    /// A claim.
     Claim(&'a ClaimRef),
     /// A pod, by its namespace and names.
     Pod(&'a str, &'a PodRef),

@@ -74,7 +74,6 @@ impl Due {
 pub(crate) struct CdiFiles {
     pub(crate) executor: Arc<Executor>,
     pub(crate) edits: Arc<HostEdits>,
-    /// The folder of the files.
     pub(crate) folder: PathBuf,
     pub(crate) timing: Timing,
     pub(crate) seen: watch::Receiver<GpusSeen>,

@@ -11,7 +11,6 @@ use crate::{AllocatedDevice, GpuState, RecordedDevice, Times, Why};
 pub(super) struct Wanted {
     /// Limit in its config.
     pub(super) limit: Option<MemoryBound>,
-    /// Times of the claim.
     pub(super) times: Times,
 }
 

@@ -11,11 +11,8 @@ use super::{FakeKubelet, KubeletError, Plugin};
 /// Names a claim to the plugin.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimRef {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
-    /// UID.
     pub uid: String,
 }
 

@@ -108,7 +108,6 @@ pub enum KubeletError {
         driver: String,
         /// The RPC.
         method: &'static str,
-        /// The deadline.
         deadline: Duration,
     },
     /// The answer leaves claims out or names others.
@@ -126,7 +125,6 @@ pub enum KubeletError {
     /// The plugin's service socket cannot be used.
     #[error("the service socket {endpoint} of driver {driver} cannot be used")]
     Endpoint {
-        /// The driver.
         driver: String,
         /// Its socket.
         endpoint: String,

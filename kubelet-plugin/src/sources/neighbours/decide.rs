@@ -33,12 +33,7 @@ pub(crate) enum Giver {
     /// A device plugin, under this resource name.
     DevicePlugin(String),
     /// Another DRA driver, in this pool.
-    Driver {
-        /// Its name.
-        name: String,
-        /// Its pool.
-        pool: String,
-    },
+    Driver { name: String, pool: String },
 }
 
 /// The GPU behind a device of another driver: driver, pool and device name.
