@@ -42,14 +42,17 @@ pub(crate) fn look<'a>(
     let records = context.state.records()?;
     // Before the files of GPUs, in which servers are noted that were found among the processes.
     let processes = processes(context, claim, ordinals, concerned, &records);
-    let states = context.state.gpus()?;
-    // A GPU without a file has what was granted to this process.
-    let mut gpus = states.clone();
+    let (mut gpus, mut states) = (context.state.gpus()?, GpuStates::new());
+    // Files of its GPUs are read as they are, and not known by their stamps: what was read is
+    // changed and written again. A GPU without a file has what was granted to this process.
     for gpu in concerned {
-        if !gpus.contains_key(gpu) {
-            let state = without_file(context, gpu)?;
-            gpus.insert(gpu.clone(), Arc::new(Stored::Fine(state)));
-        }
+        let stored = Arc::new(context.state.gpu(gpu)?);
+        states.insert(gpu.clone(), stored.clone());
+        let counts = match *stored {
+            Stored::Absent => Arc::new(Stored::Fine(without_file(context, gpu)?)),
+            _ => stored,
+        };
+        gpus.insert(gpu.clone(), counts);
     }
     let places = places(context, claim, &records, ordinals, inventory.as_deref());
     let hardware = concerned

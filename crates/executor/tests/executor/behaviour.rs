@@ -40,9 +40,9 @@ fn a_whole_gpu_is_one_record_and_one_cdi_file_and_one_answer() {
     let synced = world.lock().syncs;
     let answer = world.prepare(&executor, &a).unwrap();
     // Tombstone, GPU numbers (once), own record, metadata; no file of another claim or GPU; MIG
-    // mode, which the driver is asked for; without a file of the GPU, the second copy of its promise
-    // of caps, twice; the list of CDI files, for lost records; then the three writes.
-    assert_eq!(world.lock().calls - before, 11);
+    // mode, which the driver is asked for, and the GPU's file; without that, the second copy of its
+    // promise of caps, twice; the list of CDI files, for lost records; then the three writes.
+    assert_eq!(world.lock().calls - before, 12);
     assert_eq!(world.lock().syncs - synced, 1, "the record");
     assert_eq!(
         answer.devices[0].cdi_ids,
