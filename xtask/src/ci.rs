@@ -117,6 +117,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     for s in STEPS {
         step(s.name, &mut || command(root, s.command))?;
     }
+    step("macos", &mut || macos(root))?;
     if !args.no_e2e {
         step("chart", &mut || crate::chart::run(root))?;
         step("e2e", &mut || command(root, &["cargo", "xtask", "e2e"]))?;
@@ -131,6 +132,26 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 fn command(root: &Path, words: &[&str]) -> Result<()> {
     let (program, args) = words.split_first().context("an empty command")?;
     succeeds(Command::new(program).args(args).current_dir(root))
+}
+
+/// Checks that the command line without the demo builds for macOS, where its parts can be had.
+fn macos(root: &Path) -> Result<()> {
+    const TARGET: &str = "aarch64-apple-darwin";
+    let mut add = Command::new("rustup");
+    if let Err(error) = succeeds(add.args(["target", "add", TARGET]).current_dir(root)) {
+        crate::say(&format!(
+            "skipped: the libraries of {TARGET} cannot be had: {error:#}"
+        ));
+        return Ok(());
+    }
+    let mut check = Command::new("cargo");
+    check.args(["check", "--locked", "--package", "divvy"]);
+    check.args(["--no-default-features", "--target", TARGET]);
+    // Nothing is linked: what dependencies have in C is not compiled, since that needs Apple's SDK.
+    for tool in ["CC", "AR"] {
+        check.env(format!("{tool}_{}", TARGET.replace('-', "_")), "true");
+    }
+    succeeds(check.current_dir(root))
 }
 
 /// Checks bans, licences and sources.

@@ -287,15 +287,3 @@ fn json_is_in_camel_case_throughout() {
     assert!(gpu["mig"] == "off" || gpu["mig"] == "on", "{gpu}");
     assert!(gpu["computeCapability"].is_string(), "{gpu}");
 }
-
-#[test]
-fn without_a_driver_the_error_is_short() {
-    for root in [None, Some(Path::new("/nowhere"))] {
-        let error = DriverRootError::NoneFits {
-            tried: vec![(PathBuf::from("/nowhere"), RootReason::Absent)],
-            set_by_user: root.is_some(),
-        };
-        let said = no_driver(root, &error, "");
-        assert!(said.len() < 160 && !said.contains('\n'), "{said}");
-    }
-}
