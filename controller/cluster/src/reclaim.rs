@@ -4,15 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_api::names::{self, annotations};
+use divvy_controller::{budget, evict};
 use divvy_telemetry::chain;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
-    DeleteOptions, ObjectMeta, Preconditions, Status,
-};
 use kube::api::PostParams;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
@@ -28,12 +25,7 @@ use crate::{Claims, Clock, Config};
 
 const NOT_FOUND: u16 = 404;
 const CONFLICT: u16 = 409;
-const TOO_MANY_REQUESTS: u16 = 429;
 const SERVER_ERRORS: u16 = 500;
-
-/// Cause of a refusal by a PodDisruptionBudget (`DisruptionBudgetCause` in k8s.io/api/policy/v1).
-/// An API server that has too much to do answers with the same status code, without it.
-const DISRUPTION_BUDGET: &str = "DisruptionBudget";
 
 /// Attempts to write the Lease, which this instance renews at the same time.
 const ATTEMPTS: usize = 5;
@@ -217,14 +209,14 @@ impl Reclaimer {
             self.stays(candidate).await;
             return Ok(());
         }
-        let answer = evict(&pods, candidate).await;
+        let answer = evict(&pods, &candidate.pod, &candidate.uid).await;
         if answer.as_ref().is_err_and(|error| !is_uncertain(error)) {
             self.stays(candidate).await;
         }
         self.limits.not_again(candidate, self.clock.now());
         let outcome = match answer {
             Ok(()) => Outcome::Evicted,
-            Err(kube::Error::Api(status)) if is_budget(&status) => Outcome::Refused,
+            Err(kube::Error::Api(status)) if budget(&status).is_some() => Outcome::Refused,
             Err(kube::Error::Api(status)) if [NOT_FOUND, CONFLICT].contains(&status.code) => {
                 return self.keep(candidate, &Kept::Gone).await;
             }
@@ -420,38 +412,4 @@ fn is_uncertain(error: &kube::Error) -> bool {
         kube::Error::Api(status) => status.code >= SERVER_ERRORS,
         _ => true,
     }
-}
-
-/// Returns whether a PodDisruptionBudget forbids the eviction.
-fn is_budget(status: &kube::core::Status) -> bool {
-    let mut causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == TOO_MANY_REQUESTS && causes.any(|cause| cause.reason == DISRUPTION_BUDGET)
-}
-
-/// `Api::evict` of kube 5.0 sends its options in a field that the API server does not know, and
-/// drops without a word.
-async fn evict(pods: &Api<Pod>, candidate: &Candidate) -> Result<(), kube::Error> {
-    // Not another pod of the same name.
-    let must = Preconditions {
-        uid: Some(candidate.uid.clone()),
-        resource_version: None,
-    };
-    let eviction = Eviction {
-        metadata: ObjectMeta {
-            name: Some(candidate.pod.clone()),
-            ..ObjectMeta::default()
-        },
-        delete_options: Some(DeleteOptions {
-            preconditions: Some(must),
-            ..DeleteOptions::default()
-        }),
-    };
-    pods.create_subresource::<_, Status>(
-        "eviction",
-        &candidate.pod,
-        &PostParams::default(),
-        &eviction,
-    )
-    .await?;
-    Ok(())
 }
