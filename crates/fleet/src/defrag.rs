@@ -3,13 +3,14 @@
 //! Pure. The allocator says whether it fits in the world without them. Evictions only free a node's
 //! own pods, so each node is looked at by itself, and the best answer wins.
 
+mod look;
 mod search;
 mod stays;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::{AllocError, AllocatedState, Allocator, Features, Inputs, Slices};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -19,6 +20,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde::Serialize;
 
+pub use self::look::{Look, look_again};
 use self::search::Search;
 use crate::pod;
 use crate::worlds::Shape;
@@ -37,6 +39,9 @@ pub struct Cluster {
     pub pods: Vec<Pod>,
     /// PodDisruptionBudgets of all namespaces.
     pub budgets: Vec<PodDisruptionBudget>,
+    /// UIDs of pods that were evicted: claims that only they reserve are as good as free, also
+    /// before the cluster's own controller has noticed.
+    pub left: BTreeSet<String>,
 }
 
 /// The pod that is to fit.
@@ -145,7 +150,7 @@ impl<'w> World<'w> {
             .collect();
         let mut pods_of = vec![Vec::new(); cluster.nodes.len()];
         for (number, pod) in cluster.pods.iter().enumerate() {
-            let pods = node_of(pod).filter(|_| !stays::has_ended(pod));
+            let pods = node_of(pod).filter(|_| !pod::has_ended(pod));
             if let Some(pods) = pods.and_then(|node| pods_of.get_mut(node)) {
                 pods.push(number);
             }
@@ -189,7 +194,8 @@ impl<'w> World<'w> {
                     let uid = self.pod(*number).and_then(|pod| pod.metadata.uid.as_ref());
                     uid == Some(&user.uid)
                 };
-                user.resource == "pods" && gone.iter().any(is_it)
+                let has_left = self.cluster.left.contains(&user.uid);
+                user.resource == "pods" && (has_left || gone.iter().any(is_it))
             })
     }
 
@@ -303,7 +309,7 @@ impl<'w> World<'w> {
                 namespace: pod.metadata.namespace.clone().unwrap_or_default(),
                 name: pod.metadata.name.clone().unwrap_or_default(),
                 uid: pod.metadata.uid.clone().unwrap_or_default(),
-                priority: stays::priority(pod),
+                priority: pod::priority(pod),
                 then,
             });
         }

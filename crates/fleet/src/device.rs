@@ -78,6 +78,8 @@ fn nanos(amount: i128) -> f64 {
 pub(crate) struct Devices {
     pub(crate) known: Vec<Known>,
     places: HashMap<(String, String, String), u32>,
+    /// GPUs by name.
+    pub(crate) gpus: BTreeMap<String, Amount>,
     /// Memory and multiprocessors of all GPUs.
     pub(crate) total: Amount,
 }
@@ -115,8 +117,9 @@ impl Devices {
             let key = (device.driver.clone(), gpu_of(&device.name));
             device.has.cores = gpus.get(&key).map_or(0.0, |gpu| gpu.cores);
         }
-        for gpu in gpus.into_values() {
+        for ((_, name), gpu) in gpus {
             all.total.add(gpu);
+            all.gpus.entry(name).or_default().add(gpu);
         }
         all
     }

@@ -7,6 +7,7 @@
 //! * [`Kind`]: nodes that publish the same.
 //! * [`Job`]: a pod of the workload, from a [`trace`] or a [`generator`](generate).
 //! * [`defrag::plan`]: which pods to evict so that another fits.
+//! * [`picture`]: how full each GPU is over the time of a run.
 //! * [`simulate`]: the run. The same fleet, jobs and settings give the same [`Report`].
 
 pub mod defrag;
@@ -16,7 +17,10 @@ pub mod request;
 pub mod trace;
 
 mod device;
+mod picture;
+mod queue;
 mod random;
+mod reach;
 mod report;
 mod run;
 mod score;
@@ -25,8 +29,9 @@ mod worlds;
 #[cfg(test)]
 mod tests;
 
+pub use picture::{Moment, Picture, node_names, picture};
 pub use report::{Form, Report, Waiting};
-pub use run::{Job, Nodes, Settings, Strategy, simulate};
+pub use run::{Given, Job, Nodes, Placed, Settings, Strategy, simulate};
 pub use worlds::{Kind, Shape};
 
 /// Parts of a cluster that a run leaves out, each in a sentence.

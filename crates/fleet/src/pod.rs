@@ -3,8 +3,25 @@
 use divvy_allocator::selects_node;
 use divvy_model::Quantity;
 use k8s_openapi::api::core::v1::{
-    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration,
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Toleration,
 };
+
+/// Returns the priority that admission gave a pod.
+pub fn priority(pod: &Pod) -> i32 {
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.priority)
+        .unwrap_or(0)
+}
+
+/// Says whether a pod has ended, and so holds nothing of its node.
+pub fn has_ended(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
 
 /// Returns what a pod demands by labels: nodeSelector and required affinity together.
 pub fn selector(spec: &PodSpec) -> Option<NodeSelector> {

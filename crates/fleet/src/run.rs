@@ -8,13 +8,13 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 
 use crate::device::Amount;
 use crate::pod;
+use crate::queue::{Group, Queue};
 use crate::random::Random;
+use crate::reach::Reach;
 use crate::report::{self, Report};
 use crate::score::{self, Usage};
 use crate::worlds::{Grant, Kind, Shape, StateId, Worlds};
 
-/// Waits after failed attempts, in milliseconds: the first, and the longest.
-const BACKOFF: (u64, u64) = (1_000, 10_000);
 /// Fewest nodes that are looked for, and the lowest share of all, in percent.
 const FEWEST: (usize, usize) = (100, 5);
 
@@ -77,7 +77,7 @@ impl Default for Settings {
 }
 
 /// A pod that got devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Placed {
     /// Number of the job.
     pub job: usize,
@@ -85,14 +85,17 @@ pub struct Placed {
     pub node: usize,
     /// Time in milliseconds.
     pub at: u64,
+    /// Devices, in the order of its claims and requests; without admin access.
+    pub devices: Vec<Given>,
 }
 
-/// Knowledge of a node for a shape: unknown until it is looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
-    Unknown,
-    Fits,
-    Full,
+/// A device that a pod got, or its share of one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Given {
+    /// Name of the device.
+    pub name: String,
+    /// Memory in bytes.
+    pub memory: f64,
 }
 
 /// An event, in the order in which those of one moment happen: devices are free before they are
@@ -101,28 +104,12 @@ enum Reach {
 enum Event {
     Ends(usize),
     Arrives(usize),
-    Retries(usize),
 }
 
 #[derive(Debug, Clone)]
 struct OneNode {
     state: StateId,
     usage: Usage,
-}
-
-/// A pod that waits.
-#[derive(Debug, Clone, Copy, Default)]
-struct Wait {
-    attempts: u32,
-    failed_at: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn {
-    /// The highest first, then the one that is in the queue for longest.
-    priority: i32,
-    since: Reverse<u64>,
-    number: Reverse<usize>,
 }
 
 struct Run<'r> {
@@ -132,17 +119,12 @@ struct Run<'r> {
     /// By job: number of its shape among those of the worlds.
     shape_of: Vec<usize>,
     nodes: Vec<OneNode>,
-    /// By shape and node.
-    reach: Vec<Vec<Reach>>,
-    /// By shape: nodes that are not known to be full.
-    open: Vec<usize>,
+    /// By shape.
+    reach: Vec<Reach>,
     next: usize,
     random: Random,
     events: BinaryHeap<Reverse<(u64, Event)>>,
-    active: BinaryHeap<Turn>,
-    waiting: BTreeMap<usize, Wait>,
-    /// Pods that wait and are in no queue: a pod that ends wakes them.
-    asleep: Vec<usize>,
+    queue: Queue,
     running: BTreeMap<usize, (usize, Vec<Grant>)>,
     placed: Vec<Placed>,
     fullness: Fullness,
@@ -186,19 +168,23 @@ pub fn simulate(
     let mut worlds = Worlds::new(&allocator, fleet.classes, fleet.kinds);
     let known: Vec<usize> = shapes.iter().map(|shape| worlds.shape(shape)).collect();
     let shape_of = |job: &Job| known.get(job.shape).copied().unwrap_or(usize::MAX);
+    let mut fullness = Fullness::default();
     let of_kind = |(kind, of): (usize, &Kind)| {
-        let node = OneNode {
-            state: Worlds::idle(kind),
-            usage: Usage::of(pod::allocatable(&of.node)),
-        };
-        vec![node; of.count]
+        let state = worlds.at_first(kind);
+        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+        fullness.now.add(worlds.held(state).times(of.count as f64));
+        let idle = Usage::of(pod::allocatable(&of.node));
+        let usage = of
+            .used
+            .iter()
+            .fold(idle, |usage, pod| usage.with(*pod, true));
+        vec![OneNode { state, usage }; of.count]
     };
     let nodes: Vec<OneNode> = fleet.kinds.iter().enumerate().flat_map(of_kind).collect();
     let count = worlds.shapes().len();
     let run = Run {
         shape_of: jobs.iter().map(shape_of).collect(),
-        reach: vec![vec![Reach::Unknown; nodes.len()]; count],
-        open: vec![nodes.len(); count],
+        reach: vec![Reach::of(nodes.len()); count],
         worlds,
         jobs,
         settings,
@@ -206,18 +192,16 @@ pub fn simulate(
         next: 0,
         random: Random::new(settings.seed),
         events: BinaryHeap::new(),
-        active: BinaryHeap::new(),
-        waiting: BTreeMap::new(),
-        asleep: Vec::new(),
+        queue: Queue::default(),
         running: BTreeMap::new(),
         placed: Vec::new(),
-        fullness: Fullness::default(),
+        fullness,
     };
     run.go()
 }
 
 /// Computes for how many nodes that fit the scheduler looks.
-fn enough(nodes: usize, percentage: Option<usize>) -> usize {
+pub(crate) fn enough(nodes: usize, percentage: Option<usize>) -> usize {
     let (fewest, lowest) = FEWEST;
     if nodes < fewest {
         return nodes;
@@ -234,17 +218,17 @@ impl Run<'_> {
         }
         let last = self.jobs.iter().map(|job| job.at).max().unwrap_or(0);
         let mut then: Option<Then> = None;
-        while let Some(Reverse((now, _))) = self.events.peek().copied() {
+        while let Some(now) = self.next_moment() {
             if now > last && then.is_none() {
                 then = Some(self.then(last));
             }
             self.fullness.pass(now);
             let freed = self.happen(now);
             if freed {
-                self.wake(now);
+                self.queue.wake(now);
             }
-            while let Some(turn) = self.active.pop() {
-                self.attempt(turn.number.0, now);
+            while let Some(group) = self.queue.pop() {
+                self.attempt(group, now);
             }
             self.fullness.peak = self.fullness.peak.max(self.fullness.now.memory);
         }
@@ -253,6 +237,11 @@ impl Run<'_> {
             None => self.then(last),
         };
         self.report(&then)
+    }
+
+    fn next_moment(&self) -> Option<u64> {
+        let event = self.events.peek().map(|Reverse((at, _))| *at);
+        [event, self.queue.next_retry()].into_iter().flatten().min()
     }
 
     /// Notes how things are when the last pod has arrived.
@@ -265,7 +254,7 @@ impl Run<'_> {
         };
         Then {
             states: self.states(),
-            waiting: self.waiting.len(),
+            waiting: self.queue.waiting().map(|(_, pods)| pods).sum(),
             mean,
         }
     }
@@ -286,55 +275,21 @@ impl Run<'_> {
                     self.end(job);
                     freed = true;
                 }
-                Event::Arrives(job) => self.queue(job, now),
-                Event::Retries(job) if self.is_closed(job) => self.fail(job, now),
-                Event::Retries(job) => {
-                    let since = self.waiting.get(&job).map_or(now, |wait| wait.failed_at);
-                    self.queue(job, since);
+                Event::Arrives(job) => {
+                    let priority = self.jobs.get(job).map_or(0, |job| job.priority);
+                    self.queue.arrive(job, self.shape_of(job), priority, now);
                 }
             }
         }
+        // Where every node is known to be full, an attempt only costs time.
+        let reach = &self.reach;
+        let is_closed = |shape: usize| reach.get(shape).is_none_or(Reach::is_closed);
+        self.queue.retry(now, is_closed);
         freed
     }
 
-    fn queue(&mut self, job: usize, since: u64) {
-        let priority = self.jobs.get(job).map_or(0, |job| job.priority);
-        self.active.push(Turn {
-            priority,
-            since: Reverse(since),
-            number: Reverse(job),
-        });
-    }
-
-    /// Says whether every node is known to be full for a pod: an attempt only costs it time.
-    fn is_closed(&self, job: usize) -> bool {
-        let shape = self.shape_of.get(job).copied().unwrap_or(usize::MAX);
-        self.open.get(shape).is_none_or(|open| *open == 0)
-    }
-
-    /// Lets a pod wait, until devices are free and its back-off has passed.
-    fn fail(&mut self, job: usize, now: u64) {
-        let wait = self.waiting.entry(job).or_default();
-        wait.attempts += 1;
-        wait.failed_at = now;
-        self.asleep.push(job);
-    }
-
-    /// Wakes the pods that wait: devices are free, and each may try again after its back-off.
-    fn wake(&mut self, now: u64) {
-        let (first, longest) = BACKOFF;
-        for job in std::mem::take(&mut self.asleep) {
-            let Some(wait) = self.waiting.get(&job).copied() else {
-                continue;
-            };
-            let doubled = first.saturating_mul(1 << wait.attempts.saturating_sub(1).min(16));
-            let at = wait.failed_at.saturating_add(doubled.min(longest));
-            if at <= now {
-                self.queue(job, wait.failed_at);
-            } else {
-                self.events.push(Reverse((at, Event::Retries(job))));
-            }
-        }
+    fn shape_of(&self, job: usize) -> usize {
+        self.shape_of.get(job).copied().unwrap_or(usize::MAX)
     }
 
     fn end(&mut self, job: usize) {
@@ -351,24 +306,23 @@ impl Run<'_> {
         let freed = before.less(self.worlds.held(node.state));
         self.fullness.now = self.fullness.now.less(freed);
         // More is free: what fitted still does.
-        for (reach, open) in self.reach.iter_mut().zip(&mut self.open) {
-            if let Some(known) = reach.get_mut(number).filter(|known| **known == Reach::Full) {
-                *known = Reach::Unknown;
-                *open += 1;
-            }
+        for reach in &mut self.reach {
+            reach.has_more(number);
         }
     }
 
     fn resources(&self, job: usize) -> [u64; 2] {
-        let shape = self
-            .shape_of
-            .get(job)
-            .and_then(|shape| self.worlds.shapes().get(*shape));
+        let shape = self.worlds.shapes().get(self.shape_of(job));
         shape.map(|shape| shape.resources).unwrap_or_default()
     }
 
-    fn attempt(&mut self, job: usize, now: u64) {
-        let shape = self.shape_of.get(job).copied().unwrap_or(usize::MAX);
+    /// Places the first pod of a group. Where it fits nowhere, none of them does: they are alike,
+    /// and until a pod ends there is only less.
+    fn attempt(&mut self, group: Group, now: u64) {
+        let Some(job) = group.first() else {
+            return;
+        };
+        let shape = self.shape_of(job);
         let resources = self.resources(job);
         let nodes = self.nodes_for(shape, resources);
         let chosen = self.choose(&nodes, shape, resources);
@@ -377,26 +331,26 @@ impl Run<'_> {
             Some((number, self.worlds.place(state, shape)?))
         });
         let Some((number, placement)) = placed else {
-            self.fail(job, now);
+            self.queue.fail(group, now);
             return;
         };
-        self.waiting.remove(&job);
+        self.queue.placed(group);
         if let Some(node) = self.nodes.get_mut(number) {
             node.state = placement.after;
             node.usage = node.usage.with(resources, true);
         }
         // Less is free: what was full still is.
         for reach in &mut self.reach {
-            if let Some(known) = reach.get_mut(number).filter(|known| **known == Reach::Fits) {
-                *known = Reach::Unknown;
-            }
+            reach.has_less(number);
         }
         self.fullness.now.add(placement.amount);
         self.running.insert(job, (number, placement.grants.clone()));
+        let devices = self.worlds.given(placement.after, &placement.grants);
         self.placed.push(Placed {
             job,
             node: number,
             at: now,
+            devices,
         });
         let ends = self.jobs.get(job).and_then(|job| job.duration);
         if let Some(duration) = ends {
@@ -409,48 +363,42 @@ impl Run<'_> {
     fn nodes_for(&mut self, shape: usize, resources: [u64; 2]) -> Vec<usize> {
         let all = self.nodes.len();
         let mut found = Vec::new();
-        let is_open = self.open.get(shape).is_some_and(|open| *open > 0);
-        if all == 0 || !is_open || self.worlds.broken.contains_key(&shape) {
+        if all == 0 || self.worlds.broken.contains_key(&shape) {
             return found;
         }
         let enough = enough(all, self.settings.percentage);
-        let mut looked = all;
-        for step in 0..all {
-            let number = (self.next + step) % all;
-            if self.fits(shape, number, resources) {
-                found.push(number);
-                if found.len() == enough {
-                    looked = step + 1;
-                    break;
+        let start = self.next;
+        for (mut from, until) in [(start, all), (0, start)] {
+            while let Some(number) = self.next_open(shape, from, until) {
+                from = number + 1;
+                if self.fits(shape, number, resources) {
+                    found.push(number);
+                    if found.len() == enough {
+                        self.next = (number + 1) % all;
+                        return found;
+                    }
                 }
             }
         }
-        self.next = (self.next + looked) % all;
         found
     }
 
+    fn next_open(&self, shape: usize, from: usize, until: usize) -> Option<usize> {
+        self.reach.get(shape)?.next_open(from, until)
+    }
+
     fn fits(&mut self, shape: usize, number: usize, resources: [u64; 2]) -> bool {
-        let Some(node) = self.nodes.get(number) else {
+        let (Some(node), Some(reach)) = (self.nodes.get(number), self.reach.get_mut(shape)) else {
             return false;
         };
-        let Some(known) = self
-            .reach
-            .get_mut(shape)
-            .and_then(|reach| reach.get_mut(number))
-        else {
-            return false;
-        };
-        if *known == Reach::Unknown {
-            *known = if self.worlds.place(node.state, shape).is_some() {
-                Reach::Fits
-            } else {
-                if let Some(open) = self.open.get_mut(shape) {
-                    *open -= 1;
-                }
-                Reach::Full
-            };
+        if !reach.is_known_to_fit(number) {
+            let fits = self.worlds.place(node.state, shape).is_some();
+            reach.learn(number, fits);
+            if !fits {
+                return false;
+            }
         }
-        *known == Reach::Fits && node.usage.fits(resources)
+        node.usage.fits(resources)
     }
 
     /// Chooses the node with the highest score; between equal ones the seed decides.
@@ -500,11 +448,7 @@ impl Run<'_> {
             placed.at.saturating_sub(arrived)
         };
         let waits: Vec<u64> = self.placed.iter().map(wait).collect();
-        let mut waiting: BTreeMap<usize, usize> = BTreeMap::new();
-        for job in self.waiting.keys() {
-            let shape = self.shape_of.get(*job).copied().unwrap_or(usize::MAX);
-            *waiting.entry(shape).or_default() += 1;
-        }
+        let waiting: BTreeMap<usize, usize> = self.queue.waiting().collect();
         let now = self.states();
         let ended = self.fullness.since;
         let figures = report::Figures {

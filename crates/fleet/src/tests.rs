@@ -1,3 +1,5 @@
+mod plain;
+
 use divvy_allocator::{AllocatedState, Allocator, Features, Inputs, Slices};
 use k8s_openapi::api::core::v1::{NodeSpec, NodeStatus, Taint, Toleration};
 use k8s_openapi::api::resource::v1::{
@@ -62,6 +64,7 @@ pub(crate) fn kind(name: &str, count: usize, gpus: usize) -> Kind {
             slice(0, json!({"devices": devices})),
             slice(1, json!({"sharedCounters": sets})),
         ],
+        ..Kind::default()
     }
 }
 
@@ -126,6 +129,11 @@ impl Brute {
     }
 
     fn place(&self, node: usize, text: &str) -> Option<ResourceClaim> {
+        self.place_shape(node, &request::shape(text).unwrap())
+    }
+
+    /// Places a pod with one claim.
+    fn place_shape(&self, node: usize, shape: &Shape) -> Option<ResourceClaim> {
         let slices = Slices::new(&self.kinds[node].slices);
         let allocated = AllocatedState::from_claims(&self.held[node]);
         let inputs = Inputs {
@@ -134,7 +142,7 @@ impl Brute {
             allocated: &allocated,
             node: &self.kinds[node].node,
         };
-        let mut claim = request::shape(text).unwrap().claims.remove(0);
+        let mut claim = shape.claims[0].clone();
         claim.metadata.name = Some(format!("{}", self.held[node].len()));
         let found = self.allocator.fit(&inputs, &[&claim]).unwrap()?;
         claim.status = Some(ResourceClaimStatus {
@@ -399,6 +407,87 @@ fn free_memory_that_a_form_cannot_use_is_stranded() {
         .collect();
     assert_eq!(left, [(14, 0.0, 40.0), (0, 140.0, 180.0)]);
     assert!((report.peak_percent - 12.5).abs() < 0.01, "{report:?}");
+}
+
+#[test]
+fn a_picture_shows_each_gpu_at_each_moment() {
+    let mut of = kind("a", 2, 2);
+    of.held = Vec::new();
+    let jobs = [
+        job(0, 0, Some(5_000), 0),
+        job(0, 1, Some(3_000), 0),
+        job(0, 2, None, 0),
+        job(0, 2, None, 0),
+        job(9_500, 1, None, 0),
+    ];
+    let requests = ["mig:half", "2*gpu", "2*gpu"];
+    let (_, placed) = run(&[of.clone()], &requests, &jobs, Settings::default());
+    let drawn = crate::picture(&[of.clone()], &jobs, &placed);
+    assert_eq!((drawn.all_nodes, drawn.moments.len()), (2, 96));
+    assert_eq!(drawn.nodes, ["a-0", "a-1"]);
+    assert_eq!(drawn.gpus[0], ["gpu-0", "gpu-1"]);
+    let at = |seconds: f64| {
+        let moment = drawn
+            .moments
+            .iter()
+            .rfind(|moment| moment.at <= seconds)
+            .unwrap();
+        let mut held = moment.held.clone();
+        held.sort();
+        (held, moment.running, moment.waiting)
+    };
+    let texts = |all: [&str; 2]| all.map(str::to_owned).to_vec();
+    // A half and two GPUs; then one of those that wait has the two; then both wait for nothing.
+    assert_eq!(at(0.0), (texts(["50", "aa"]), 2, 2));
+    assert_eq!(at(4.5), (texts(["50", "aa"]), 2, 1));
+    assert_eq!(at(9.4), (texts(["aa", "aa"]), 2, 0));
+    assert_eq!(at(9.5), (texts(["aa", "aa"]), 2, 1));
+    // What runs at the beginning is drawn, too; and all at one moment is one moment.
+    let brute = Brute::new(std::slice::from_ref(&of));
+    of.count = 1;
+    of.held = vec![brute.place(0, "share:8Gi").unwrap()];
+    let (_, placed) = run(
+        &[of.clone()],
+        &["gpu"],
+        &[job(0, 0, None, 0)],
+        Settings::default(),
+    );
+    let drawn = crate::picture(&[of], &[job(0, 0, None, 0)], &placed);
+    assert_eq!(drawn.moments.len(), 1);
+    assert_eq!(drawn.moments[0].held, ["1a"]);
+}
+
+/// Claims and requests of a cluster as it is: the run goes on from there.
+#[test]
+fn what_is_held_at_the_beginning_is_held_and_counts() {
+    let mut of = with_resources(kind("a", 1, 2));
+    let brute = Brute::new(std::slice::from_ref(&of));
+    of.held = vec![
+        brute.place(0, "mig:half").unwrap(),
+        ResourceClaim::default(), // waits
+    ];
+    of.used = vec![[4_000, 0], [3_000, 0]];
+    let jobs = [job(0, 0, None, 0), job(1, 0, None, 0)];
+    let (report, placed) = run(&[of.clone()], &["gpu"], &jobs, Settings::default());
+    let devices: Vec<&str> = placed
+        .iter()
+        .flat_map(|of| &of.devices)
+        .map(|of| of.name.as_str())
+        .collect();
+    assert_eq!(devices, ["gpu-1"]);
+    assert_eq!(report.accepted, 1);
+    assert!((report.peak_percent - 75.0).abs() < 0.01, "{report:?}");
+    // Of 8 cores, 7 are requested already.
+    let mut shape = request::shape("gpu").unwrap();
+    shape.resources = [2_000, 0];
+    let classes = classes();
+    let kinds = [of];
+    let fleet = Nodes {
+        kinds: &kinds,
+        classes: &classes,
+    };
+    let (report, _) = simulate(fleet, &[shape], &jobs[..1], Settings::default());
+    assert_eq!(report.accepted, 0);
 }
 
 fn with_resources(mut kind: Kind) -> Kind {

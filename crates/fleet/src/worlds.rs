@@ -13,11 +13,12 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
-use crate::device::{Amount, Devices};
+use crate::device::{Amount, Devices, Known};
+use crate::run::Given;
 use crate::{pod, score};
 
-/// Nodes that publish the same.
-#[derive(Debug, Clone)]
+/// Nodes that publish the same and hold the same when a run begins.
+#[derive(Debug, Clone, Default)]
 pub struct Kind {
     /// GPUs, as `--sim` has them, or the name of a node.
     pub name: String,
@@ -27,6 +28,10 @@ pub struct Kind {
     pub node: Node,
     /// Slices of that node.
     pub slices: Vec<ResourceSlice>,
+    /// Claims that have devices of it when a run begins, and keep them.
+    pub held: Vec<ResourceClaim>,
+    /// Processor time and memory that each of its pods requests then, as in a [`Shape`].
+    pub used: Vec<[u64; 2]>,
 }
 
 /// A pod as the scheduler sees it. Jobs of one shape get the same answers.
@@ -54,6 +59,12 @@ pub(crate) struct Grant {
     /// Amounts that a share consumes by capacity, in billionths; nothing of a device that is held
     /// alone.
     share: Option<BTreeMap<String, i128>>,
+}
+
+impl Grant {
+    fn amount(&self, device: &Known) -> Amount {
+        device.granted(self.share.as_ref().unwrap_or(&BTreeMap::new()))
+    }
 }
 
 /// Devices that a pod gets in a state.
@@ -156,6 +167,23 @@ impl<'w> Worlds<'w> {
         self.states.get(usize::try_from(id).ok()?)
     }
 
+    /// Returns the state of a node of a kind when a run begins.
+    pub(crate) fn at_first(&mut self, kind: usize) -> StateId {
+        let (Some(of), Some(devices)) = (self.kinds.get(kind), self.devices.get(kind)) else {
+            return Self::idle(kind);
+        };
+        let results = of.held.iter().filter_map(|claim| {
+            let status = claim.status.as_ref()?;
+            status.allocation.clone()
+        });
+        let results: Vec<AllocationResult> = results.collect();
+        let mut held = Vec::new();
+        for grant in grants(&results, devices) {
+            change(&mut held, &grant, true);
+        }
+        self.id(Content { kind, held })
+    }
+
     /// Returns what a shape gets of a node in a state; nothing where it does not fit.
     pub(crate) fn place(&mut self, state: StateId, shape: usize) -> Option<Arc<Placement>> {
         if let Some(known) = self.answers.get(&(state, shape)) {
@@ -194,15 +222,9 @@ impl<'w> Worlds<'w> {
         let score = score::of_alternatives(&claims, &found.results);
         let grants = grants(&found.results, devices);
         let mut amount = Amount::default();
-        let nothing = BTreeMap::new();
         for grant in &grants {
-            let consumed = grant.share.as_ref().unwrap_or(&nothing);
             let device = devices.at(grant.device);
-            amount.add(
-                device
-                    .map(|device| device.granted(consumed))
-                    .unwrap_or_default(),
-            );
+            amount.add(device.map(|of| grant.amount(of)).unwrap_or_default());
         }
         let mut held = content.held;
         for grant in &grants {
@@ -265,6 +287,14 @@ impl<'w> Worlds<'w> {
 
     pub(crate) fn kind(&self, state: StateId) -> usize {
         self.state(state).map_or(0, |content| content.kind)
+    }
+
+    /// Returns granted devices by name.
+    pub(crate) fn given(&self, state: StateId, grants: &[Grant]) -> Vec<Given> {
+        let devices = self.devices.get(self.kind(state));
+        devices
+            .map(|devices| given(grants, devices))
+            .unwrap_or_default()
     }
 
     /// Returns what the GPUs of a node have together.
@@ -368,6 +398,22 @@ fn grants(results: &[AllocationResult], devices: &Devices) -> Vec<Grant> {
         })
     };
     results.filter_map(grant).collect()
+}
+
+fn given(grants: &[Grant], devices: &Devices) -> Vec<Given> {
+    let given = grants.iter().filter_map(|grant| {
+        let device = devices.at(grant.device)?;
+        Some(Given {
+            name: device.name.clone(),
+            memory: grant.amount(device).memory,
+        })
+    });
+    given.collect()
+}
+
+/// Returns the devices of allocations that are among these.
+pub(crate) fn granted(results: &[AllocationResult], devices: &Devices) -> Vec<Given> {
+    given(&grants(results, devices), devices)
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -10,6 +10,7 @@ use divvy_allocator::AllocError;
 
 use super::{Wanted, World, allocation, stays};
 use crate::device::gpu_of;
+use crate::pod;
 
 /// Subsets that are tried on a node before the best known one is taken without a proof.
 const MOST_TRIES: usize = 2_000;
@@ -68,7 +69,7 @@ impl<'s, 'w> Search<'s, 'w> {
         pods.sort_by_key(|number| {
             world
                 .pod(*number)
-                .map(|pod| (stays::priority(pod), stays::name(pod)))
+                .map(|pod| (pod::priority(pod), stays::name(pod)))
         });
         let search = Self {
             world,
@@ -102,7 +103,7 @@ impl<'s, 'w> Search<'s, 'w> {
 
     fn found(&self, gone: &[usize]) -> Found {
         let pods = gone.iter().filter_map(|number| self.world.pod(*number));
-        let mut ranks: Vec<i32> = pods.map(stays::priority).collect();
+        let mut ranks: Vec<i32> = pods.map(pod::priority).collect();
         ranks.sort_unstable_by(|a, b| b.cmp(a));
         let mut gone = gone.to_vec();
         gone.sort_by_key(|number| self.pods.iter().position(|pod| pod == number));

@@ -4,6 +4,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
+use crate::pod::priority;
+
 /// Annotations with which a pod asks to stay, and their values.
 const ASKS: [(&str, &str); 3] = [
     ("divvy.dev/do-not-evict", "true"),
@@ -20,22 +22,6 @@ pub(super) fn name(pod: &Pod) -> String {
         text(&pod.metadata.namespace),
         text(&pod.metadata.name)
     )
-}
-
-pub(super) fn priority(pod: &Pod) -> i32 {
-    pod.spec
-        .as_ref()
-        .and_then(|spec| spec.priority)
-        .unwrap_or(0)
-}
-
-/// Says whether a pod has ended, and so holds nothing of its node.
-pub(super) fn has_ended(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Says why a pod stays, whatever else is evicted; nothing where it may go.
