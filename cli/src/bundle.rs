@@ -20,7 +20,10 @@ use crate::format;
 use crate::status::read::{Access, ClaimsWanted, PodWanted, Wanted, read};
 use crate::status::{render, report};
 
+mod open;
 mod redact;
+
+pub use self::open::Opened;
 
 /// Objects in one answer of the server.
 const PAGE: u32 = 500;

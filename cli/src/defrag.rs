@@ -1,4 +1,6 @@
-//! `divvy defrag`: which pods to evict so that a wanted one fits. It changes nothing.
+//! `divvy defrag`: which pods to evict so that a wanted one fits, and their evictions.
+
+mod apply;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,6 +10,7 @@ use divvy_fleet::defrag::{Answer, Cluster, Victim, Wanted, plan};
 use divvy_fleet::{Shape, pod, request};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Client;
 
 use crate::Usage;
 use crate::format::{self, Output};
@@ -19,8 +22,19 @@ use crate::table::Table;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print the plan; nothing is evicted
-    #[arg(long, required = true)]
+    #[arg(long, required_unless_present = "apply")]
     plan: bool,
+    /// Evict the pods of the plan, one after the other, and look at the cluster again after each
+    #[arg(long, conflicts_with_all = ["plan", "objects"])]
+    apply: bool,
+    /// Time that an evicted pod has to end
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        requires = "apply"
+    )]
+    patience: u64,
     /// The pod that waits
     #[arg(long, value_name = "NAMESPACE/NAME", required_unless_present = "want")]
     pod: Option<String>,
@@ -49,8 +63,12 @@ pub struct Args {
     output: Output,
 }
 
-/// Runs `divvy defrag --plan`. Exit status 1 when no allowed eviction makes room.
+/// Runs `divvy defrag`. Exit status 1 when no allowed eviction makes room, or where the evictions
+/// were stopped.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.apply {
+        return apply::run(args);
+    }
     let cluster = match &args.objects {
         Some(file) => of_file(file).map_err(|error| Usage(format!("{error:#}")))?,
         None => of_cluster(&args.access)?,
@@ -74,6 +92,7 @@ fn of_file(file: &std::path::Path) -> Result<Cluster> {
         claims: printed.of("ResourceClaim")?,
         pods: printed.of("Pod")?,
         budgets: printed.of("PodDisruptionBudget")?,
+        ..Cluster::default()
     };
     if cluster.nodes.is_empty() || cluster.slices.is_empty() {
         bail!("{}: no Node or no ResourceSlice in it", file.display());
@@ -87,19 +106,20 @@ fn of_cluster(access: &Access) -> Result<Cluster> {
         .build()?;
     runtime.block_on(async {
         let (client, _, server) = access.client().await?;
-        let read = async {
-            Ok(Cluster {
-                // Claims come before pods: a pod that is newer than its claim's list is no victim.
-                claims: objects::all(&client).await?,
-                nodes: objects::all(&client).await?,
-                slices: objects::all(&client).await?,
-                classes: objects::all(&client).await?,
-                pods: objects::all(&client).await?,
-                budgets: objects::all(&client).await?,
-            })
-        };
-        read.await
-            .map_err(|error: anyhow::Error| error.context(server))
+        read(&client).await.context(server)
+    })
+}
+
+async fn read(client: &Client) -> Result<Cluster> {
+    Ok(Cluster {
+        // Claims come before pods: a pod that is newer than its claim's list is no victim.
+        claims: objects::all(client).await?,
+        nodes: objects::all(client).await?,
+        slices: objects::all(client).await?,
+        classes: objects::all(client).await?,
+        pods: objects::all(client).await?,
+        budgets: objects::all(client).await?,
+        ..Cluster::default()
     })
 }
 
@@ -120,11 +140,22 @@ fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted> {
     };
     let found = cluster.pods.iter().find(is_it);
     let found = found.with_context(|| format!("pod {text} does not exist"))?;
-    let spec = found.spec.as_ref();
+    Ok(Wanted {
+        priority: pod::priority(found),
+        shape: shape_of(found, &cluster.claims)?,
+    })
+}
+
+/// Returns what a pod that waits asks for.
+pub(crate) fn shape_of(pod: &Pod, all: &[ResourceClaim]) -> Result<Shape> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let text = format!("{namespace}/{name}");
+    let spec = pod.spec.as_ref();
     if spec.is_some_and(|spec| spec.node_name.is_some()) {
         bail!("pod {text} is on a node already");
     }
-    let names = claims_of(found);
+    let names = claims_of(pod);
     if names.is_empty() {
         bail!("pod {text} has no claims");
     }
@@ -135,7 +166,7 @@ fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted> {
             claim.metadata.name.as_deref() == Some(name.as_str())
                 && claim.metadata.namespace.as_deref() == Some(namespace)
         };
-        let claim = cluster.claims.iter().find(is_it);
+        let claim = all.iter().find(is_it);
         let claim = claim.with_context(|| format!("claim {namespace}/{name} does not exist"))?;
         let allocation = claim
             .status
@@ -146,17 +177,14 @@ fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted> {
         }
         claims.push(claim.clone());
     }
-    Ok(Wanted {
-        priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
-        shape: Shape {
-            name: text.to_owned(),
-            claims,
-            selector: spec.and_then(pod::selector),
-            tolerations: spec
-                .and_then(|spec| spec.tolerations.clone())
-                .unwrap_or_default(),
-            resources: spec.map(pod::resources).unwrap_or_default(),
-        },
+    Ok(Shape {
+        name: text,
+        claims,
+        selector: spec.and_then(pod::selector),
+        tolerations: spec
+            .and_then(|spec| spec.tolerations.clone())
+            .unwrap_or_default(),
+        resources: spec.map(pod::resources).unwrap_or_default(),
     })
 }
 
@@ -222,6 +250,8 @@ mod tests {
     fn asked(cluster: &Cluster, pod: &str) -> Result<Wanted> {
         let args = Args {
             plan: true,
+            apply: false,
+            patience: 300,
             pod: Some(pod.to_owned()),
             want: None,
             priority: 0,

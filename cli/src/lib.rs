@@ -20,6 +20,7 @@ pub mod manifests;
 pub mod objects;
 pub mod offered;
 pub mod runtime;
+pub mod seen;
 pub mod slices;
 pub mod status;
 pub mod strict;

@@ -210,6 +210,11 @@ impl Access {
         }
     }
 
+    /// Says whether the command line names a cluster.
+    pub fn is_given(&self) -> bool {
+        self.kubeconfig.is_some() || self.context.is_some()
+    }
+
     /// Returns the name of the context that is used, if a kubeconfig is.
     pub fn context_name(&self) -> Option<String> {
         let current = || {
