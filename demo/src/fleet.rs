@@ -109,6 +109,7 @@ impl Spec {
                     ..Node::default()
                 },
                 slices: slices.collect(),
+                ..Kind::default()
             });
             by_kind.push(notes);
         }

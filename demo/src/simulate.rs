@@ -1,20 +1,26 @@
 //! `divvy simulate`: a fleet under a workload, side by side for fleets, policies and releases.
 
+mod html;
 mod jobs;
 mod text;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use divvy_api::names::DRIVER;
 use divvy_api::policy::GpuPolicy;
 use divvy_cli::Usage;
-use divvy_cli::format::{self, Output};
+use divvy_cli::format::{self, Format};
 use divvy_cli::manifests::{self, Manifests};
 use divvy_cli::objects::Printed;
+use divvy_cli::seen::Seen;
+use divvy_cli::status::read::Access;
 use divvy_cli::taints::taint;
-use divvy_fleet::{Kind, NOT_MODELLED, Nodes, Report, Settings, Strategy, simulate};
+use divvy_fleet::{
+    Kind, NOT_MODELLED, Nodes, Picture, Placed, Report, Settings, Strategy, node_names, picture,
+    simulate,
+};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
 use serde::Serialize;
@@ -27,17 +33,22 @@ use crate::world::classes;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The fleet: nodes and their GPUs, such as 40*h100x8,10*l40sx4+l4x2; several are compared
-    #[arg(long, value_name = "FLEET")]
+    #[arg(long, value_name = "FLEET", conflicts_with_all = ["context", "kubeconfig"])]
     sim: Vec<Spec>,
     /// Nodes and ResourceSlices of a cluster instead, as kubectl get nodes,resourceslices -o yaml
     /// prints them
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["sim", "policy", "node_label"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sim", "policy", "node_label", "context", "kubeconfig"])]
     nodes: Option<PathBuf>,
+    /// A cluster instead, as it is now, from an archive or a folder of divvy bundle
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sim", "nodes", "policy", "node_label", "context", "kubeconfig"])]
+    bundle: Option<PathBuf>,
+    #[command(flatten)]
+    access: Access,
     /// Label of the simulated nodes, which policies and pods can select; may be given several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = divvy_cli::inventory::label)]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = divvy_cli::inventory::label, conflicts_with_all = ["context", "kubeconfig"])]
     node_label: Vec<(String, String)>,
     /// GpuPolicies that decide what the nodes publish: a file or folder; several are compared
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["context", "kubeconfig"])]
     policy: Vec<PathBuf>,
     /// Classes, claims, templates, pods and workloads, which all come at the beginning and stay: a
     /// file, a folder, or - for standard input; may be given several times
@@ -68,9 +79,25 @@ pub struct Args {
     /// Release of Kubernetes, 1.34 to 1.37; several are compared
     #[arg(long, value_name = "RELEASE", default_value = "1.37", value_parser = format::release)]
     kubernetes: Vec<u32>,
+    /// Also write where each pod went to this file: JSON lines with the time, the node and the devices
+    #[arg(long, value_name = "FILE")]
+    assignments: Option<PathBuf>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
+}
+
+/// Format of the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+    /// For people and programs
+    Yaml,
+    /// A page with the GPUs over time, which needs no other file
+    Html,
 }
 
 /// Values of `--strategy`.
@@ -100,6 +127,21 @@ pub(crate) struct Answer {
     pub(crate) notes: Vec<String>,
     /// Parts of a cluster that are left out.
     pub(crate) not_modelled: Vec<String>,
+    #[serde(skip)]
+    assignments: Vec<Assignment>,
+}
+
+/// Place of a pod.
+#[derive(Debug, Serialize)]
+struct Assignment {
+    /// Number of the pod, in the order of arrival.
+    pod: usize,
+    name: String,
+    request: String,
+    /// Time in seconds.
+    at: f64,
+    node: String,
+    devices: Vec<String>,
 }
 
 /// A column of the answer.
@@ -109,12 +151,32 @@ pub(crate) struct OneRun {
     pub(crate) name: String,
     #[serde(flatten)]
     pub(crate) report: Report,
+    #[serde(skip)]
+    pub(crate) picture: Option<Picture>,
 }
 
 /// Runs `divvy simulate`.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let answer = answer(args)?;
-    format::show(&answer, args.output.format(), text::table)?;
+    if let Some(file) = &args.assignments {
+        if answer.runs.len() != 1 {
+            bail!(Usage(
+                "--assignments is of one run: give one fleet, policy and release".to_owned()
+            ));
+        }
+        let lines: Result<Vec<String>, _> = answer
+            .assignments
+            .iter()
+            .map(serde_json::to_string)
+            .collect();
+        fs_err::write(file, lines?.join("\n") + "\n")?;
+    }
+    match args.output {
+        Output::Table => format::show(&answer, Format::Table, text::table)?,
+        Output::Json => format::show(&answer, Format::Json, text::table)?,
+        Output::Yaml => format::show(&answer, Format::Yaml, text::table)?,
+        Output::Html => format::print(&html::page(&answer)?)?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -124,7 +186,12 @@ fn usage(error: &anyhow::Error) -> anyhow::Error {
 
 pub(crate) fn answer(args: &Args) -> Result<Answer> {
     let manifests = Manifests::of_files(&args.files).map_err(|error| usage(&error))?;
-    let mut known = classes(DRIVER)?;
+    let seen = seen(args)?;
+    let of_cluster = seen.as_ref().and_then(|seen| seen.classes.clone());
+    let mut known = match of_cluster {
+        Some(classes) => classes,
+        None => classes(DRIVER)?,
+    };
     let named = |class: &DeviceClass| class.metadata.name.clone();
     known.retain(|class| {
         manifests
@@ -133,13 +200,16 @@ pub(crate) fn answer(args: &Args) -> Result<Answer> {
             .all(|new| named(new) != named(class))
     });
     known.extend(manifests.classes.iter().cloned());
-    let workload = Workload::of(args, &manifests, &known).map_err(|error| usage(&error))?;
+    let (waiting, left_out) = seen.as_ref().map(Seen::waiting).unwrap_or_default();
+    let workload = Workload::of(args, &manifests, &known, &waiting);
+    let mut workload = workload.map_err(|error| usage(&error))?;
+    workload.notes.extend(left_out);
     let mut answer = Answer {
         notes: workload.notes.clone(),
         not_modelled: NOT_MODELLED.map(str::to_owned).to_vec(),
         ..Answer::default()
     };
-    for (name, mut fleet) in fleets(args, &manifests)? {
+    for (name, mut fleet) in fleets(args, &manifests, seen)? {
         for kind in &mut fleet.kinds {
             taint(&mut kind.slices, &manifests.taint_rules);
         }
@@ -161,7 +231,8 @@ pub(crate) fn answer(args: &Args) -> Result<Answer> {
                 kinds: &fleet.kinds,
                 classes: &known,
             };
-            let (report, _) = simulate(nodes, &workload.shapes, &workload.jobs, settings);
+            let (report, placed) = simulate(nodes, &workload.shapes, &workload.jobs, settings);
+            answer.assignments = assignments(&fleet.kinds, &workload, &placed);
             let release = (args.kubernetes.len() > 1).then(|| format!("1.{kubernetes}"));
             let name: Vec<String> = Some(name.clone())
                 .filter(|name| !name.is_empty())
@@ -171,14 +242,58 @@ pub(crate) fn answer(args: &Args) -> Result<Answer> {
             answer.runs.push(OneRun {
                 name: name.join(" "),
                 report,
+                picture: (args.output == Output::Html)
+                    .then(|| picture(&fleet.kinds, &workload.jobs, &placed)),
             });
         }
     }
     Ok(answer)
 }
 
+/// Reads the cluster, where one is the fleet.
+fn seen(args: &Args) -> Result<Option<Seen>> {
+    if let Some(file) = &args.bundle {
+        let seen = Seen::of_bundle(file).map_err(|error| usage(&error))?;
+        return Ok(Some(seen));
+    }
+    if !args.sim.is_empty() || args.nodes.is_some() || !args.access.is_given() {
+        return Ok(None);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let (client, _, server) = args.access.client().await?;
+        let seen = Seen::of_cluster(&client).await.context(server)?;
+        Ok(Some(seen))
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "milliseconds of a run fit")]
+fn assignments(kinds: &[Kind], workload: &Workload, placed: &[Placed]) -> Vec<Assignment> {
+    let nodes = node_names(kinds);
+    let of = |placed: &Placed| {
+        let job = workload.jobs.get(placed.job)?;
+        Some(Assignment {
+            pod: placed.job,
+            name: job.name.clone(),
+            request: workload.shapes.get(job.shape)?.name.clone(),
+            at: placed.at as f64 / 1000.0,
+            node: nodes.get(placed.node)?.clone(),
+            devices: placed.devices.iter().map(|of| of.name.clone()).collect(),
+        })
+    };
+    placed.iter().filter_map(of).collect()
+}
+
 /// Returns the fleets to compare: each of `--sim` under each of `--policy`.
-fn fleets(args: &Args, manifests: &Manifests) -> Result<Vec<(String, Fleet)>> {
+fn fleets(args: &Args, manifests: &Manifests, seen: Option<Seen>) -> Result<Vec<(String, Fleet)>> {
+    if let Some(seen) = seen {
+        let mut notes = seen.notes.clone();
+        notes.push("what runs now is taken to stay".to_owned());
+        let kinds = seen.kinds();
+        return Ok(vec![(String::new(), Fleet { kinds, notes })]);
+    }
     if let Some(file) = &args.nodes {
         return Ok(vec![(
             String::new(),
@@ -187,7 +302,9 @@ fn fleets(args: &Args, manifests: &Manifests) -> Result<Vec<(String, Fleet)>> {
     }
     if args.sim.is_empty() {
         bail!(Usage(
-            "give a fleet (--sim 40*h100x8) or its nodes (--nodes FILE)".to_owned()
+            "give a fleet (--sim 40*h100x8), its nodes (--nodes FILE), a cluster (--context NAME), or a bundle \
+             of one (--bundle FILE)"
+                .to_owned()
         ));
     }
     let mut policies: Vec<(String, Vec<GpuPolicy>)> = Vec::new();
@@ -232,6 +349,7 @@ fn of_file(file: &Path) -> Result<Fleet> {
             name,
             count: 1,
             node,
+            ..Kind::default()
         }
     });
     let elsewhere = slices

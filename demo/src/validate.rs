@@ -133,6 +133,7 @@ fn of_cluster(access: &Access) -> Result<(Fleet, Vec<DeviceClass>)> {
                 count: 1,
                 node,
                 slices,
+                ..Kind::default()
             }
         });
         let fleet = Fleet {

@@ -111,9 +111,10 @@ enum Command {
     Bundle(bundle::Args),
     /// Plan which pods to evict so that another one fits: the fewest and least important
     ///
-    /// Nothing is evicted. Exit status 1: no eviction that is allowed makes room.
+    /// Exit status 1: no eviction that is allowed makes room, or the evictions were stopped.
     #[command(after_help = "Examples:
   divvy defrag --plan --pod NAMESPACE/POD
+  divvy defrag --apply --pod NAMESPACE/POD
   divvy defrag --plan --want '8*gpu' --priority 100
   divvy defrag --plan --want mig:3g.40gb --objects cluster.yaml -o json")]
     Defrag(defrag::Args),
@@ -122,7 +123,7 @@ enum Command {
   divvy simulate --sim '40*h100x8,10*l40sx4' --generate notebooks=2000 --policy examples/all-modes.yaml
   divvy simulate --sim '40*h100x8' --trace trace.csv --policy a.yaml --policy b.yaml
   divvy simulate --sim '40*h100x8' --sim '38*h100x8' -f FOLDER -o json
-  divvy simulate --nodes nodes.yaml --trace trace.jsonl")]
+  divvy simulate --context prod-eu --trace trace.jsonl -o html > run.html")]
     #[cfg(feature = "demo")]
     Simulate(divvy_demo::simulate::Args),
     /// Judge manifests before they are applied, by what a simulated fleet or a cluster publishes

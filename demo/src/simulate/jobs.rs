@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
 use divvy_cli::manifests::{self, Manifests, namespace};
+use divvy_cli::seen::Waiting;
 use divvy_fleet::generate::{Mix, draw, mix};
 use divvy_fleet::trace::{self, Line, milliseconds};
 use divvy_fleet::{Job, Shape, pod, request};
@@ -55,8 +56,25 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    pub(crate) fn of(args: &Args, manifests: &Manifests, classes: &[DeviceClass]) -> Result<Self> {
+    /// Collects the pods: those that wait in the cluster, of manifests, of a trace, and drawn ones.
+    pub(crate) fn of(
+        args: &Args,
+        manifests: &Manifests,
+        classes: &[DeviceClass],
+        waiting: &[Waiting],
+    ) -> Result<Self> {
         let mut all = Self::default();
+        for of in waiting {
+            let name = of.shape.name.clone();
+            let shape = all.shape(of.shape.clone())?;
+            all.jobs.push(Job {
+                at: 0,
+                name,
+                shape,
+                duration: None,
+                priority: of.priority,
+            });
+        }
         all.of_manifests(manifests, classes)?;
         let mut lines = Vec::new();
         if let Some(file) = &args.trace {

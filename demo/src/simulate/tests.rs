@@ -66,6 +66,82 @@ fn policies_are_compared_on_the_same_trace() {
 }
 
 #[test]
+fn the_page_has_each_run_over_time_and_loads_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = "time,namespace,request,duration,priority\n0,a,8*gpu,60,\n100,b,gpu,60,\n";
+    let trace = file(&folder, "trace.csv", trace);
+    let arguments = [
+        "--sim", "h100x8", "--sim", "2*h100x8", "--trace", &trace, "-o", "html",
+    ];
+    let answer = answered(&arguments).unwrap();
+    let page = html::page(&answer).unwrap();
+    let (_, data) = page.split_once("const runs = ").unwrap();
+    let (data, _) = data.split_once(";\n").unwrap();
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data[1]["name"], "2*h100x8");
+    assert_eq!(data[1]["nodes"].as_array().map(Vec::len), Some(2));
+    assert_eq!(data[0]["moments"].as_array().map(Vec::len), Some(96));
+    assert_eq!(data[0]["moments"][0]["held"][0], "aaaaaaaa");
+    assert_eq!(data[0]["moments"][95]["held"][0], "0000000a");
+    // The figures are in it, and nothing that a browser would fetch.
+    assert!(page.contains("waiting at the last arrival"));
+    for outside in ["http:", "https:", "src=", "href=", "url(", "import"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert_eq!(page.matches("</script>").count(), 1);
+    // What is said in a name stays text.
+    let mut answer = answer;
+    answer.runs[0].name = "</script><b>".to_owned();
+    let page = html::page(&answer).unwrap();
+    assert_eq!(page.matches("</script>").count(), 1);
+    assert!(!page.contains("<b>"));
+}
+
+#[test]
+fn the_assignment_of_each_pod_is_written_as_json_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace =
+        "time,namespace,request,duration,priority\n0,a,8*gpu,60,\n1,b,gpu,60,\n1.5,c,9*gpu,60,\n";
+    let trace = file(&folder, "trace.csv", trace);
+    let lines = folder.path().join("lines");
+    let to = lines.display().to_string();
+    let arguments = [
+        "simulate",
+        "--sim",
+        "2*h100x8",
+        "--trace",
+        &trace,
+        "--assignments",
+        &to,
+    ];
+    run(&Command::try_parse_from(arguments).unwrap().args).unwrap();
+    let text = fs_err::read_to_string(&lines).unwrap();
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let [first, second] = lines.as_slice() else {
+        panic!("{text}")
+    };
+    assert_eq!(first["request"], "8*gpu");
+    assert_eq!(first["devices"].as_array().map(Vec::len), Some(8));
+    assert_eq!(
+        (&second["name"], &second["at"]),
+        (&Value::from("b"), &Value::from(1.0))
+    );
+    assert_eq!(second["devices"], serde_json::json!(["gpu-7"]));
+    assert_ne!(first["node"], second["node"]);
+    assert!(
+        first["node"].as_str().unwrap().starts_with("h100x8-"),
+        "{text}"
+    );
+    // With several columns it would not say of which.
+    let arguments = arguments.into_iter().chain(["--sim", "h100x8"]);
+    let error = run(&Command::try_parse_from(arguments).unwrap().args).unwrap_err();
+    assert!(error.to_string().contains("--assignments is of one run"));
+}
+
+#[test]
 fn replicas_and_templates_of_manifests_are_pods_of_the_workload() {
     let folder = tempfile::tempdir().unwrap();
     let text = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: two}\nspec:\n  spec:\n    devices:\n      \
