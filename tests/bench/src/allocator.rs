@@ -25,6 +25,21 @@ const OF_CLASS: &str =
 const OF_CLAIM: &str = r#"device.attributes["gpu.divvy.dev"].productName.lowerAscii().matches("h100.*hbm") &&
     device.capacity["gpu.divvy.dev"].memory.compareTo(quantity("40Gi")) >= 0"#;
 
+/// Returns the classes of whole GPUs, partitions and shares.
+pub(crate) fn classes() -> Vec<DeviceClass> {
+    let of_type = |class: &str, kind: &str| {
+        let expression = OF_CLASS.replace("\"gpu\"", &format!("\"{kind}\""));
+        let mut class = mk_class(class, DRIVER);
+        class.spec.get_or_insert_default().selectors = Some(vec![selector(&expression)]);
+        class
+    };
+    vec![
+        of_type(CLASS_GPU, "gpu"),
+        of_type(CLASS_MIG, "mig"),
+        of_type(CLASS_SHARE, "gpu-share"),
+    ]
+}
+
 /// A hundred nodes that publish the same.
 struct Cluster {
     nodes: Vec<Node>,
@@ -34,20 +49,10 @@ struct Cluster {
 
 impl Cluster {
     fn new(of_one: &[ResourceSlice]) -> Self {
-        let of_type = |class: &str, kind: &str| {
-            let expression = OF_CLASS.replace("\"gpu\"", &format!("\"{kind}\""));
-            let mut class = mk_class(class, DRIVER);
-            class.spec.get_or_insert_default().selectors = Some(vec![selector(&expression)]);
-            class
-        };
         Self {
             nodes: (0..NODES).map(|node| mk_node(&node_name(node))).collect(),
             published: (0..NODES).flat_map(|node| on_node(of_one, node)).collect(),
-            classes: vec![
-                of_type(CLASS_GPU, "gpu"),
-                of_type(CLASS_MIG, "mig"),
-                of_type(CLASS_SHARE, "gpu-share"),
-            ],
+            classes: classes(),
         }
     }
 

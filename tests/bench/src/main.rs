@@ -5,6 +5,7 @@
 mod allocator;
 mod burst;
 mod cluster;
+mod fleet;
 mod latency;
 mod life;
 mod mps;
@@ -78,6 +79,8 @@ enum Part {
     Idle,
     /// The allocator, on GPUs offered as everything
     Allocator,
+    /// The fleet simulator, up to 10 000 nodes
+    Fleet,
     /// Size of the program
     Size,
 }
@@ -170,6 +173,14 @@ fn run(args: &Args) -> Result<()> {
         let rows = allocator::everything(calls.min(100))?;
         report.add(
             "Allocator, in this process, GPUs offered as everything".to_owned(),
+            rows,
+        );
+    }
+    if wanted(Part::Fleet) {
+        progress("the fleet simulator");
+        let rows = fleet::measure(args.quick)?;
+        report.add(
+            "Fleet simulator, in this process, eight H100 a node offered as everything".to_owned(),
             rows,
         );
     }
