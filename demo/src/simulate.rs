@@ -79,7 +79,8 @@ pub struct Args {
     /// Release of Kubernetes, 1.34 to 1.37; several are compared
     #[arg(long, value_name = "RELEASE", default_value = "1.37", value_parser = format::release)]
     kubernetes: Vec<u32>,
-    /// Also write where each pod went to this file: JSON lines with the time, the node and the devices
+    /// Also write where each pod went to this file: JSON lines with the time, the node and the
+    /// devices
     #[arg(long, value_name = "FILE")]
     assignments: Option<PathBuf>,
     /// Output format

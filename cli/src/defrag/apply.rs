@@ -35,7 +35,7 @@ struct Done {
     why: String,
 }
 
-/// What an eviction came to.
+/// Outcome of an eviction.
 enum Evicted {
     Yes,
     Gone,
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         .enable_all()
         .build()?;
     let mut progress = |line: &str| {
-        // Whoever does not read the progress still gets the outcome.
+        // The outcome is shown also where nothing reads the progress.
         let _ = writeln!(std::io::stderr(), "{line}");
     };
     let done = runtime.block_on(async {

@@ -39,8 +39,8 @@ pub struct Cluster {
     pub pods: Vec<Pod>,
     /// PodDisruptionBudgets of all namespaces.
     pub budgets: Vec<PodDisruptionBudget>,
-    /// UIDs of pods that were evicted: claims that only they reserve are as good as free, also
-    /// before the cluster's own controller has noticed.
+    /// UIDs of pods that were evicted: claims that only they reserve count as free, also before the
+    /// cluster's own controller has noticed.
     pub left: BTreeSet<String>,
 }
 
