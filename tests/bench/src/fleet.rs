@@ -65,8 +65,8 @@ fn workload(pods: usize) -> Result<(Vec<Shape>, Vec<Job>)> {
     Ok((shapes, jobs))
 }
 
-/// Measures fleets of growing size, or the smaller ones alone.
-pub(crate) fn measure(quick: bool) -> Result<Vec<Row>> {
+/// Measures fleets of growing size, up to so many nodes.
+pub(crate) fn measure(largest: usize) -> Result<Vec<Row>> {
     let pool = everything("h100x8", NODE)?;
     let fleet = Fleet {
         kind: Kind {
@@ -94,7 +94,7 @@ pub(crate) fn measure(quick: bool) -> Result<Vec<Row>> {
     let row = Row::new(format!("one claim on {nodes} nodes"), took);
     rows.push(row.budget(Budget::AtMost(most.into())));
     for nodes in [10, 100, 1_000, 10_000] {
-        if quick && nodes > 100 {
+        if nodes > largest {
             break;
         }
         let pods = workload(nodes * PODS)?;
@@ -139,8 +139,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_smallest_fleets_are_measured_in_a_quick_run() {
-        let rows = measure(true).unwrap();
-        assert_eq!(rows.len(), 5);
+    fn fleets_are_measured_up_to_the_largest_that_is_asked_for() {
+        let rows = measure(10).unwrap();
+        assert_eq!(rows.len(), 3);
     }
 }
