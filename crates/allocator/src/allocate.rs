@@ -22,7 +22,7 @@ use crate::features::Features;
 use crate::nodes::NodeSelectorError;
 use crate::pools::{self, Gathered, Slices};
 
-pub(crate) use capacity::Unfit;
+pub(crate) use capacity::{Unfit, demands};
 pub(crate) use constraints::{Constraint, Kind, Value};
 pub(crate) use ledger::{Short, holders};
 pub(crate) use request::{Candidate, Claim, Mode, Origin, Prepared, Request, Selector};

@@ -57,6 +57,19 @@ pub fn evaluate(
     cel::eval(&cel::compile(expression)?, driver, device, true)
 }
 
+/// Returns what a request takes of the capacities of a device that many claims have, as the
+/// scheduler rounds it. `None` if the device can never satisfy it.
+pub fn consumption(
+    wanted: Option<&k8s_openapi::api::resource::v1::CapacityRequirements>,
+    device: &k8s_openapi::api::resource::v1::Device,
+) -> Option<std::collections::BTreeMap<String, divvy_model::Quantity>> {
+    let demands = allocate::demands(wanted, device, true).ok()?.ok()?;
+    let named = demands
+        .into_iter()
+        .map(|demand| (demand.capacity.to_owned(), demand.amount));
+    Some(named.collect())
+}
+
 pub use allocate::{AllocError, Allocated, Allocator, Inputs, MAX_RESULTS, Outcome, SelectorError};
 pub use allocated::{AllocatedState, DeviceId, Holder};
 pub use cel::CelError;
