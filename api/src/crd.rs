@@ -1,11 +1,12 @@
-//! The CustomResourceDefinitions of [`GpuNode`] and [`GpuPolicyObject`], derived from their types.
-//! `cargo xtask crds` writes them into the chart. No program of a node contains them.
+//! The CustomResourceDefinitions of [`GpuNode`], [`GpuPolicyObject`] and [`GpuQuota`], derived from
+//! their types. `cargo xtask crds` writes them into the chart. No program of a node contains them.
 
 use kube_core::CustomResourceExt;
-use serde_json::{Error, Value};
+use serde_json::{Error, Value, json};
 
 use crate::node::GpuNode;
 use crate::policy::GpuPolicyObject;
+use crate::quota::{self, GpuQuota};
 
 /// All definitions, with the name of their file in the chart.
 pub fn all() -> Result<Vec<(&'static str, Value)>, Error> {
@@ -15,6 +16,10 @@ pub fn all() -> Result<Vec<(&'static str, Value)>, Error> {
             "gpupolicies.yaml",
             serde_json::to_value(GpuPolicyObject::crd())?,
         ),
+        (
+            "gpuquotas.yaml",
+            one_a_namespace(serde_json::to_value(GpuQuota::crd())?),
+        ),
     ];
     for (_, definition) in &mut all {
         definition
@@ -23,6 +28,20 @@ pub fn all() -> Result<Vec<(&'static str, Value)>, Error> {
             .for_each(tidy);
     }
     Ok(all)
+}
+
+/// Refuses every name of a quota but one.
+fn one_a_namespace(mut definition: Value) -> Value {
+    let schema = definition.pointer_mut("/spec/versions/0/schema/openAPIV3Schema");
+    if let Some(schema) = schema.and_then(Value::as_object_mut) {
+        let name = quota::NAME;
+        let rule = json!([{
+            "rule": format!("self.metadata.name == '{name}'"),
+            "message": format!("a namespace has one GpuQuota, and its name is {name}: change that one"),
+        }]);
+        schema.insert("x-kubernetes-validations".to_owned(), rule);
+    }
+    definition
 }
 
 /// Adapts what schemars derives to what Kubernetes does with it.

@@ -23,6 +23,7 @@ mod naming;
 pub mod node;
 mod nvidia;
 pub mod policy;
+pub mod quota;
 
 pub use config::{ConfigKind, DEVICE_NODE, DeviceConfig, decode, decode_for, is_device_node};
 pub use error::ConfigError;

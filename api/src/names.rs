@@ -274,6 +274,9 @@ pub mod node_labels {
 pub mod annotations {
     /// `true` on a claim, its pod or its namespace: the pod is not evicted because it is idle.
     pub const KEEP_IDLE: &str = "divvy.dev/keep-idle";
+    /// Grant of the namespace's GpuQuota, on a claim: the most that the claim may be given. The
+    /// cluster controller writes it, and the API server refuses an allocation without it.
+    pub const QUOTA: &str = "divvy.dev/quota";
     /// Pods that the cluster controller evicted in the last minute, on its Lease.
     pub const DEPARTURES: &str = "divvy.dev/departures";
 }
