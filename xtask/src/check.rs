@@ -20,6 +20,7 @@ const PURE: &[&str] = &[
     "divvy-gpu",
     "divvy-model",
     "divvy-offer",
+    "divvy-quota",
     "divvy-usage",
     "divvy-why",
 ];
@@ -68,6 +69,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("divvy-offer", &["divvy-api", "divvy-forms", "divvy-model"]),
     ("divvy-gpu", &["divvy-model"]),
     ("divvy-claims", &["divvy-api", "divvy-gpu", "divvy-model"]),
+    (
+        "divvy-quota",
+        &["divvy-allocator", "divvy-api", "divvy-model"],
+    ),
     ("divvy-usage", &["divvy-api", "divvy-claims", "divvy-model"]),
     ("divvy-nvml", &["divvy-model"]),
     ("divvy-boards", &["divvy-model"]),
@@ -103,7 +108,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "divvy-cluster-controller",
-        &["divvy-api", "divvy-controller", "divvy-telemetry"],
+        &[
+            "divvy-api",
+            "divvy-controller",
+            "divvy-quota",
+            "divvy-telemetry",
+        ],
     ),
     (
         "divvy-kubelet-plugin",
@@ -145,6 +155,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "divvy-model",
             "divvy-nvml",
             "divvy-offer",
+            "divvy-quota",
             "divvy-telemetry",
             "divvy-why",
         ],
