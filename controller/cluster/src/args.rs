@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// Label nodes with what their GpuNodes say, as GPU Feature Discovery does.
     #[arg(long, env = "NODE_LABELS", default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) node_labels: bool,
+    /// Let claims through as the GpuQuota of their namespace allows.
+    #[arg(long, env = "QUOTA", default_value_t = false, action = clap::ArgAction::Set)]
+    pub(crate) quota: bool,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:9441", value_parser = listen)]
     pub(crate) http: Listen,

@@ -5,7 +5,8 @@
 //! Node plugins decide what is due and say so in conditions of claims (`ReclaimDue`). Here it is
 //! decided, by pure functions, which pods that concerns (`due`), whether each may go (`verdict`)
 //! and when (`limits`); `reclaim` reads and evicts. On demand it also labels nodes with what their
-//! GpuNodes say (`labels`). A single instance acts (`lease` decides, `election` reads and writes).
+//! GpuNodes say (`labels`), and lets claims through that fit the GpuQuota of their namespace
+//! (`quota`). A single instance acts (`lease` decides, `election` reads and writes).
 
 mod due;
 mod election;
@@ -13,6 +14,7 @@ mod labels;
 mod lease;
 mod limits;
 mod metrics;
+mod quota;
 mod reclaim;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use crate::labels::Writer;
 use crate::lease::Election;
 use crate::metrics::Metrics;
+use crate::quota::Keeper;
 use crate::reclaim::Reclaimer;
 
 /// The settings of one instance.
@@ -54,7 +57,10 @@ pub struct Config {
     pub per_minute: usize,
     /// Label nodes with what their GpuNodes say.
     pub node_labels: bool,
-    /// Time between two looks at claims, and at labels.
+    /// Let claims through as the GpuQuota of their namespace allows.
+    pub quota: bool,
+    /// Time between two looks at claims, and at labels. Quotas are looked at ten times as often,
+    /// where something has changed.
     pub look: Duration,
     /// Time between two attempts to renew the Lease, or to get it.
     pub renew: Duration,
@@ -117,6 +123,19 @@ pub async fn run(
     } else {
         Box::pin(std::future::pending())
     };
+    let keeping: Pin<Box<dyn Future<Output = ()> + Send>> = if config.quota {
+        let keeper = Keeper::new(
+            &config,
+            client.clone(),
+            claims.clone(),
+            leading.clone(),
+            clock,
+            &metrics,
+        );
+        Box::pin(keeper.run())
+    } else {
+        Box::pin(std::future::pending())
+    };
     let work = async {
         // Fails only if the watch has ended.
         if claims.wait_until_ready().await.is_ok() {
@@ -130,6 +149,7 @@ pub async fn run(
         () = stop.cancelled() => {}
         () = watching => {}
         () = labelling => {}
+        () = keeping => {}
         () = work => {}
     }
     // Nothing is being written any more: another instance may begin.

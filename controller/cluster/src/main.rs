@@ -64,6 +64,7 @@ fn config(args: Args) -> Config {
         dry_run: args.dry_run,
         per_minute: args.evictions_per_minute,
         node_labels: args.node_labels,
+        quota: args.quota,
         look: Duration::from_secs(10),
         renew: Duration::from_secs(2),
     }

@@ -1,6 +1,6 @@
 //! Metrics of the controller.
 
-use divvy_telemetry::{Counters, Gauge, Gauges, Labels, MetricsRegistry};
+use divvy_telemetry::{Counter, Counters, Gauge, Gauges, Labels, MetricsRegistry};
 
 use crate::due::{Candidate, Reason};
 
@@ -35,6 +35,12 @@ pub(crate) struct Metrics {
     candidates: Gauges,
     labelled: Gauge,
     labels_left: Gauge,
+    /// Claims that a quota has let through.
+    pub(crate) quota_grants: Counter,
+    /// Quotas that are kept.
+    pub(crate) quotas: Gauge,
+    /// Claims that wait for a quota.
+    pub(crate) quota_waiting: Gauge,
     /// 1 in the instance that acts.
     pub(crate) leader: Gauge,
 }
@@ -63,6 +69,15 @@ impl Metrics {
             labels_left: registry.gauge(
                 "node_labels_left",
                 "Labels of nodes that another manager wrote with another value",
+            ),
+            quota_grants: registry.counter(
+                "quota_grants",
+                "Claims that this instance let through for the GpuQuota of their namespace",
+            ),
+            quotas: registry.gauge("gpu_quotas", "GpuQuotas that this instance keeps"),
+            quota_waiting: registry.gauge(
+                "quota_waiting_claims",
+                "Claims that wait for the GpuQuota of their namespace",
             ),
             leader: registry.gauge(
                 "leader",

@@ -33,6 +33,7 @@ fn config(identity: &str) -> Config {
         dry_run: false,
         per_minute: 5,
         node_labels: false,
+        quota: false,
         look: Duration::from_millis(20),
         renew: Duration::from_millis(20),
     }

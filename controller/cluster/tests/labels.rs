@@ -35,6 +35,7 @@ impl Instance {
             dry_run: true,
             per_minute: 5,
             node_labels,
+            quota: false,
             look: Duration::from_millis(20),
             renew: Duration::from_millis(20),
         };
