@@ -8,6 +8,7 @@ mod hook;
 pub(crate) mod plugins;
 pub(crate) mod pod;
 pub(crate) mod policy;
+mod quota;
 pub mod read;
 pub(crate) mod render;
 pub(crate) mod report;
@@ -87,6 +88,13 @@ enum Target {
         /// Name of the policy, to see which GPUs its rules decide about; without it, all policies
         name: Option<String>,
     },
+    /// Show what namespaces have of GPUs, what their quotas allow, and which claims use or wait for
+    /// it
+    #[command(after_help = "Examples:
+  divvy status quota
+  divvy status quota -n NAMESPACE
+  divvy status quota -o json")]
+    Quota,
     /// Show a pod: its claims, what it waits for up to running containers, and what to do
     #[command(after_help = "Examples:
   divvy status pod NAMESPACE/POD
@@ -114,11 +122,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .build()?;
     let events = matches!(args.about, Some(Target::Claim { .. } | Target::Pod { .. }));
     let claims = match args.about {
-        None | Some(Target::Claim { .. } | Target::Pod { .. }) => ClaimsWanted::Waiting,
+        None | Some(Target::Claim { .. } | Target::Pod { .. } | Target::Quota) => {
+            ClaimsWanted::Waiting
+        }
         Some(Target::Gpu { .. }) => ClaimsWanted::Granted,
         Some(_) => ClaimsWanted::No,
     };
-    let (snapshot, default_namespace) = runtime.block_on(async {
+    let (snapshot, quotas, default_namespace) = runtime.block_on(async {
         let (client, namespace, server) = args.access.client().await?;
         let own = args.namespace.as_deref();
         let (inside, pod) = match &args.about {
@@ -141,8 +151,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             namespace: inside,
             pod,
         };
+        let inside = wanted.namespace;
         let snapshot = read(&client, wanted).await.context(server)?;
-        anyhow::Ok((snapshot, namespace))
+        let quotas = match &args.about {
+            Some(Target::Quota) => quota::read(&client, inside).await?,
+            _ => quota::Quotas::default(),
+        };
+        anyhow::Ok((snapshot, quotas, namespace))
     })?;
     let needs_person = match &args.about {
         None => {
@@ -165,6 +180,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let wide = args.wide() || name.is_some();
             args.show(&policies, |all| render::policies(&snapshot, all, wide))?;
             policies.needs_person
+        }
+        Some(Target::Quota) => {
+            let all = quota::quotas(&snapshot, &quotas, args.namespace.as_deref());
+            args.show(&all, quota::render)?;
+            all.needs_person
         }
         Some(Target::Pod { pod }) => {
             let (namespace, name) =

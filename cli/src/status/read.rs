@@ -88,11 +88,11 @@ pub struct Kind {
     /// Entries of `unread` begin with it.
     pub name: &'static str,
     /// Name of its resource in rights.
-    resource: &'static str,
+    pub resource: &'static str,
     /// Part of the answer that is not known without it.
-    missing: &'static str,
+    pub missing: &'static str,
     /// Right to ask an admin of the cluster for.
-    remedy: &'static str,
+    pub remedy: &'static str,
 }
 
 /// A role that the chart creates (`viewRole.enabled`).
@@ -374,6 +374,39 @@ async fn plugins(client: &Client) -> Result<Plugins> {
     Ok(found)
 }
 
+/// Lists of kinds that a single answer is about.
+pub(crate) struct Lists<'a>(Reader<'a>);
+
+impl<'a> Lists<'a> {
+    /// Returns it for a user who may read at least this namespace.
+    pub(crate) fn new(namespace: &'a str) -> Self {
+        Self(Reader {
+            namespace,
+            unread: Vec::new(),
+        })
+    }
+
+    /// Lists all objects, or those of the one namespace, if others cannot be listed.
+    pub(crate) async fn list<K>(
+        &mut self,
+        kind: &Kind,
+        all: &Api<K>,
+        own: &Api<K>,
+    ) -> Result<Vec<K>>
+    where
+        K: Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        self.0
+            .list(kind, &ListParams::default(), all, Some(own))
+            .await
+    }
+
+    /// Returns what could not be read.
+    pub(crate) fn unread(self) -> Vec<String> {
+        self.0.unread
+    }
+}
+
 /// Lists, and keeps what may not be read.
 struct Reader<'a> {
     namespace: &'a str,
@@ -423,7 +456,10 @@ impl Reader<'_> {
                     .push(format!("{NOT_SERVED}; unknown: {missing}"));
                 return Ok(Vec::new());
             }
-            Err(kube::Error::Api(status)) if status.code == 404 && *name == POLICIES.name => {
+            // A definition that this answer can do without.
+            Err(kube::Error::Api(status))
+                if status.code == 404 && resource.ends_with(".divvy.dev") =>
+            {
                 self.unread.push(format!(
                     "{name} are not served: divvy's chart installs their CRD; unknown: {missing}"
                 ));
