@@ -25,6 +25,11 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         &[],
     ),
     (
+        "quota",
+        "{clusterController: {enabled: true, quota: true}}",
+        &[],
+    ),
+    (
         "openshift",
         "clusterController: {enabled: true, dryRun: false, evictionsPerMinute: 1}",
         &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],

@@ -95,6 +95,10 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "got string, want boolean",
     ),
     (
+        "clusterController: {quota: 160Gi}",
+        "got string, want boolean",
+    ),
+    (
         "clusterController: {dryrun: false}",
         "additional properties 'dryrun' not allowed",
     ),
