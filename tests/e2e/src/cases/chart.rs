@@ -25,7 +25,7 @@ const TAKEN: &[&str] = &[
     r#"{"driverName": "gpu.taken.example", "fullnameOverride": "taken", "nodeSelection": "discovered",
         "networkPolicy": {"enabled": true, "from": [{"namespaceSelector": {}}]}, "service": {"enabled": true},
         "resourceQuota": {"enabled": true}, "adminAccess": {"namespaces": ["a", "b"]},
-        "clusterController": {"enabled": true, "dryRun": false, "replicas": 2, "nodeSelector": {"a": "b"}}}"#,
+        "clusterController": {"enabled": true, "dryRun": false, "quota": true, "nodeLabels": true, "replicas": 2, "nodeSelector": {"a": "b"}}}"#,
     r#"{"claimTemplates": {"namespaces": ["default"], "templates": {"tenth": {"memory": "8Gi", "cores": 10}, "one": {"slots": 1}}},
         "migClasses": ["1g.10gb", "1g.10gb+me", "1g.10gb+me.all", "1g.24gb-me", "1g.24gb+gfx"], "commonLabels": {"team": "a"},
         "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "taken", "namespace": "{{ .Release.Namespace }}"}}]}"#,

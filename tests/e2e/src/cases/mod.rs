@@ -400,6 +400,10 @@ const MODES: &[Case] = &[
         "pods_that_harm_others_or_idle_are_evicted_under_a_policy_and_no_others",
         shares::reclaimed,
     ),
+    modes(
+        "a_namespace_gets_no_more_gpu_memory_than_its_quota",
+        shares::quota,
+    ),
     modes("a_monitor_sees_gpus_that_others_hold", shares::admin),
     alone("a_share_can_be_an_extended_resource", shares::extended),
     modes(
