@@ -2,10 +2,9 @@
 //! would publish.
 
 #[cfg(target_os = "linux")]
-mod machine;
+mod linux;
 #[cfg(not(target_os = "linux"))]
-#[path = "no_machine.rs"]
-mod machine;
+mod not_linux;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -20,6 +19,10 @@ use divvy_api::names::DRIVER;
 use divvy_model::{Inventory, Offer};
 use divvy_offer::{GpuRules, NodeFacts, ShareRules};
 
+#[cfg(target_os = "linux")]
+use self::linux as machine;
+#[cfg(not(target_os = "linux"))]
+use self::not_linux as machine;
 use self::shown::Shown;
 use crate::Usage;
 use crate::format::{self, Output};
