@@ -164,8 +164,8 @@ impl<'a> Hardware<'a> {
         }
     }
 
-    /// Reads what is asked for, and nothing else. What is `known`, read under the same locks, is not
-    /// read again. The supervisor may be asked until `until`.
+    /// Reads what is asked for, and nothing else. Readings in `known`, taken under the same locks,
+    /// are not taken again. The supervisor may be asked until `until`.
     pub(crate) fn look(
         self,
         gpu: &GpuUuid,

@@ -33,7 +33,7 @@ pub(crate) enum Served {
 }
 
 /// Writes the files of a prepared claim, or withdraws them if a partition that it was given is
-/// gone. What is `known` of its GPUs, read under the same locks, is not read again.
+/// gone. Readings in `known`, taken under the same locks, are not taken again.
 pub(crate) fn serve(
     context: &Context,
     record: &Record,

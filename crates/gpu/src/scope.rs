@@ -26,8 +26,8 @@ pub struct Scope {
 
 impl Scope {
     /// Makes the scope of a call on a GPU with these instances in this boot. A claim that gets
-    /// something may have been refused before for its MIG mode, which may not be changed everywhere:
-    /// here it counts that its devices need one.
+    /// something may have been refused before for its MIG mode, which may not be changed
+    /// everywhere: here it counts that its devices need one.
     pub fn new(holds: Holds, grant: Granted, instances: &BTreeMap<Place, Instance>) -> Self {
         let made_for = instances.iter();
         let made_for = made_for.map(|(place, noted)| (*place, noted.made_for.clone()));

@@ -143,7 +143,7 @@ fn a_gpu_is_read_again_after_an_earlier_allocation_was_let_go() {
 
 /// The only read of a place fails: nothing is made there, and nothing removed.
 #[test]
-fn a_partition_whose_place_cannot_be_read_is_not_planned_as_if_it_were_empty() {
+fn a_place_that_cannot_be_read_is_not_planned_as_if_it_were_empty() {
     for op in [GpuOp::GpuInstances, GpuOp::ComputeInstances] {
         let (world, executor) = node();
         prepared(&world, &executor, &claim_of("a", &[HALF], "t1"));
@@ -163,7 +163,7 @@ fn a_partition_whose_place_cannot_be_read_is_not_planned_as_if_it_were_empty() {
     }
 }
 
-/// Whatever its reads say, the note tells what is to be given back.
+/// Whatever its reads say, the note has what is to be given back.
 #[test]
 fn a_call_that_returns_during_a_look_leaves_the_note_of_what_was_found() {
     for answers in 0..4 {
