@@ -10,7 +10,7 @@ mod values;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::programs::succeeds;
 use crate::written::{self, Files};
@@ -41,7 +41,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 /// Returns the pages with the contents that the code demands.
 pub(crate) fn wanted(root: &Path) -> Result<Files> {
     let read = |path: &str| fs_err::read_to_string(root.join(path));
-    let mut pages = vec![
+    let fixed = [
         (
             "attributes.md",
             attributes::page(&read("api/src/names.rs")?)?,
@@ -55,15 +55,16 @@ pub(crate) fn wanted(root: &Path) -> Result<Files> {
             )?,
         ),
     ];
-    for (file, definition) in divvy_api::crd::all()? {
-        let name = if file.starts_with("gpunodes") {
-            "gpunode.md"
-        } else {
-            "gpupolicy.md"
-        };
-        pages.push((name, schema::page(&definition)?));
+    let fixed = fixed.into_iter();
+    let mut pages: Vec<(String, String)> =
+        fixed.map(|(name, text)| (name.to_owned(), text)).collect();
+    for (_, definition) in divvy_api::crd::all()? {
+        let kind = definition.pointer("/spec/names/singular");
+        let kind = kind.and_then(serde_json::Value::as_str);
+        let kind = kind.context("a definition without a singular name")?;
+        pages.push((format!("{kind}.md"), schema::page(&definition)?));
     }
-    let written = |(name, text): (&str, String)| {
+    let written = |(name, text): (String, String)| {
         let note = "<!-- Written by `cargo xtask reference`. -->\n\n";
         (
             root.join(FOLDER).join(name),
