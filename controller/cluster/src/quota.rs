@@ -40,7 +40,7 @@ type Events<K> = BoxStream<'static, Result<Event<K>, watcher::Error>>;
 /// Objects of a kind by namespace and name, and whether all are known.
 struct Known<T> {
     found: BTreeMap<(String, String), T>,
-    /// Those that are named again, while the watch lists them all.
+    /// Objects that the watch has named again, while it lists them all.
     again: BTreeMap<(String, String), T>,
     is_complete: bool,
 }
@@ -84,7 +84,7 @@ struct Quota {
     /// Number of the spec: a write of the status keeps it.
     generation: i64,
     spec: Result<GpuQuotaSpec, QuotaError>,
-    /// What its status says; `None` if that cannot be read.
+    /// Status of the object; `None` if that cannot be read.
     status: Option<GpuQuotaStatus>,
 }
 
@@ -425,7 +425,7 @@ fn sound<K>(kind: &str, event: Result<Event<K>, watcher::Error>) -> Option<Event
         .ok()
 }
 
-/// Returns what counts of a claim, as one text: which claim it is, its grant, and what it was given.
+/// Returns what counts of a claim, as one text: its UID, its grant, and what it was given.
 /// Conditions and users of a claim change more often.
 fn counted(claim: &ResourceClaim) -> String {
     let meta = &claim.metadata;

@@ -147,7 +147,7 @@ async fn claims_are_let_through_up_to_the_limit_and_the_next_when_one_goes() {
     api.put(&given).unwrap();
     api.delete::<ResourceClaim>("red", "b").unwrap();
     wait("the third", || through(&api, "red") == ["a", "c"]).await;
-    wait("nobody waits", || {
+    wait("no claim waits", || {
         status(&api, "red", "default")["waiting"] == 0
     })
     .await;
@@ -187,7 +187,7 @@ async fn nothing_is_written_or_listed_while_nothing_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_quota_lets_nobody_through_says_so_and_stops_no_other() {
+async fn a_bad_quota_lets_no_claim_through_says_so_and_stops_no_other() {
     let api = cluster();
     put_quota(&api, "red", "second", &json!({"memory": "500Gi"}));
     put_quota(&api, "green", "default", &json!({}));
@@ -256,7 +256,7 @@ async fn a_device_of_a_new_node_lets_a_claim_through_that_waits_for_it() {
 
 /// Returns the resident memory of this process in MiB.
 fn resident_mib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let status = fs_err::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let kib: u64 = line
         .unwrap()

@@ -9,7 +9,7 @@ pub(crate) const MILLI: u64 = 1000;
 /// A whole GPU.
 pub(crate) const WHOLE: u64 = 100 * MILLI;
 
-/// An amount of GPUs. As text it is the value of the annotation `divvy.dev/quota`.
+/// An amount of GPUs. Its text is the value of the annotation `divvy.dev/quota`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
     /// In bytes.

@@ -76,7 +76,7 @@ pub struct Catalogue {
     /// Names of attributes that were left out, and domains of other drivers and of Kubernetes.
     pub(crate) left_out: BTreeSet<String>,
     kinds: Vec<Kind>,
-    /// Of each kind, by selector.
+    /// Answers of each kind, by selector.
     pub(crate) answers: BTreeMap<String, Vec<bool>>,
     is_current: bool,
 }
@@ -90,7 +90,7 @@ impl Catalogue {
         }
     }
 
-    /// Takes a slice in, in the place of its earlier version. Those of other drivers are ignored.
+    /// Takes a slice in, in the place of its earlier version. Slices of other drivers are ignored.
     pub fn put(&mut self, slice: &ResourceSlice) {
         let name = slice.metadata.name.clone().unwrap_or_default();
         self.remove(&name);

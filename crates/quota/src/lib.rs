@@ -1,4 +1,4 @@
-//! What claims are charged of GPUs, and which claims of a namespace its quota lets through.
+//! Charges of claims for GPUs, and the claims of a namespace that its quota lets through.
 //!
 //! Pure: slices, claims and classes in, amounts and grants out. The cluster controller keeps quotas
 //! with it, and `divvy status quota` shows by it who uses what.

@@ -45,7 +45,7 @@ pub struct Grant {
     pub amount: Amount,
 }
 
-/// What was seen of a namespace.
+/// Claims and quota of a namespace, as they were seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Look {
     /// The sum of what claims have or may take, the grants of this look among them.

@@ -13,7 +13,7 @@ use crate::{Amount, Catalogue, Limits, State, charge, look, price};
 const GI: u64 = 1 << 30;
 const DRIVER: &str = "gpu.divvy.dev";
 
-fn device(name: &str, kind: &str, memory: &str, more: Value) -> Value {
+fn device(name: &str, kind: &str, memory: &str, more: &Value) -> Value {
     let product = if memory == "24Gi" {
         "NVIDIA L4"
     } else {
@@ -54,27 +54,29 @@ fn slices() -> Vec<ResourceSlice> {
     let none = Value::Null;
     let small = json!({"profile": "1g.10gb"});
     let big = [
-        device("gpu-0", "gpu", "80Gi", none.clone()),
-        device("gpu-0-ts", "gpu-share", "80Gi", json!({"default": "4Gi"})),
-        device("gpu-0-mig-1g10gb-19-0", "mig", "10Gi", small.clone()),
-        device("gpu-0-mig-1g10gb-19-1", "mig", "10Gi", small),
+        device("gpu-0", "gpu", "80Gi", &none),
+        device("gpu-0-ts", "gpu-share", "80Gi", &json!({"default": "4Gi"})),
+        device("gpu-0-mig-1g10gb-19-0", "mig", "10Gi", &small),
+        device("gpu-0-mig-1g10gb-19-1", "mig", "10Gi", &small),
         device(
             "gpu-0-mig-3g40gb-9-0",
             "mig",
             "40Gi",
-            json!({"profile": "3g.40gb"}),
+            &json!({"profile": "3g.40gb"}),
         ),
     ];
     let little = [
-        device("gpu-0", "gpu", "24Gi", none),
-        device("gpu-0-ts", "gpu-share", "24Gi", json!({"default": "2Gi"})),
+        device("gpu-0", "gpu", "24Gi", &none),
+        device("gpu-0-ts", "gpu-share", "24Gi", &json!({"default": "2Gi"})),
     ];
     vec![slice("big", &big), slice("little", &little)]
 }
 
 fn catalogue() -> Catalogue {
     let mut catalogue = Catalogue::new(DRIVER);
-    slices().iter().for_each(|slice| catalogue.put(slice));
+    for slice in slices() {
+        catalogue.put(&slice);
+    }
     catalogue
 }
 
@@ -255,7 +257,7 @@ fn no_order_of_claims_has_more_than_the_quota() {
             };
             claims.insert(name.clone(), claim(&name, request));
             if random(&mut state, 3) == 0 {
-                let gone = random(&mut state, claims.len() as u64) as usize;
+                let gone = usize::try_from(random(&mut state, claims.len() as u64)).unwrap();
                 let gone = claims.keys().nth(gone).unwrap().clone();
                 claims.remove(&gone);
             }
@@ -353,7 +355,7 @@ fn the_oldest_claims_come_first_and_a_large_one_keeps_none_back() {
     assert!(why.starts_with("more than the whole quota"), "{why}");
 }
 
-/// A claim from before the quota counts with what it has; if that is not known, nobody is let
+/// A claim from before the quota counts with what it has; if that is not known, none is let
 /// through, and a claim that was let through counts with its grant.
 #[test]
 fn what_is_not_known_is_not_taken_for_nothing() {
