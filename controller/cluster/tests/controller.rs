@@ -42,6 +42,7 @@ fn config(identity: &str) -> Config {
 /// A running instance.
 struct Instance {
     metrics: MetricsRegistry,
+    ready: Readiness,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -50,11 +51,14 @@ impl Instance {
     fn start(api: &FakeApi, config: Config) -> Self {
         let (metrics, stop) = (MetricsRegistry::new(), CancellationToken::new());
         let (registry, token, client) = (metrics.clone(), stop.clone(), api.client());
+        let ready = Readiness::new();
+        let readiness = ready.clone();
         let task = tokio::spawn(async move {
-            run(config, client, &registry, &Readiness::new(), token).await;
+            run(config, client, &registry, &readiness, token).await;
         });
         Self {
             metrics,
+            ready,
             stop,
             task,
         }
@@ -372,7 +376,34 @@ async fn another_pod_of_the_same_name_is_not_evicted() {
     put(&api, "q", "gpu-1", "Idle");
     wait("the next", || !there(&api, "q")).await;
     assert!(there(&api, "p"));
+    let metrics = instance.metrics.encode();
+    let failures = metrics
+        .lines()
+        .filter(|line| line.contains(r#"result="failed""#) && !line.ends_with(" 0"));
+    assert_eq!(failures.count(), 0, "that is no failure: {metrics}");
     instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_is_ready_once_it_knows_the_claims_and_ends_with_its_lease() {
+    let api = fake();
+    let held = api.hold("list", "resourceclaims");
+    let instance = Instance::start(&api, config("a"));
+    wait("the list", || api.count("list", "resourceclaims") == 1).await;
+    assert_eq!(instance.ready.missing().len(), 1);
+    drop(held);
+    wait("the claims", || instance.ready.missing().is_empty()).await;
+    wait("the Lease", || instance.shows("divvy_leader 1")).await;
+
+    // Another instance may begin only when this one has given the Lease back.
+    let before = api.count("update", "leases");
+    let held = api.hold("update", "leases");
+    instance.stop.cancel();
+    wait("the release", || api.count("update", "leases") > before).await;
+    assert!(!instance.task.is_finished());
+    drop(held);
+    instance.stop().await;
+    assert_eq!(holder(&api).unwrap_or_default(), "");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
