@@ -74,9 +74,11 @@ fn a_quota_shows_what_is_used_the_limit_and_by_whom() {
         text(&world, vec![quota], Vec::new()),
         "\
 NAMESPACE  USED   LIMIT  USED %  LIMIT %  WAITING
+─────────  ─────  ─────  ──────  ───────  ───────
 red        160Gi  200Gi  200     250      1
 
 NAMESPACE  CLAIM  STATE     MEMORY  %    PODS  WHY
+─────────  ─────  ────────  ──────  ───  ────  ────────────────────────────────
 red        a      has       80Gi    100  a-0
 red        b      may take  80Gi    100  -
 red        c      waits     80Gi    100  -     the rest of the quota is smaller"
