@@ -615,10 +615,10 @@ pub fn rendered(cluster: &Cluster, template: &str, value: &str) -> Result<Vec<Va
     serde_saphyr::from_multiple(&yaml).with_context(|| format!("the chart's {only} is not YAML"))
 }
 
-/// Runs helm on a cluster and returns what it printed. Templates are those of a preloaded image, as
-/// [`Driver::values`] has it for releases.
+/// Runs helm on a cluster and returns what it printed. The image is on the nodes, also where the
+/// values are not those of [`Driver::values`].
 pub fn helm(cluster: &Cluster, args: &[&str]) -> Result<String> {
-    let preloaded: &[&str] = if args.first() == Some(&"template") {
+    let preloaded: &[&str] = if matches!(args.first(), Some(&("install" | "template"))) {
         &["--set", "image.preloaded=true"]
     } else {
         &[]
