@@ -326,13 +326,18 @@ pub(super) fn runs_with(env: &Env, pod: &str, claim: &str) -> Result<()> {
     Ok(())
 }
 
+/// Returns the one daemon that runs, once it is alone: a supervisor that has just started tries the
+/// programs with another.
 pub(super) fn only_daemon(env: &Env) -> Result<u32> {
-    let daemons = env.driver.mps_daemons()?;
-    ensure!(
-        daemons.len() == 1,
-        "there is not one MPS daemon, but {daemons:?}"
-    );
-    daemons.first().copied().context("no MPS daemon")
+    let mut seen = Vec::new();
+    let one = wait_for("one MPS daemon", PATIENCE, || {
+        seen = env.driver.mps_daemons()?;
+        Ok(match seen[..] {
+            [daemon] => Some(daemon),
+            _ => None,
+        })
+    });
+    one.with_context(|| format!("the MPS daemons are {seen:?}"))
 }
 
 pub(super) fn compute_mode(env: &Env, gpu: &str) -> Result<ComputeMode> {

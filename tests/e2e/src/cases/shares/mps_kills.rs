@@ -1,7 +1,8 @@
 //! Plugin and supervisor that are killed in the middle of many prepares and releases of MPS shares.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use divvy_api::names;
+use divvy_model::ComputeMode;
 use serde_json::{Value, json};
 
 use super::groups::{CAPPING, exchange};
@@ -14,7 +15,6 @@ use crate::case::{Env, PATIENCE};
 use crate::objects::{Pod, claim_for};
 use crate::process::Signal;
 use crate::wait::poll;
-use divvy_model::ComputeMode;
 
 /// Number of shares of the GPU.
 const SHARES: usize = 12;
@@ -67,6 +67,17 @@ fn killed_twice(env: &Env) -> Result<()> {
         Ok(made.count() >= MIDDLE)
     })?;
     kill_both(env)?;
+    // The kubelet repeats a prepare that has failed with the pod's next sandbox.
+    poll("pods that run after the kills", PATIENCE * 3, || {
+        for (name, _) in &pods {
+            let pod = env.api().get(&env.path("Pod", name)?)?;
+            let pod = pod.with_context(|| format!("pod {name} is gone"))?;
+            if at(&pod, "status.phase") != "Running" {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })?;
     for (name, _) in &pods {
         running(env, name)?;
         reaches_its_server(env, name, "main")?;
