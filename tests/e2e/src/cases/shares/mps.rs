@@ -100,6 +100,11 @@ impl<'a> Beside<'a> {
 /// GPU's one server: they outlive supervisor and plugin, come again with a daemon that was killed,
 /// and end with their claims.
 pub(in crate::cases) fn mps_of_any_size(env: &Env) -> Result<()> {
+    with_capping_driver(env, with_namespaces)
+}
+
+/// Does something on a node with a driver of R615, its programs for MPS and the supervisor.
+pub(super) fn with_capping_driver(env: &Env, what: fn(&Env) -> Result<()>) -> Result<()> {
     let first = env.driver.gpus().driver_version();
     env.driver.stop()?;
     env.driver.gpus().remove_driver()?;
@@ -107,7 +112,7 @@ pub(in crate::cases) fn mps_of_any_size(env: &Env) -> Result<()> {
     env.driver.install_mps()?;
     env.driver.change(&["mps.enabled=true"])?;
     env.driver.start()?;
-    let outcome = with_namespaces(env);
+    let outcome = what(env);
     exchange(env, first, &[])?;
     outcome
 }

@@ -5,9 +5,9 @@ use divvy_api::names;
 use divvy_model::ComputeMode;
 use serde_json::{Value, json};
 
-use super::groups::{CAPPING, exchange};
 use super::mps::{
     client, compute_mode, namespaces, only_daemon, reaches_its_server, running, sizes_of,
+    with_capping_driver,
 };
 use super::{Policy, h100, part, wait_for_modes};
 use crate::api::at;
@@ -25,16 +25,7 @@ const MIDDLE: usize = 4;
 /// processes of the node are killed: each pod gets what it asked for, one daemon serves all, and
 /// nothing is left behind the last.
 pub(in crate::cases) fn killed_mps(env: &Env) -> Result<()> {
-    let first = env.driver.gpus().driver_version();
-    env.driver.stop()?;
-    env.driver.gpus().remove_driver()?;
-    env.driver.gpus().install_driver(CAPPING)?;
-    env.driver.install_mps()?;
-    env.driver.change(&["mps.enabled=true"])?;
-    env.driver.start()?;
-    let outcome = killed_twice(env);
-    exchange(env, first, &[])?;
-    outcome
+    with_capping_driver(env, killed_twice)
 }
 
 fn killed_twice(env: &Env) -> Result<()> {
