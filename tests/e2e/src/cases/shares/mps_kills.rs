@@ -121,7 +121,7 @@ fn kill_both(env: &Env) -> Result<()> {
     })
 }
 
-/// Returns the supervisor's process. One that it is about to start shows its name for a moment.
+/// Returns the supervisor's process. A child that it is about to start has its name for a moment.
 fn supervisor(env: &Env) -> Result<Option<u32>> {
     Ok(env.driver.mps_supervisors()?.into_iter().min())
 }
