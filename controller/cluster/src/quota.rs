@@ -318,6 +318,12 @@ impl Keeper {
             }
             has_failed |= !self.grant(&api, namespace, grant).await;
         }
+        for (claim, uid) in &found.settled {
+            if !self.leads() {
+                return;
+            }
+            has_failed |= !self.settle(&api, namespace, claim, uid).await;
+        }
         let written = self.looked.get(namespace).and_then(|last| last.written);
         let looked = Looked {
             seen,
@@ -351,6 +357,30 @@ impl Keeper {
             Err(error) => {
                 let error = chain(&error);
                 tracing::warn!(namespace, claim, error, "failed to let a claim through");
+                false
+            }
+        }
+    }
+
+    /// Takes the grant of an allocated claim away, which from then on counts with what it was given.
+    /// Returns whether that was done.
+    async fn settle(
+        &self,
+        api: &Api<ResourceClaim>,
+        namespace: &str,
+        claim: &str,
+        uid: &str,
+    ) -> bool {
+        let none = json!({"metadata": {"uid": uid, "annotations": {annotations::QUOTA: null}}});
+        let settled = api
+            .patch_metadata(claim, &PatchParams::default(), &Patch::Merge(&none))
+            .await;
+        match settled {
+            Ok(_) => true,
+            Err(kube::Error::Api(status)) if [NOT_FOUND, CONFLICT].contains(&status.code) => false,
+            Err(error) => {
+                let error = chain(&error);
+                tracing::warn!(namespace, claim, error, "failed to take a grant away");
                 false
             }
         }

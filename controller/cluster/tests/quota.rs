@@ -154,6 +154,37 @@ async fn claims_are_let_through_up_to_the_limit_and_the_next_when_one_goes() {
     instance.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_is_taken_away_from_a_claim_that_was_given_less() {
+    let api = cluster();
+    let mut small = mk_device("gpu-0");
+    let memory = DeviceCapacity {
+        value: Quantity("20Gi".into()),
+        ..DeviceCapacity::default()
+    };
+    small.capacity = Some([("memory".to_owned(), memory)].into());
+    let slice = mk_slice("n2-0", DRIVER, "n2", vec![small]);
+    api.put(&slice).unwrap();
+    put_quota(&api, "red", "default", &json!({"memory": "100Gi"}));
+    ask(&api, "red", &["a", "b"]);
+    let instance = Instance::start(&api, "a");
+    wait("the first", || through(&api, "red") == ["a"]).await;
+    let claim: ResourceClaim = api.get("red", "a").unwrap();
+    let given = allocated(claim, vec![mk_result("gpu", DRIVER, "n2", "gpu-0")]);
+    api.put(&given).unwrap();
+    wait("the second", || through(&api, "red") == ["b"]).await;
+    // The first has no grant any more: deallocated, it waits.
+    let mut claim: ResourceClaim = api.get("red", "a").unwrap();
+    claim.status = None;
+    api.put(&claim).unwrap();
+    wait("the first to wait", || {
+        status(&api, "red", "default")["waiting"] == 1
+    })
+    .await;
+    assert_eq!(through(&api, "red"), ["b"]);
+    instance.stop().await;
+}
+
 /// The one thing that the API server is asked for while nothing changes is the Lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_written_or_listed_while_nothing_changes() {

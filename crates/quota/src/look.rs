@@ -54,6 +54,10 @@ pub struct Look {
     pub claims: Vec<Line>,
     /// The claims that are to be let through now.
     pub grants: Vec<Grant>,
+    /// The claims, by name with their UID, whose grant is larger than what they were given. It is to
+    /// be taken away: else a claim that is deallocated could take all of it after others got the
+    /// rest.
+    pub settled: Vec<(String, String)>,
     /// The reason why none is let through, if it is not that the quota is used up.
     pub blocked: Option<String>,
     /// A claim is neither allocated nor was let through before: other devices may change what it
@@ -82,8 +86,8 @@ pub fn spec_limits(spec: &GpuQuotaSpec) -> Limits {
 
 /// Looks at all claims of a namespace.
 ///
-/// First the sum of all that claims have: a claim that is allocated counts with what it was given,
-/// one that was let through with the most that it may be given. While one is not known no other is
+/// First the sum of all that claims have: a claim counts with its grant, the most that it may be
+/// given, for as long as it has one; without one it counts with what it was given. While one is not known no other is
 /// let through. Then those that wait, oldest first; one that does not fit keeps no later one back.
 pub fn look<'c>(
     limits: Limits,
@@ -108,6 +112,12 @@ pub fn look<'c>(
         };
         match (charge(claim, catalogue), granted) {
             (Some(Ok(amount)), _) if amount == Amount::default() => {}
+            (Some(Ok(given)), Some(grant)) if given != grant => {
+                let uid = claim.metadata.uid.clone().unwrap_or_default();
+                look.settled.push((name.clone(), uid));
+                look.claims
+                    .push(line(Some(grant.or_more(given)), State::Has));
+            }
             (Some(Ok(amount)), _) | (Some(Err(_)), Some(amount)) => {
                 look.claims.push(line(Some(amount), State::Has));
             }

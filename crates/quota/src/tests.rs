@@ -261,10 +261,20 @@ fn no_order_of_claims_has_more_than_the_quota() {
                 let gone = claims.keys().nth(gone).unwrap().clone();
                 claims.remove(&gone);
             }
+            // The pod of a claim ends, and another may have the claim on another device.
+            if random(&mut state, 3) == 0 {
+                let mut has = claims.values_mut().filter(|claim| claim.status.is_some());
+                if let Some(claim) = has.next() {
+                    claim.status = None;
+                }
+            }
             let seen = look(limits, claims.values(), &classes, &mut catalogue);
             for grant in seen.grants {
                 let claim = claims.remove(&grant.claim).unwrap();
                 claims.insert(grant.claim, let_through(claim, grant.amount));
+            }
+            for (name, _) in seen.settled {
+                claims.get_mut(&name).unwrap().metadata.annotations = None;
             }
             // The scheduler, on one of the nodes.
             let at = node(if random(&mut state, 2) == 0 {
@@ -353,6 +363,40 @@ fn the_oldest_claims_come_first_and_a_large_one_keeps_none_back() {
         panic!()
     };
     assert!(why.starts_with("more than the whole quota"), "{why}");
+}
+
+/// A claim that was given less than its grant could take the rest of it after a deallocation, when
+/// others have that rest: its grant counts until it is taken away.
+#[test]
+fn what_is_left_of_a_grant_is_free_only_when_the_grant_is_gone() {
+    let limits = Limits {
+        memory: Some(90 * GI),
+        percent: None,
+    };
+    let mut small = claim("small", exactly("mig.divvy.dev", 1, ""));
+    let status = json!({"allocation": {"devices": {"results": [
+        {"request": "r", "driver": DRIVER, "pool": "big", "device": "gpu-0-mig-1g10gb-19-0"},
+    ]}}});
+    small.status = Some(serde_json::from_value(status).unwrap());
+    let grant = Amount {
+        memory: 40 * GI,
+        percent: 50_000,
+    };
+    let mut small = let_through(small, grant);
+    let large = claim("large", exactly("gpu.divvy.dev", 1, ""));
+    let seen = look(limits, [&small, &large], &classes(), &mut catalogue());
+    assert_eq!((seen.used, seen.grants.len()), (grant, 0));
+    assert_eq!(seen.settled.len(), 1);
+
+    small.metadata.annotations = None;
+    let seen = look(limits, [&small, &large], &classes(), &mut catalogue());
+    assert_eq!(seen.settled, []);
+    assert_eq!((seen.used.memory, seen.grants.len()), (90 * GI, 1));
+    // Deallocated, it waits as a new one does.
+    small.status = None;
+    let large = let_through(large, seen.grants[0].amount);
+    let seen = look(limits, [&small, &large], &classes(), &mut catalogue());
+    assert_eq!((seen.grants.len(), seen.waiting()), (0, 1));
 }
 
 /// A claim from before the quota counts with what it has; if that is not known, none is let
