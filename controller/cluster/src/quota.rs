@@ -362,7 +362,7 @@ impl Keeper {
         }
     }
 
-    /// Takes the grant of an allocated claim away, which from then on counts with what it was given.
+    /// Takes the grant of an allocated claim away: from then on it counts with what it was given.
     /// Returns whether that was done.
     async fn settle(
         &self,

@@ -54,9 +54,9 @@ pub struct Look {
     pub claims: Vec<Line>,
     /// The claims that are to be let through now.
     pub grants: Vec<Grant>,
-    /// The claims, by name with their UID, whose grant is larger than what they were given. It is to
-    /// be taken away: else a claim that is deallocated could take all of it after others got the
-    /// rest.
+    /// The claims, by name with their UID, whose grant is larger than what they were given. The
+    /// grant is to be taken away: else a claim that is deallocated could take all of it after
+    /// others got the rest.
     pub settled: Vec<(String, String)>,
     /// The reason why none is let through, if it is not that the quota is used up.
     pub blocked: Option<String>,
@@ -87,8 +87,9 @@ pub fn spec_limits(spec: &GpuQuotaSpec) -> Limits {
 /// Looks at all claims of a namespace.
 ///
 /// First the sum of all that claims have: a claim counts with its grant, the most that it may be
-/// given, for as long as it has one; without one it counts with what it was given. While one is not known no other is
-/// let through. Then those that wait, oldest first; one that does not fit keeps no later one back.
+/// given, for as long as it has one; without one it counts with what it was given. While one is
+/// not known no other is let through. Then those that wait, oldest first; one that does not fit
+/// keeps no later one back.
 pub fn look<'c>(
     limits: Limits,
     claims: impl IntoIterator<Item = &'c ResourceClaim>,
