@@ -222,6 +222,11 @@ impl Record {
         self.boot == *boot || self.boot == BootId::unknown()
     }
 
+    /// Returns true if its devices are being removed: it is never taken up as it is.
+    pub fn is_undoing(&self) -> bool {
+        matches!(&self.phase, Phase::Leaving(leaving) if leaving.undoing)
+    }
+
     /// Returns true if its claim is answered from it: prepared in this boot, for this allocation.
     pub fn answers(&self, allocation: &Allocation, boot: &BootId) -> bool {
         self.phase == Phase::Prepared && self.boot == *boot && self.is_of(allocation)

@@ -52,12 +52,6 @@ impl Plan {
             .any(|change| matches!(change, Change::Create(_)))
     }
 
-    /// Leaves the compute mode to the next round.
-    pub(crate) fn leave_compute_mode(&mut self) {
-        let is_mode = |change: &Change| matches!(change, Change::SetComputeMode(_));
-        self.changes.retain(|change| !is_mode(change));
-    }
-
     /// Returns whether more than notes is to be changed.
     pub(crate) fn changes_hardware(&self) -> bool {
         let is_note = |change: &Change| matches!(change, Change::Forget(_));

@@ -17,7 +17,7 @@ use crate::bring::{NotBrought, Plan, Readings};
 use crate::context::Context;
 use crate::files::Files;
 use crate::gpus::Gpus;
-use crate::release::{LeftBehind, Unnoted, keep_what_is_stuck, remove, stuck_places};
+use crate::release::{LeftBehind, keep_what_is_stuck, remove, stuck_places};
 use crate::snapshot::Look;
 use crate::{PrepareCause, chain};
 
@@ -239,7 +239,7 @@ fn undo(context: &Context, wanted: &Wanted<'_>, progress: &Progress) -> Result<(
         // A record of this call is let go as any other.
         None if progress.recorded => {
             if let Stored::Fine(recorded) = state.record(&record.uid)? {
-                return remove(context, &recorded, &record.gpus(), Unnoted::Stays);
+                return remove(context, &recorded, &record.gpus());
             }
         }
         None => {}

@@ -70,7 +70,7 @@ pub(crate) fn prepare(
             // The record was written after `seen` was taken: the wait below ends at once, and the
             // next attempt finds it. The text is the answer only where there is no more time.
             Attempt::Rebuild | Attempt::MadeAgain | Attempt::LetGo => PrepareCause::Lost(
-                "it is unreadable again right after it was rebuilt (check the disk of the node)"
+                "it was rebuilt just now, and no time of this call is left (the kubelet tries again; if this repeats, check the disk of the node)"
                     .into(),
             ),
             // It may have been deallocated while the call waited, and allocated anew.

@@ -106,19 +106,8 @@ pub(crate) fn let_go(
 ) -> Result<(), LeftBehind> {
     match in_the_way(context, record)? {
         Some(why) => Err(LeftBehind::InUse(why)),
-        None => remove(context, record, wanted, Unnoted::GoesOn),
+        None => remove(context, record, wanted),
     }
-}
-
-/// The start of a removal on a full disk, where no record can say *undoing*.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unnoted {
-    /// An unprepare: everything can be let go from a full disk, but for what its record would not
-    /// show to be gone.
-    GoesOn,
-    /// The end of a prepare that failed: the claim keeps all of it, and its next prepare is
-    /// answered from its record.
-    Stays,
 }
 
 /// Removes all that a record says, in an order that a crash may cut short: the CDI file, so that no
@@ -128,7 +117,6 @@ pub(crate) fn remove(
     context: &Context,
     record: &Record,
     wanted: &BTreeSet<GpuUuid>,
-    unnoted: Unnoted,
 ) -> Result<(), LeftBehind> {
     let gpus = Gpus::of(context);
     let until = context.now() + GIVE_BACK_WITHIN;
@@ -144,29 +132,18 @@ pub(crate) fn remove(
 
     // A record that says *preparing* or *undoing* is never taken up as it is, so it need not be
     // written again.
-    let begun = match &record.phase {
-        Phase::Preparing => true,
-        Phase::Prepared => false,
-        Phase::Leaving(leaving) => leaving.undoing,
-    };
+    let begun = record.phase == Phase::Preparing || record.is_undoing();
     // From here on the record says that it is going, so that a restart does not take it up again,
     // also where no more than a setting is given back.
     if !begun && plans.iter().any(Plan::changes_hardware) {
-        match write_undoing(context, record) {
-            Err(error) if error.is_full() && unnoted == Unnoted::GoesOn => {
-                tracing::warn!(
-                    claim.uid = %record.uid,
-                    error = chain(&error),
-                    "removing partitions without a record of the start"
-                );
-                // After a crash the record says "prepared": a partition or server that is gone is
-                // found to be, but a compute mode is not looked at. A round gives it back.
-                for plan in &mut plans {
-                    plan.leave_compute_mode();
-                }
-            }
-            written => written?,
-        }
+        let phase = Phase::Leaving(Leaving {
+            reason: "its partitions are being removed".to_owned(),
+            undoing: true,
+        });
+        context.state.write_record(&Record {
+            phase,
+            ..record.clone()
+        })?;
     }
 
     // Go on past what fails: the rest is free all the same.
@@ -184,18 +161,6 @@ pub(crate) fn remove(
     context.state.remove_record(&record.uid)?;
     leave_gpus(context, &(&record.gpus() - wanted));
     Ok(())
-}
-
-/// Records that removing has begun.
-fn write_undoing(context: &Context, record: &Record) -> Result<(), StoreError> {
-    let phase = Phase::Leaving(Leaving {
-        reason: "its partitions are being removed".to_owned(),
-        undoing: true,
-    });
-    context.state.write_record(&Record {
-        phase,
-        ..record.clone()
-    })
 }
 
 /// Returns GPUs with a shared partition of the claim that stays because a record that cannot be
@@ -373,7 +338,7 @@ pub(crate) fn let_go_or_linger(
             // The claim goes on holding its devices, but no further container of it may start on
             // them.
             Files::of(context).remove_cdi(&record.uid)?;
-            let undoing = matches!(&record.phase, Phase::Leaving(leaving) if leaving.undoing);
+            let undoing = record.is_undoing();
             let phase = Phase::Leaving(Leaving {
                 reason: why.clone(),
                 undoing,

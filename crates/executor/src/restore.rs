@@ -13,7 +13,7 @@ use crate::gpus::Gpus;
 use crate::hold::{Wanted, hold};
 use crate::lost::{Served, serve};
 use crate::owned::{held_by, own_what_is_recorded, take_gpus};
-use crate::release::{Unnoted, finish, remove};
+use crate::release::{finish, remove};
 use crate::snapshot::look;
 use crate::state::Records;
 use crate::{Event, Lookup, PrepareCause, PrepareError, Refresh, Report, UnprepareCause};
@@ -161,12 +161,10 @@ pub(crate) fn restore(
     if is_gone {
         // Nothing of it is left but files, and settings that a restore may have begun.
         let _gpu_locks = context.lock_gpus(&record.gpus(), context.briefly())?;
-        return Ok(Some(
-            match remove(context, &record, &BTreeSet::new(), Unnoted::GoesOn) {
-                Ok(()) => Event::Released { claim },
-                Err(left) => Event::failed(Some(uid), &left),
-            },
-        ));
+        return Ok(Some(match remove(context, &record, &BTreeSet::new()) {
+            Ok(()) => Event::Released { claim },
+            Err(left) => Event::failed(Some(uid), &left),
+        }));
     }
     let reference = record.reference();
     let done = execute_again(context, &record, now + EXECUTE_AGAIN);

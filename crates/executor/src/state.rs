@@ -241,14 +241,20 @@ impl StateFiles {
         Ok(all)
     }
 
+    /// Writes a record. One that says *undoing* gets its place on a full disk, too: what is let go
+    /// makes room, and a crash meanwhile leaves at worst a record that is made again.
     pub(crate) fn write_record(&self, record: &Record) -> Result<(), StoreError> {
         // On disk first, then in the cache: another thread that finds the record in memory may rely
         // on it, whatever crashes.
-        let stamp = self.write(
-            File::record(&record.uid),
-            &record.encode(),
-            Durability::Synced,
-        )?;
+        let (file, bytes) = (File::record(&record.uid), record.encode());
+        let (folder, name) = (file.folder, file.name.clone());
+        let stamp = match self.write(file, &bytes, Durability::Synced) {
+            Err(error) if error.is_full() && record.is_undoing() => self
+                .store
+                .overwrite(folder, &name, &bytes)
+                .map_err(|_| error)?,
+            written => written?,
+        };
         // The next look at all records need not read this one.
         let value = (stamp, Arc::new(Stored::Fine(record.clone())));
         lock(&self.parsed_records).insert(record.uid.clone(), value);

@@ -66,8 +66,8 @@ pub enum Durability {
     Lazy,
 }
 
-/// Files by folder and name. Every write replaces a file as a whole: a reader sees the old or the
-/// new content. Opening a store makes all that is seen in it last.
+/// Files by folder and name. A write replaces a file as a whole: a reader sees the old or the new
+/// content. Opening a store makes all that is seen in it last.
 pub trait Store: Send + Sync {
     /// Files of a folder, by name.
     fn list(&self, folder: Folder) -> io::Result<Vec<Entry>>;
@@ -84,6 +84,10 @@ pub trait Store: Send + Sync {
         bytes: &[u8],
         durability: Durability,
     ) -> io::Result<Stamp>;
+    /// Writes over a file in the blocks that it has, for a full disk, and returns its stamp as
+    /// [`write`](Self::write) does. Only here a crash may leave a content that cannot be read. Fails
+    /// with `StorageFull` where the content needs another block.
+    fn overwrite(&self, folder: Folder, name: &str, bytes: &[u8]) -> io::Result<Stamp>;
     /// Removes a file; whether there was one.
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool>;
 }

@@ -1,10 +1,10 @@
 //! The [`Store`] of a node: files below the plugin's folder.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use divvy_files::{Fsync, Mode, Replace, sync_folder, unless_missing};
 use fs_err as fs;
@@ -138,6 +138,21 @@ impl Store for FileStore {
         Ok(stamp_of(&written))
     }
 
+    fn overwrite(&self, folder: Folder, name: &str, bytes: &[u8]) -> io::Result<Stamp> {
+        let path = self.dir(folder).join(name);
+        let mut file = fs::OpenOptions::new().write(true).open(&path)?;
+        let length = bytes.len() as u64;
+        if length > file.metadata()?.blocks() * 512 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        file.write_all(bytes)?;
+        // Shorter than before: what is left of the old content goes.
+        file.set_len(length)?;
+        file.file().set_modified(SystemTime::now())?;
+        (self.fsync)(&path, &file)?;
+        Ok(stamp_of(&file.metadata()?))
+    }
+
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let dir = self.dir(folder);
         let was_there = unless_missing(fs::remove_file(dir.join(name)).map(|()| true), false)?;
@@ -200,6 +215,27 @@ mod tests {
             .remove(Folder::Claims, "a.json", Durability::Lazy)
             .unwrap();
         assert_eq!(synced(), []);
+    }
+
+    #[test]
+    fn a_file_is_written_over_in_its_own_blocks_and_no_further() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
+        let over = |bytes: &[u8]| store.overwrite(Folder::Claims, "a.json", bytes);
+        assert_eq!(over(b"1").unwrap_err().kind(), io::ErrorKind::NotFound);
+        let first = store
+            .write(Folder::Claims, "a.json", b"first", Durability::Synced)
+            .unwrap();
+        let content = || store.read(Folder::Claims, "a.json").unwrap().unwrap();
+        for bytes in [&b"a longer one"[..], b"one"] {
+            let stamp = over(bytes).unwrap();
+            assert_eq!(content(), bytes);
+            assert_ne!(stamp, first);
+            assert_eq!(store.list(Folder::Claims).unwrap()[0].stamp, stamp);
+        }
+        let error = over(&[b'x'; 1 << 20]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(content(), b"one");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use divvy_claims::{AllocatedDevice, Claim, Phase, Prepared, Stored};
 use divvy_executor::{Folder, ProcessOnGpu};
-use divvy_model::{ClaimUid, DeviceKind};
+use divvy_model::{ClaimUid, DeviceKind, GpuUuid};
 
 use crate::mig_world::{claim_of_halves, mig_world};
 use crate::story::{Cast, MOMENTS, alone, sequences, uid, with_log};
@@ -95,7 +95,9 @@ impl Story {
 
     fn prepare(&mut self, name: &str) {
         let wanted = self.world.lock().api.get(&uid(name)).cloned();
-        let held = wanted.is_some_and(|claim| self.holds(&claim));
+        // The kubelet unprepares a claim only when no container has it.
+        let held =
+            wanted.is_some_and(|claim| self.holds(&claim) && !self.lingering.contains(&claim.uid));
         let Some((wanted, answer)) = self.ask_to_prepare(name) else {
             return;
         };
@@ -130,6 +132,14 @@ impl Story {
                     && record.is_of(&claim.allocation)
                     && record.boot.to_string() == format!("boot-{}", m.boot)
             })
+    }
+
+    /// Returns whether an answered claim may use its devices on a GPU: one that lingers goes on
+    /// holding only the GPUs that are on its record.
+    fn may_use(&self, uid: &ClaimUid, gpu: &GpuUuid) -> bool {
+        let records = self.world.lock().records();
+        let record = records.get(uid).and_then(Stored::fine);
+        !self.lingering.contains(uid) || record.is_none_or(|record| record.gpus().contains(gpu))
     }
 
     fn check_answer(&self, wanted: &Claim, prepared: &Prepared) {
@@ -178,6 +188,7 @@ impl Story {
             let number = number_of(result);
             for (other, (claim, _)) in &self.answered {
                 let twice = *other != wanted.uid
+                    && self.may_use(other, &self.world.gpu(number))
                     && claim
                         .allocation
                         .results

@@ -14,7 +14,7 @@ use divvy_model::ClaimUid;
 use crate::mig_world::{claim_of, claim_of_halves, halves, mig_world};
 use crate::story::MOMENTS;
 use crate::world::accessors::{made, noted};
-use crate::world::{Place, World, claim, final_state};
+use crate::world::{HardwareFault, Place, World, claim, final_state};
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -105,6 +105,42 @@ fn on_a_full_disk_partitions_are_removed_even_across_a_crash() {
             0,
             "{dies:?}"
         );
+    }
+}
+
+/// A removal that comes back late, or only in part, on a full disk: the record says that it is half
+/// gone, to the next prepare as after a crash.
+#[test]
+fn a_removal_that_began_on_a_full_disk_is_finished_by_the_next_prepare() {
+    let late = HardwareFault::Late {
+        after: secs(20),
+        succeeds: true,
+    };
+    for (fault, restarts) in [
+        (late, false),
+        (late, true),
+        (HardwareFault::Refuses, false),
+        (HardwareFault::Refuses, true),
+    ] {
+        let world = mig_world("h100x2", 1);
+        let mut executor = world.start();
+        let a = claim_of_halves("a", &[0], "t1");
+        world.lock().api.insert(a.uid.clone(), a.clone());
+        world.prepare(&executor, &a).unwrap();
+        let whole = final_state(&world).instances;
+        world.lock().write_error = Some((Place::Store, ErrorKind::StorageFull));
+        world.lock().hardware_fault = Some(fault);
+        drop(world.unprepare(&executor, &a.uid));
+        world.lock().write_error = None;
+        world.lock().hardware_fault = None;
+        world.pass(secs(60));
+        if restarts {
+            executor = world.start();
+            executor.restore_cdi(Refresh::Missing);
+        }
+        let devices = world.prepare(&executor, &a).unwrap().devices;
+        assert_eq!(devices.len(), 2, "{fault:?} {restarts}");
+        assert_eq!(final_state(&world).instances, whole, "{fault:?} {restarts}");
     }
 }
 
@@ -472,7 +508,7 @@ fn a_record_that_stays_unreadable_keeps_no_call_at_work_for_ever() {
     let executor = world.start();
     let error = chain(&world.prepare(&executor, &a).unwrap_err());
     assert!(
-        error.contains("it is unreadable again right after it was rebuilt"),
+        error.contains("it was rebuilt just now, and no time of this call is left"),
         "{error}"
     );
     let answer_to_unprepare = world.unprepare(&executor, &a.uid).unwrap();

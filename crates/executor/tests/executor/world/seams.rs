@@ -59,7 +59,7 @@ impl Locks for TestLocks {
 /// From a full disk files can be removed; from a folder that is mounted read-only they cannot.
 fn removable(m: &mut Machine, place: Place) -> io::Result<()> {
     match m.write_error {
-        Some((_, io::ErrorKind::StorageFull)) => Ok(()),
+        Some((_, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) => Ok(()),
         _ => checked(m, place),
     }
 }
@@ -133,6 +133,25 @@ impl Store for World {
                 Stamp(m.writes, (0, 0), 0)
             })?,
         )
+    }
+    fn overwrite(&self, folder: Folder, name: &str, bytes: &[u8]) -> io::Result<Stamp> {
+        let mut m = self.lock();
+        m.needs_for_file(folder, name, Some(bytes));
+        removable(&mut m, Place::Store)?;
+        if m.file(folder, name).is_none() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(m.call(
+            &format!("overwrite {}/{name}", folder.name()),
+            |m, whole| {
+                // Cut short: nothing is written yet, or a part.
+                if whole || m.chance.one_in(2) {
+                    let part = &bytes[..bytes.len() / 2];
+                    m.change(folder, name, Some(if whole { bytes } else { part }), true);
+                }
+                Stamp(m.writes, (0, 0), 0)
+            },
+        )?)
     }
     fn remove(&self, folder: Folder, name: &str, durability: Durability) -> io::Result<bool> {
         let mut m = self.lock();
