@@ -167,6 +167,8 @@ impl<'a> Gpus<'a> {
         records: &Records,
     ) -> Result<OpenState, StoreError> {
         let Context { config, state, .. } = self.context;
+        // A GPU of which nothing is to be noted has no file either.
+        let may_be_lost = matches!(stored, Stored::Absent | Stored::Corrupt { .. });
         // Four answers of the file.
         let (on_disk, found, writable) = match stored {
             Stored::Fine(found) => (Some(found.clone()), found, true),
@@ -187,12 +189,18 @@ impl<'a> Gpus<'a> {
                     Err(error) if error.is_full() => {}
                     copied => copied?,
                 }
-                (None, self.remade(gpu, records)?, true)
+                // Its settings before us are not known any more, so they are taken for what they
+                // are now.
+                (None, without_file(self.context, gpu)?, true)
             }
         };
         // Instances do not outlast a boot, and records know of some that the file lacks.
         let mut state = found.in_boot(&config.boot);
-        state.add_given(&uses(gpu, &config.boot, records));
+        let uses = uses(gpu, &config.boot, records);
+        state.add_given(&uses);
+        if may_be_lost {
+            state.add_unsure(&uses);
+        }
         Ok(OpenState {
             state,
             on_disk,
@@ -219,17 +227,6 @@ impl<'a> Gpus<'a> {
         if let Err(error) = self.save(gpu, open) {
             tracing::warn!(%gpu, error = chain(&error), "failed to update the GPU's file, will retry");
         }
-    }
-
-    /// Makes the state of a GPU again whose file is damaged. Its settings before us are not known
-    /// any more, so they are taken for what they are now.
-    fn remade(self, gpu: &GpuUuid, records: &Records) -> Result<GpuState, StoreError> {
-        let boot = &self.context.config.boot;
-        let mut state = without_file(self.context, gpu)?.in_boot(boot);
-        let uses = uses(gpu, boot, records);
-        state.add_given(&uses);
-        state.add_unsure(&uses);
-        Ok(state)
     }
 
     /// Returns the instances that were made for claims and that no record holds, by claim.

@@ -152,7 +152,7 @@ fn note_given(
         let noted = state.and_then(|state| state.instances.get(&place));
         noted.and_then(|instance| match &instance.life {
             Life::Whole(made) => Some(made.clone()),
-            Life::Begun | Life::Half { .. } | Life::Unsure => None,
+            Life::Begun | Life::Half { .. } => None,
         })
     };
     match made {

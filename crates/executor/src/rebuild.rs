@@ -206,7 +206,7 @@ fn stand_in(
                 extra_nodes: Vec::new(),
                 given: match &instance.life {
                     Life::Whole(made) => Some(made.clone()),
-                    Life::Begun | Life::Half { .. } | Life::Unsure => None,
+                    Life::Begun | Life::Half { .. } => None,
                 },
             }
         })

@@ -30,8 +30,6 @@ pub enum Life {
     Half { gi: GpuInstanceId },
     /// A GPU instance and its compute instance are there.
     Whole(Made),
-    /// Possibly made: the GPU's file was lost.
-    Unsure,
 }
 
 /// An instance that we have made, or may have made.
@@ -77,9 +75,7 @@ impl Instance {
                 format!("it is uncertain whether a partition of {at} was created: {why}"),
                 self,
             ),
-            // Where the file was lost, nothing says whose it is.
-            (_, Observed::InFlight | Observed::Uncertain(_))
-            | (Life::Unsure, Observed::Half(_) | Observed::Whole(_)) => Some(self),
+            (_, Observed::InFlight | Observed::Uncertain(_)) => Some(self),
             // The place was empty when it was begun.
             (Life::Begun, Observed::Half(gi)) => known(Life::Half { gi }, self),
             (Life::Begun, Observed::Whole(made)) => known(Life::Whole(made), self),
@@ -124,7 +120,7 @@ impl Living {
     /// UUIDs are not: a compute instance with another UUID in it is another owner's.
     pub fn is(&self, noted: &Life) -> bool {
         match noted {
-            Life::Begun | Life::Unsure => true,
+            Life::Begun => true,
             // We have made no compute instance: with one in it, it is another owner's.
             Life::Half { gi } => self.instance.id == *gi && self.inside.is_empty(),
             Life::Whole(made) => {
@@ -185,7 +181,7 @@ pub(crate) fn now(noted: &Instance, filling: Option<&Filling>) -> Now {
     // An open question is answered by `settled`, with no call under way, and not by this
     // comparison.
     let life = &noted.life;
-    if noted.doubt.is_some() || matches!(life, Life::Begun | Life::Unsure) {
+    if noted.doubt.is_some() || *life == Life::Begun {
         return Now::Unknown;
     }
     match filling {
@@ -242,7 +238,7 @@ impl Life {
     pub fn made(&self) -> Option<&Made> {
         match self {
             Self::Whole(made) => Some(made),
-            Self::Begun | Self::Half { .. } | Self::Unsure => None,
+            Self::Begun | Self::Half { .. } => None,
         }
     }
 }
@@ -395,7 +391,7 @@ mod tests {
             (half(), None, &None, vec![remove.clone(), create.clone()]),
             // An open question is not answered by what is there just now.
             (whole(), Some("a call hangs"), &lives, vec![create.clone()]),
-            (Life::Unsure, None, &lives, vec![create.clone()]),
+            (Life::Begun, None, &lives, vec![create.clone()]),
         ] {
             let found = of(&life, doubt, filling.as_ref(), true);
             assert_eq!(found, expected, "{life:?} {doubt:?} {filling:?}");

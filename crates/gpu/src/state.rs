@@ -134,14 +134,14 @@ impl GpuState {
     }
 
     /// Adds the places of uses without a given instance, after the file was lost: one may have been
-    /// made there.
+    /// made there. The place was empty when the use was written down.
     pub fn add_unsure<'u>(&mut self, uses: impl IntoIterator<Item = &'u Use>) {
         for one in uses.into_iter().filter(|one| one.since == Since::ThisBoot) {
             if let Some(place) = one.own_place() {
                 let at = place.in_words();
                 self.instances.entry(place).or_insert_with(|| Instance {
                     made_for: one.hold.claim.clone(),
-                    life: Life::Unsure,
+                    life: Life::Begun,
                     doubt: Some(format!(
                         "the GPU's file was lost while a partition of {at} may have been made"
                     )),
@@ -182,7 +182,7 @@ impl GpuState {
             .any(|(_, instance)| match &instance.life {
                 // Its id is not known yet. Whatever fills the place counts as ours: it is not
                 // reported as foreign while the question is open.
-                Life::Begun | Life::Unsure => true,
+                Life::Begun => true,
                 Life::Half { gi } => *gi == living.id,
                 Life::Whole(made) => made.gi == living.id,
             })

@@ -161,7 +161,7 @@ fn state(chance: &mut Chance) -> GpuState {
     for at in PLACES {
         if chance.one_in(2) {
             let life = match chance.below(4) {
-                0 => Life::Unsure,
+                0 => Life::Begun,
                 1 => Life::Half {
                     gi: GpuInstanceId(1),
                 },

@@ -515,7 +515,7 @@ impl Story {
         let (gi, own) = match life {
             Life::Half { gi } => (gi.0, None),
             Life::Whole(made) => (made.gi.0, Some(made.uuid.to_string())),
-            Life::Begun | Life::Unsure => return Ok(()),
+            Life::Begun => return Ok(()),
         };
         let mut done = Ok(());
         if let Some(real) = real.filter(|real| real.gi == gi) {

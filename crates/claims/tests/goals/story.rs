@@ -527,7 +527,7 @@ impl Story {
             .open()
             .instances
             .get(&at)
-            .is_some_and(|i| matches!(i.life, Life::Begun | Life::Unsure) || i.doubt.is_some());
+            .is_some_and(|i| i.life == Life::Begun || i.doubt.is_some());
         match self.hardware.instances.get(&at).cloned() {
             Some(_) if self.chance.one_in(2) => {
                 self.say(format!("the administrator removes what is at {at}"));

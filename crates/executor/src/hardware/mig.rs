@@ -220,7 +220,7 @@ impl Hardware<'_> {
             }
             // Another id, or none noted: NVML gives ids out again, so the instance may be another
             // owner's. It is not touched.
-            Life::Begun | Life::Half { .. } | Life::Whole(_) | Life::Unsure => return Ok(()),
+            Life::Begun | Life::Half { .. } | Life::Whole(_) => return Ok(()),
         };
         // From the inside out: an instance with one in it cannot be destroyed.
         if let Some(own) = own {

@@ -9,7 +9,7 @@ use divvy_executor::{Event, Refresh, Unprepared};
 use divvy_model::{GpuDriver, GpuErrorCode};
 
 use crate::mig_world::{SMALL, claim_of, is_clean, living, mode, setup, shape, sim};
-use crate::world::accessors::{Far, Made, made, noted, tear_gpu};
+use crate::world::accessors::{Far, Made, lose_gpu_file, made, noted, tear_gpu};
 use crate::world::{HardwareFault, Moment, Place};
 
 /// Dies there while preparing; the next process restores, and the claim is prepared as if nothing
@@ -259,6 +259,45 @@ fn a_creation_that_hangs_and_succeeds_is_found_and_given_to_no_one() {
         world.prepare(&executor, &other).unwrap();
         world.prepare(&executor, &a).unwrap();
         assert_eq!(shape(&world).len(), 2);
+    }
+}
+
+/// The note that a partition was begun is lost with the GPU's file; its claim's record says where
+/// it was to be, and that the place was empty then.
+#[test]
+fn a_creation_that_hangs_is_found_though_the_file_of_its_gpu_is_lost() {
+    for (succeeds, torn, restarts) in [
+        (true, true, false),
+        (true, false, false),
+        (true, true, true),
+        (false, true, false),
+    ] {
+        let (world, mut executor, a, gpu) = setup();
+        sim(&world).set_mig_mode(&gpu, true).unwrap();
+        let after = Duration::from_mins(2);
+        world.lock().hardware_fault = Some(HardwareFault::Late { after, succeeds });
+        world.prepare(&executor, &a).unwrap_err();
+        if torn {
+            tear_gpu(&world, &gpu, b"x");
+        } else {
+            lose_gpu_file(&world, &gpu);
+        }
+        world.pass(Duration::from_mins(3));
+        assert_eq!(shape(&world).len(), usize::from(succeeds));
+        if restarts {
+            world.kill();
+            executor = world.start();
+            executor.restore_cdi(Refresh::Missing);
+        }
+        for _ in 0..2 {
+            executor.reconcile(&world.view());
+        }
+        let case = format!("succeeds: {succeeds}, torn: {torn}, restarts: {restarts}");
+        assert_eq!(executor.fences().unwrap(), [].into(), "{case}");
+        assert!(is_clean(&world), "{case}: {:?}", shape(&world));
+        let other = claim_of("b", &[SMALL], "t2");
+        world.prepare(&executor, &other).unwrap();
+        world.prepare(&executor, &a).unwrap();
     }
 }
 

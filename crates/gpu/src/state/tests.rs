@@ -77,7 +77,7 @@ fn with_everything() -> GpuState {
                     None,
                 ),
             ),
-            (place(3), instance("d", Life::Unsure, Some("lost"))),
+            (place(3), instance("d", Life::Begun, Some("lost"))),
         ]
         .into(),
     }

@@ -102,7 +102,7 @@ fn the_place_of_a_record_is_held_and_unsure_in_its_boot_on_its_gpu() {
         places.collect::<Vec<_>>()
     };
     let boot = world.boot.clone();
-    assert_eq!(unsure(2, &boot), [(small(3), Life::Unsure, true)]);
+    assert_eq!(unsure(2, &boot), [(small(3), Life::Begun, true)]);
     assert_eq!(unsure(1, &boot), []);
     assert_eq!(unsure(2, &"boot-0".parse().unwrap()), []);
     world.keep(record.clone());

@@ -222,7 +222,7 @@ fn seen(gpu: &GpuUuid, state: &GpuState) -> GpuPicture {
         made_for: instance.made_for.clone(),
         place: partition(gpu, *place),
         far: match &instance.life {
-            Life::Begun | Life::Unsure => Far::Begun,
+            Life::Begun => Far::Begun,
             Life::Half { gi } => Far::Half(*gi),
             Life::Whole(made) => Far::Whole(Made {
                 gi: made.gi,
