@@ -2,22 +2,31 @@
 //! with the node's, which may differ.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::{HeaderMap, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimeParser;
 use tokio::time::Instant;
 
+/// Time for which a clock that is ahead counts after its last answer: that server is away, or its
+/// clock was set right.
+const AHEAD_COUNTS: Duration = Duration::from_mins(5);
+
+/// Dates of answers have whole seconds.
+const ROUNDED: Duration = Duration::from_secs(2);
+
 /// The API server's time. Clones are one clock. It knows nothing before the first answer that has a
-/// date, and does not go back: of several API servers the one that is ahead counts.
+/// date. Of several API servers the one that is ahead counts, while it answers.
 #[derive(Debug, Clone, Default)]
 pub struct ServerClock(Arc<Mutex<Option<Reading>>>);
 
-/// A time of the server, and when it was read.
+/// A time of the server, when it was read, and when an answer last agreed with it.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     server: Timestamp,
     at: Instant,
+    confirmed: Instant,
 }
 
 impl Reading {
@@ -43,20 +52,30 @@ impl ServerClock {
         let date = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok());
         let Some(server) = date else { return };
         let at = Instant::now();
+        let read = Reading {
+            server,
+            at,
+            confirmed: at,
+        };
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known
-            .and_then(|known| known.at(at))
-            .is_none_or(|known| known < server)
-        {
-            *known = Some(Reading { server, at });
+        let Some((before, shown)) = known.and_then(|known| Some((known, known.at(at)?))) else {
+            *known = Some(read);
+            return;
+        };
+        let agrees = shown <= server.saturating_add(ROUNDED).unwrap_or(server);
+        if shown < server || (!agrees && at - before.confirmed >= AHEAD_COUNTS) {
+            *known = Some(read);
+        } else if agrees {
+            *known = Some(Reading {
+                confirmed: at,
+                ..before
+            });
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use http::HeaderValue;
 
     use super::*;
@@ -87,5 +106,23 @@ mod tests {
         shows("2026-11-28T10:38:02Z");
         clock.clone().read(&answer("Sat, 28 Nov 2026 10:39:00 GMT"));
         shows("2026-11-28T10:39:00Z");
+    }
+
+    /// A clock that was hours ahead and is set right, or whose server left, counts for minutes.
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_was_ahead_counts_only_while_it_answers() {
+        let clock = ServerClock::default();
+        let now = || clock.now().unwrap().to_string();
+        clock.read(&answer("Sat, 28 Nov 2026 15:00:00 GMT"));
+        for minute in 1..=12 {
+            tokio::time::advance(Duration::from_mins(1)).await;
+            // Both answer for six minutes.
+            if minute <= 6 {
+                clock.read(&answer(&format!("Sat, 28 Nov 2026 15:{minute:02}:00 GMT")));
+            }
+            clock.read(&answer(&format!("Sat, 28 Nov 2026 10:{minute:02}:00 GMT")));
+            let hour = if minute <= 10 { 15 } else { 10 };
+            assert_eq!(now(), format!("2026-11-28T{hour}:{minute:02}:00Z"));
+        }
     }
 }
