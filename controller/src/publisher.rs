@@ -276,7 +276,6 @@ impl Worker {
                 tracing::warn!(%error, ?retry, "cannot publish the pool");
                 self.status.send_modify(|status| {
                     status.last_error = Some(error.to_string());
-                    status.in_sync = false;
                     status.writes.failed += 1;
                 });
             }

@@ -8,5 +8,6 @@
 
 mod answers;
 mod neighbours;
+mod pace;
 mod sequences;
 mod world;
