@@ -15,6 +15,7 @@ mod mean;
 mod pace;
 mod reading;
 mod samples;
+mod time;
 mod watch;
 mod words;
 
@@ -28,6 +29,7 @@ pub use mean::Mean;
 pub use pace::Pace;
 pub use reading::{Figure, GpuReading, Granted, Holding, PartReading, Unknown};
 pub use samples::computed;
+pub use time::{Amounts, HeldTime, HoldKey, Ledger, Moment, Series, Sums, WHOLE};
 pub use watch::{Change, Verdicts, Watch, margin};
 pub use words::Said;
 
