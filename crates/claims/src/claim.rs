@@ -161,6 +161,8 @@ pub struct Claim {
     pub pod_claim_name: Option<String>,
     /// Our devices and when they were allocated.
     pub allocation: Allocation,
+    /// DeviceClass of each request and subrequest, by its name in results.
+    pub classes: BTreeMap<String, String>,
     /// Config entries of all drivers, in the API's order (class entries first).
     pub configs: Vec<ConfigEntry>,
     /// Times by which it is known what its devices were chosen by.

@@ -116,6 +116,8 @@ pub fn resolve_entry(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::{Allocation, Times};
     use divvy_model::TimeSlice;
@@ -144,6 +146,7 @@ mod tests {
             namespace: "ns".to_owned(),
             name: "train".to_owned(),
             pod_claim_name: None,
+            classes: BTreeMap::new(),
             times: Times::default(),
             allocation: Allocation::default(),
             configs,

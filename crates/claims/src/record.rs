@@ -10,7 +10,7 @@
 //! - Devices are resolved once. Later changes of policies, numbers and configs do not change a
 //!   record.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_model::{
@@ -154,6 +154,9 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
     pub devices: Vec<RecordedDevice>,
+    /// DeviceClass of each request, by its name in results; for sums of GPU time alone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub classes: BTreeMap<String, String>,
     /// Pods the claim was reserved for when it was prepared.
     #[serde(default)]
     pub pods: Vec<PodRef>,
@@ -178,6 +181,7 @@ impl Record {
             boot: boot.clone(),
             allocated_at: claim.allocation.allocated_at.clone(),
             devices,
+            classes: claim.classes.clone(),
             pods: claim.pods.clone(),
             received: None,
             metadata: None,

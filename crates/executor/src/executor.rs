@@ -26,8 +26,8 @@ use crate::restore::{finish_lingering, restore_cdi};
 use crate::unprepare::unprepare;
 use crate::{
     Call, Cancel, CdiDir, ClaimsApi, Clock, ClusterView, DeviceEdits, InventorySource, Locks,
-    MetadataDir, MpsServers, NumberError, PrepareError, ProcessSource, Refresh, Report, Store,
-    StoreError, TimeSlices, UnprepareError, Unprepared,
+    MetadataDir, MpsServers, NumberError, PrepareError, ProcessSource, Refresh, Report, Stamp,
+    Store, StoreError, TimeSlices, UnprepareError, Unprepared,
 };
 
 /// Time limits and intervals.
@@ -157,6 +157,9 @@ pub struct HeldDevice {
     /// The device as it was allocated.
     #[serde(skip)]
     pub allocated: AllocatedDevice,
+    /// The DeviceClass that it was asked for by, if that is known.
+    #[serde(skip)]
+    pub class: Option<String>,
     /// The amounts of its GPU that a share was granted.
     #[serde(skip)]
     pub amounts: ShareAmounts,
@@ -267,6 +270,16 @@ impl Executor {
         number_gpus(&self.context, present, keep)
     }
 
+    /// Returns when a record came or went last, as time since 1970 by the disk's clock; `None` if
+    /// that cannot be read.
+    pub fn records_changed(&self) -> Option<Duration> {
+        let Stamp(_, (seconds, nanos), _) = self.context.state.records_stamp()?;
+        Some(Duration::new(
+            seconds.try_into().ok()?,
+            nanos.try_into().ok()?,
+        ))
+    }
+
     /// Returns the numbers in device names.
     pub fn ordinals(&self) -> Result<Ordinals, StoreError> {
         self.context.state.ordinals()
@@ -315,6 +328,7 @@ impl Executor {
                 pods: record.pods.clone(),
                 allocated_at: record.allocated_at.clone(),
                 allocated: device.allocated.clone(),
+                class: record.classes.get(&device.allocated.request).cloned(),
                 amounts: device.amounts(),
                 calls_for_caps: device.memory_cap.is_some() || device.clears_caps,
                 made: device.given.clone(),

@@ -170,6 +170,7 @@ fn stand_in(
         namespace: claim.map_or_else(unknown, |claim| claim.namespace.clone()),
         name: claim.map_or_else(unknown, |claim| claim.name.clone()),
         pod_claim_name: None,
+        classes: claim.map(|claim| claim.classes.clone()).unwrap_or_default(),
         times: Times::default(),
         allocation: Allocation::default(),
         configs: Vec::new(),

@@ -228,6 +228,7 @@ fn claim_of(record: &Record) -> Claim {
         namespace: record.namespace.clone(),
         name: record.name.clone(),
         pod_claim_name: None,
+        classes: record.classes.clone(),
         times: Times::default(),
         allocation: record.allocation(),
         configs: Vec::new(),

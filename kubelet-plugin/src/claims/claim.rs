@@ -1,6 +1,7 @@
 //! From the kubelet's question and the API's object to a [`Claim`]: UID checked, only our driver's
 //! results kept.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use divvy_api::names::Naming;
@@ -10,7 +11,7 @@ use divvy_claims::{
 };
 use divvy_model::{ClaimUid, DeviceName, IdError};
 use k8s_openapi::api::resource::v1::{
-    DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration,
+    DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaimConfiguration, DeviceRequest,
     DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -110,6 +111,7 @@ pub(crate) fn from_api(
     let devices = allocation.devices.unwrap_or_default();
     let spec = object.spec.and_then(|spec| spec.devices);
     let spec = spec.unwrap_or_default();
+    let classes = classes(spec.requests.unwrap_or_default());
     let written = spec.config.unwrap_or_default();
     let results = devices
         .results
@@ -133,6 +135,7 @@ pub(crate) fn from_api(
             allocated_at,
             results,
         },
+        classes,
         configs: configs(devices, &written),
         times,
         pods: status
@@ -142,6 +145,21 @@ pub(crate) fn from_api(
             .filter_map(pod)
             .collect(),
     })
+}
+
+/// Returns the class of each request, and of each of its alternatives, by its name in results.
+fn classes(requests: Vec<DeviceRequest>) -> BTreeMap<String, String> {
+    let mut classes = BTreeMap::new();
+    for request in requests {
+        for sub in request.first_available.into_iter().flatten() {
+            let name = format!("{}/{}", request.name, sub.name);
+            classes.insert(name, sub.device_class_name);
+        }
+        if let Some(exactly) = request.exactly {
+            classes.insert(request.name, exactly.device_class_name);
+        }
+    }
+    classes
 }
 
 /// Formats a time for records: the form is part of the stored format, so it is not left to a
@@ -361,6 +379,7 @@ mod tests {
                 namespace: "ns".into(),
                 name: "c".into(),
                 pod_claim_name: None,
+                classes: BTreeMap::new(),
                 times: Times {
                     made: None,
                     allocated: Some(1_795_269_600),

@@ -92,6 +92,7 @@ fn record(pod_claim_name: Option<&str>, devices: Vec<RecordedDevice>) -> Record 
                 .collect(),
         }),
         devices,
+        classes: BTreeMap::new(),
         pods: Vec::new(),
         received: None,
         phase: Phase::Prepared,

@@ -60,6 +60,7 @@ fn expected() -> Record {
         boot: "b0071d00-0000-0000-0000-000000000001".parse().unwrap(),
         allocated_at: Some("2026-11-21T14:00:00Z".to_owned()),
         devices: vec![share, part, monitor],
+        classes: [("share".to_owned(), "gpu.divvy.dev-share".to_owned())].into(),
         pods: vec![PodRef {
             name: "train-0".to_owned(),
             uid: "p0d".to_owned(),

@@ -613,6 +613,7 @@ impl Story {
             namespace: "ns".to_owned(),
             name: uid.to_string(),
             pod_claim_name: None,
+            classes: BTreeMap::new(),
             times: divvy_claims::Times::default(),
             allocation: Allocation::default(),
             configs: Vec::new(),

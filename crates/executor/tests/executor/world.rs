@@ -370,6 +370,7 @@ pub(crate) fn claim(name: &str, devices: &[usize], allocated_at: &str) -> Claim 
         namespace: "ns".to_owned(),
         name: name.to_owned(),
         pod_claim_name: None,
+        classes: BTreeMap::new(),
         times: Times::default(),
         allocation: Allocation {
             allocated_at: Some(allocated_at.to_owned()),

@@ -295,6 +295,7 @@ pub(super) fn claim(uid: &str, results: Vec<AllocatedDevice>) -> Claim {
         namespace: "ns".to_owned(),
         name: format!("claim-{uid}"),
         pod_claim_name: None,
+        classes: BTreeMap::new(),
         times: Times::default(),
         allocation: Allocation {
             allocated_at: Some("t1".to_owned()),

@@ -120,6 +120,7 @@ impl World {
             pods: Vec::new(),
             allocated_at: None,
             allocated,
+            class: None,
             amounts: divvy_claims::ShareAmounts::default(),
             calls_for_caps: false,
             made: None,
