@@ -36,6 +36,7 @@ use crate::sinks::publisher::Publishing;
 use crate::sinks::slices::SlicesSink;
 use crate::sinks::usage::UsageSink;
 use crate::sources::disk::DiskSource;
+use crate::sources::gpu_time::GpuTime;
 use crate::sources::health::{HealthFile, HealthOwner};
 use crate::sources::holders::HoldersSource;
 use crate::sources::inventory::InventoryOwner;
@@ -271,7 +272,18 @@ impl Shared {
         // Sources feed the brain, and sinks follow it; each sender goes to the one task that writes
         // it.
         self.add_gpu_sources(tasks, seen);
-        self.add_api_sources(tasks, node);
+        let (looks, looked) = watch::channel(0);
+        self.add_api_sources(tasks, node, looks);
+        let gpu_time = GpuTime {
+            executor: self.executor.clone(),
+            seen: self.channels.seen.clone(),
+            used: used.subscribe(),
+            in_charge: self.channels.in_charge.clone(),
+            looks: looked,
+            file: self.config.plugin_dir.join("gpu-time.json"),
+            metrics: self.metrics.gpu_time.clone(),
+        };
+        tasks.add("the sums of GPU time", gpu_time.run(tasks.stop.clone()));
         self.add_brain(tasks, outlets, facts);
         self.add_sinks(tasks, pool, status, ready.slices.clone());
         // The rounds of reconcile know which pods the kubelet lists; the reports of use need them.
@@ -394,7 +406,12 @@ impl Shared {
         );
     }
 
-    fn add_api_sources(&self, tasks: &mut Tasks, node: watch::Sender<Option<Arc<NodeFacts>>>) {
+    fn add_api_sources(
+        &self,
+        tasks: &mut Tasks,
+        node: watch::Sender<Option<Arc<NodeFacts>>>,
+        looks: watch::Sender<u64>,
+    ) {
         let Channels {
             facts,
             changed,
@@ -423,6 +440,7 @@ impl Shared {
             seen,
             forget: self.channels.followed.forget.clone(),
             changed,
+            looks,
             facts: facts.clone(),
             timing: self.config.timing,
         };

@@ -1,6 +1,7 @@
 //! The plugin's metrics. Every one is counted somewhere: a test compares this list with what a used
 //! plugin shows.
 
+mod gpu_time;
 mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use prometheus_client::metrics::gauge::Atomic;
 use crate::caps::rounds::Repair;
 use crate::node::facts::Recorded;
 
+pub(crate) use gpu_time::GpuTimeMetrics;
 pub(crate) use usage::UsageMetrics;
 
 /// Categories of failure that exist from the start; others (of later refusals) appear when they
@@ -101,6 +103,7 @@ pub(crate) struct Metrics {
     pub(crate) reconciles: Counter,
     /// Metrics of use.
     pub(crate) usage: UsageMetrics,
+    pub(crate) gpu_time: GpuTimeMetrics,
 }
 
 impl Metrics {
@@ -180,6 +183,7 @@ impl Metrics {
                 .counter("gpu_numbers_lost", "Times that the file of GPU numbers was lost and rebuilt"),
             reconciles: registry.counter("reconciles", "Comparisons of records with the API and the GPUs"),
             usage: UsageMetrics::new(registry),
+            gpu_time: GpuTimeMetrics::new(registry),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Observations. Each source sends [`crate::node::facts::Fact`]s and decides nothing.
 
 pub(crate) mod disk;
+pub(crate) mod gpu_time;
 pub(crate) mod health;
 pub(crate) mod holders;
 pub(crate) mod inventory;

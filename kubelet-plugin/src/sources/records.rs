@@ -32,6 +32,8 @@ pub(crate) struct RecordsSource {
     pub(crate) forget: watch::Receiver<BTreeSet<GpuUuid>>,
     /// Records have changed.
     pub(crate) changed: Arc<Notify>,
+    /// Counts the readings.
+    pub(crate) looks: watch::Sender<u64>,
     pub(crate) facts: Facts,
     pub(crate) timing: Timing,
 }
@@ -73,6 +75,7 @@ impl RecordsSource {
                     {
                         return;
                     }
+                    self.looks.send_modify(|looks| *looks += 1);
                     if reading.look_soon {
                         FOREIGN_LASTS
                     } else {

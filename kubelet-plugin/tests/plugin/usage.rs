@@ -644,3 +644,44 @@ async fn a_gpu_that_hangs_keeps_no_other_from_being_read() {
     .await;
     plugin.stop().await;
 }
+
+/// GPU time goes on from what the earlier process saved: what is still held was held meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn gpu_time_is_counted_over_a_restart() {
+    let node = Node::new("h100x2");
+    let plugin = node.start().await;
+    let claim = share(&node, 0, 1).await;
+    let labels = [
+        "namespace=\"default\"",
+        "class=\"gpu.divvy.dev\"",
+        "product=\"NVIDIA H100 80GB HBM3\"",
+        "form=\"time-sliced\"",
+    ];
+    let name = "divvy_gpu_gib_seconds_granted_total";
+    let file = node.config(&[]).plugin_dir.join("gpu-time.json");
+    let is_saved = || {
+        let saved = fs_err::read_to_string(&file).ok()?;
+        saved.contains(&claim.uid).then_some(())
+    };
+    wait("the claim's time is saved", is_saved).await;
+    plugin.stop().await;
+    // As if the process had been away for an hour.
+    let mut saved: serde_json::Value =
+        serde_json::from_slice(&fs_err::read(&file).unwrap()).unwrap();
+    let at = saved.pointer_mut("/at/sinceBoot").unwrap();
+    let before = at.as_u64().unwrap();
+    *at = json!(before.saturating_sub(3_600_000));
+    let away = (before - at.as_u64().unwrap()) / 1000;
+    fs_err::write(&file, saved.to_string()).unwrap();
+    let plugin = node.start().await;
+    let granted = wait("the hour is counted", || {
+        value(&plugin, name, &labels).filter(|found| *found > 0.0)
+    })
+    .await;
+    let expected = (4 * away) as f64;
+    assert!(
+        granted >= expected && granted < expected + 240.0,
+        "{granted} for {away} s"
+    );
+    node.unprepare(&claim).await.unwrap();
+}
