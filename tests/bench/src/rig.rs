@@ -232,7 +232,7 @@ impl Rig {
             .args(&self.flags)
             .env("DIVVY_MOCK_STATE", root.join(STATE))
             // As the chart sets it.
-            .env("MALLOC_ARENA_MAX", "2")
+            .env("MALLOC_ARENA_MAX", "4")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         command
