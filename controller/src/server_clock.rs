@@ -16,8 +16,8 @@ const AHEAD_COUNTS: Duration = Duration::from_mins(5);
 /// Dates of answers have whole seconds.
 const ROUNDED: Duration = Duration::from_secs(2);
 
-/// The API server's time. Clones are one clock. It knows nothing before the first answer that has a
-/// date. Of several API servers the one that is ahead counts, while it answers.
+/// The API server's time. Clones are one clock. Before the first answer that has a date, nothing is
+/// known. The clock of the server that is ahead counts, while it answers.
 #[derive(Debug, Clone, Default)]
 pub struct ServerClock(Arc<Mutex<Option<Reading>>>);
 

@@ -23,7 +23,7 @@ async fn repaired(api: &FakeApi, world: &mut World) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn foreign_changes_in_a_row_are_repaired_ever_later_and_after_a_pause_soon() {
+async fn foreign_changes_in_a_row_are_repaired_later_and_later() {
     let api = server();
     let wanted = pool(&[&["gpu-0"]]);
     let mut world = start(&api, Some(wanted.clone()));

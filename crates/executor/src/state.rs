@@ -241,8 +241,8 @@ impl StateFiles {
         Ok(all)
     }
 
-    /// Writes a record. One that says *undoing* gets its place on a full disk, too: what is let go
-    /// makes room, and a crash meanwhile leaves at worst a record that is made again.
+    /// Writes a record. On a full disk, *undoing* is written over the old content: letting go makes
+    /// room, and a crash meanwhile leaves at worst a record that is made again.
     pub(crate) fn write_record(&self, record: &Record) -> Result<(), StoreError> {
         // On disk first, then in the cache: another thread that finds the record in memory may rely
         // on it, whatever crashes.

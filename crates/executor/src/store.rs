@@ -85,7 +85,7 @@ pub trait Store: Send + Sync {
         durability: Durability,
     ) -> io::Result<Stamp>;
     /// Writes over a file in the blocks that it has, for a full disk, and returns its stamp as
-    /// [`write`](Self::write) does. Only here a crash may leave a content that cannot be read. Fails
+    /// [`write`](Self::write) does. Only here a crash may leave content that cannot be read. Fails
     /// with `StorageFull` where the content needs another block.
     fn overwrite(&self, folder: Folder, name: &str, bytes: &[u8]) -> io::Result<Stamp>;
     /// Removes a file; whether there was one.

@@ -233,7 +233,7 @@ mod tests {
             assert_ne!(stamp, first);
             assert_eq!(store.list(Folder::Claims).unwrap()[0].stamp, stamp);
         }
-        let error = over(&[b'x'; 1 << 20]).unwrap_err();
+        let error = over(&vec![b'x'; 1 << 20]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         assert_eq!(content(), b"one");
     }
