@@ -1,5 +1,5 @@
 //! GPU time: for how long claims had how much of the node's GPUs. Sums that only grow, by
-//! namespace, class, product and form; what a held GPU has left that nobody could have in another
+//! namespace, class, product and form; what a held GPU has left that was to be had in no other
 //! form is a sum of its own.
 //!
 //! Time is that since the boot, which no step of a clock changes; over a reboot it is the
@@ -50,7 +50,7 @@ pub struct Series {
     pub form: String,
 }
 
-/// Device of a claim; the share tells those of one device apart.
+/// Device of a claim; the share distinguishes those of one device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HoldKey {
     pub claim: ClaimUid,
@@ -118,12 +118,14 @@ pub struct Ledger {
 impl Ledger {
     /// Returns one that counts from now on.
     pub fn new(now: Moment, held: Vec<HeldTime>) -> Self {
-        Self {
+        let mut ledger = Self {
             at: now,
             open: held,
             sums: Vec::new(),
             blocked: Vec::new(),
-        }
+        };
+        ledger.count(Vec::new(), 0);
+        ledger
     }
 
     /// Counts up to now, while the process follows every change: what was held before was held
@@ -132,13 +134,13 @@ impl Ledger {
         let time = now.since(&self.at);
         let spans = self.open.drain(..).map(|one| (one, Span::before(time)));
         let spans = spans.collect();
-        self.count(spans, time);
         (self.at, self.open) = (now, held);
+        self.count(spans, time);
     }
 
-    /// Counts up to now after a restart. What is held now was held all the time, or since it was
-    /// allocated. What is not held any more ended while the earlier process lived: at `ended`, the
-    /// last change of the records by the wall clock.
+    /// Counts up to now after a restart. Devices that are held now were held all the time, or since
+    /// they were allocated. Others ended while the earlier process lived: at `ended`, the last
+    /// change of the records by the wall clock.
     pub fn resume(&mut self, now: Moment, held: Vec<HeldTime>, ended: u64) {
         let time = now.since(&self.at);
         let ago = |wall: u64| now.wall.saturating_sub(wall).min(time);
@@ -156,11 +158,12 @@ impl Ledger {
         for one in held.iter().filter(|one| !known.contains(&one.hold)) {
             spans.push((one.clone(), Span::until_now(one.allocated.map_or(0, ago))));
         }
-        self.count(spans, time);
         (self.at, self.open) = (now, held);
+        self.count(spans, time);
     }
 
-    /// Adds what was held in an interval.
+    /// Adds what was held in an interval. Each device that is held now has a sum from the start, 0:
+    /// a reader of rates counts from the first value that it sees.
     fn count(&mut self, spans: Vec<(HeldTime, Span)>, time: u64) {
         let mut sums: BTreeMap<_, _> = std::mem::take(&mut self.sums).into_iter().collect();
         let mut blocked: BTreeMap<_, _> = std::mem::take(&mut self.blocked).into_iter().collect();
@@ -180,14 +183,24 @@ impl Ledger {
             sum.granted.add(one.has, length);
             sum.used.add(one.uses, length);
         }
+        for one in &self.open {
+            let series = bounded(&sums, one.series.clone());
+            sums.entry(series).or_default();
+            if one.has.part < WHOLE {
+                let kind = (one.series.product.clone(), one.series.form.clone());
+                blocked.entry(kind).or_default();
+            }
+        }
         for on in gpus.into_values() {
             let held = (on.first + on.last).min(time);
             let rest = WHOLE.saturating_mul(held).saturating_sub(on.granted);
-            let sum: &mut u64 = blocked.entry(on.kind).or_default();
-            *sum = sum.saturating_add(rest);
+            if rest > 0 {
+                let sum: &mut u64 = blocked.entry(on.kind).or_default();
+                *sum = sum.saturating_add(rest);
+            }
         }
         self.sums = sums.into_iter().collect();
-        self.blocked = blocked.into_iter().filter(|(_, rest)| *rest > 0).collect();
+        self.blocked = blocked.into_iter().collect();
     }
 
     /// Returns the sums by series.
@@ -220,7 +233,7 @@ impl Span {
     }
 }
 
-/// What was held of a GPU in an interval.
+/// Time and part of a GPU that was held in an interval.
 struct OnGpu {
     kind: (String, String),
     first: u64,

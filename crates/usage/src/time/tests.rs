@@ -68,6 +68,10 @@ const MONTH: u64 = 30 * 24 * 3_600_000;
 /// also just after a change that it has not counted, the node boots again, and its clock is set
 /// while the process runs: the sums are those of what was allocated, to the millisecond.
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "all that can happen, with its chance"
+)]
 fn sums_are_the_integral_of_allocations_over_kills_boots_and_clocks() {
     for seed in 0..8 {
         let mut random = Random(seed);
@@ -239,7 +243,7 @@ fn a_boot_before_the_last_one_counts_nothing() {
 }
 
 #[test]
-fn shares_are_their_tenants_and_the_rest_of_their_gpu_is_nobodys() {
+fn shares_are_their_tenants_and_the_rest_of_their_gpu_is_its_own() {
     let mut world = World {
         true_time: START,
         boot: 0,
@@ -257,7 +261,7 @@ fn shares_are_their_tenants_and_the_rest_of_their_gpu_is_nobodys() {
     assert_eq!(sums, [("team-1", 2), ("team-2", 2)]);
     let blocked: Vec<_> = ledger.blocked().collect();
     assert_eq!(blocked, [("NVIDIA L4", "share", 4 * 1000 * WHOLE)]);
-    // Nobody holds it: it is not blocked either.
+    // While no claim holds it, it is not blocked either.
     world.true_time += 8000;
     ledger.step(world.now(), Vec::new());
     assert_eq!(ledger.blocked().next().unwrap().2, 4 * 1000 * WHOLE);
