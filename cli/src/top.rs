@@ -1,5 +1,6 @@
 //! `divvy top`: which claims hold what, and what they really use of it; the most wasteful first.
 
+mod since;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +40,8 @@ pub struct Args {
     /// Name of the driver; by default the one that most nodes report
     #[arg(long, value_name = "NAME")]
     driver_name: Option<String>,
+    #[command(flatten)]
+    sums: since::Since,
 }
 
 /// Subject of a line.
@@ -55,6 +58,10 @@ enum By {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let since::Since { since, prometheus } = &args.sums;
+    if let (Some(since), Some(prometheus)) = (since, prometheus) {
+        return since::run(since, prometheus, args.namespace.as_deref(), args.output);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

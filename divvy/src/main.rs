@@ -75,7 +75,8 @@ enum Command {
     #[command(after_help = "Examples:
   divvy top
   divvy top gpus -o wide
-  divvy top claims -n NAMESPACE")]
+  divvy top claims -n NAMESPACE
+  divvy top namespaces --since 7d --prometheus http://localhost:9090")]
     Top(top::Args),
     /// Show the fleet, live, on a page in the browser; nothing is deployed
     #[command(after_help = "Examples:

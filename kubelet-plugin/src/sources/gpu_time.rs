@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use divvy_executor::{Clock, Executor, HeldDevice, SystemClock};
+use divvy_model::mig::GpuInstanceProfile;
 use divvy_model::{Form, Gpu, Inventory, Sharing, TargetKind};
 use divvy_usage::{Amounts, DeviceUsage, HeldTime, HoldKey, Ledger, Moment, Series, WHOLE};
 use k8s_openapi::jiff::Timestamp;
@@ -186,7 +187,7 @@ fn times(held: &[HeldDevice], inventory: &Inventory, used: &Used) -> Vec<HeldTim
         let of_gpu = used.gpus.get(&held.hold.gpu);
         let mut devices = of_gpu.into_iter().flat_map(|gpu| &gpu.devices);
         let usage = devices.find(|usage| usage.claim.uid == *claim && usage.device == *device);
-        let uses = usage.filter(|_| times.iter().all(is_first));
+        let first = usage.filter(|_| times.iter().all(is_first));
         times.push(HeldTime {
             hold: HoldKey {
                 claim: claim.clone(),
@@ -203,7 +204,7 @@ fn times(held: &[HeldDevice], inventory: &Inventory, used: &Used) -> Vec<HeldTim
                 form: label(held.hold.form()).to_owned(),
             },
             has,
-            uses: uses.map_or_else(Amounts::default, |usage| uses_of(usage, held, has)),
+            uses: first.map_or_else(Amounts::default, |usage| uses_of(usage, held, has)),
             allocated: held.allocated_at.as_deref().and_then(wall),
         });
     }
@@ -220,7 +221,7 @@ fn has(held: &HeldDevice, gpu: Option<&Gpu>) -> Amounts {
     let form = held.hold.form();
     let memory = match (form.target, form.sharing.is_shared()) {
         (TargetKind::Gpu, false) => total,
-        (TargetKind::Partition, false) => profile().map(|profile| profile.memory_bytes()),
+        (TargetKind::Partition, false) => profile().map(GpuInstanceProfile::memory_bytes),
         (_, true) => held.amounts.memory,
     };
     let by_memory = || Some(memory?.saturating_mul(WHOLE) / total.filter(|total| *total > 0)?);
@@ -253,7 +254,7 @@ fn uses_of(usage: &DeviceUsage, held: &HeldDevice, has: Amounts) -> Amounts {
     }
 }
 
-/// Returns a form as a label: shares of partitions are told from those of GPUs.
+/// Returns a form as a label, which distinguishes shares of partitions from those of GPUs.
 fn label(form: Form) -> &'static str {
     match (form.target, form.sharing) {
         (TargetKind::Gpu, Sharing::Exclusive) => "whole",

@@ -672,16 +672,25 @@ async fn gpu_time_is_counted_over_a_restart() {
     let before = at.as_u64().unwrap();
     *at = json!(before.saturating_sub(3_600_000));
     let away = (before - at.as_u64().unwrap()) / 1000;
+    *saved.pointer_mut("/open/0/uses").unwrap() = json!({"part": 50_000, "memory": 1024});
     fs_err::write(&file, saved.to_string()).unwrap();
     let plugin = node.start().await;
     let granted = wait("the hour is counted", || {
         value(&plugin, name, &labels).filter(|found| *found > 0.0)
     })
     .await;
-    let expected = (4 * away) as f64;
+    let expected = f64::from(u32::try_from(4 * away).unwrap());
     assert!(
         granted >= expected && granted < expected + 240.0,
         "{granted} for {away} s"
     );
+    for moved in [
+        "divvy_gpu_seconds_granted_total",
+        "divvy_gpu_seconds_used_total",
+        "divvy_gpu_gib_seconds_used_total",
+        "divvy_gpu_seconds_blocked_total",
+    ] {
+        assert!(value(&plugin, moved, &labels[3..]) > Some(0.0), "{moved}");
+    }
     node.unprepare(&claim).await.unwrap();
 }

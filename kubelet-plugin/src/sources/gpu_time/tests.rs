@@ -156,9 +156,9 @@ fn use_counts_once_for_all_shares_that_a_claim_has_of_a_device() {
         held("b", &gpu, Form::TIME_SLICED, Target::Gpu),
     ];
     let used = used(vec![usage("a", 3 * GIB, 0.25)]);
-    let uses: Vec<_> = times(&all, &inventory, &used)
+    let found: Vec<_> = times(&all, &inventory, &used)
         .iter()
         .map(|one| (one.uses.part, one.uses.memory))
         .collect();
-    assert_eq!(uses, [(WHOLE / 4, 3 * 1024), (0, 0), (0, 0)]);
+    assert_eq!(found, [(WHOLE / 4, 3 * 1024), (0, 0), (0, 0)]);
 }

@@ -127,6 +127,17 @@ fn rules_hold(env: &Env, prometheus: &Prometheus, groups: &Value) -> Result<()> 
         ratio("dark")?
     );
 
+    // Shares of 10 GiB: what `divvy top namespaces --since` asks for, and a sum that grows.
+    let time = format!(
+        "increase(divvy_gpu_gib_seconds_granted_total{{namespace=\"{}\", form=\"time-sliced\"}}[10m])",
+        env.namespace
+    );
+    poll("GPU time of the namespace", PATIENCE, || {
+        Ok(prometheus
+            .number(&format!("sum by (namespace) ({time})"))?
+            .is_some_and(|sum| sum >= 10.0))
+    })?;
+
     // The limit is an hour. With another one, the two GPUs that are held are found.
     let all = || {
         groups
