@@ -16,7 +16,7 @@ const MISSING: &str = "\nNot in it:\n";
 /// Objects of a bundle.
 #[derive(Debug, Default)]
 pub struct Opened {
-    /// By plural name, as JSON.
+    /// JSON of each kind, by plural name.
     objects: BTreeMap<String, String>,
     /// Parts that could not be read when it was made.
     pub missing: Vec<String>,

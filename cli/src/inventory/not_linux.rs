@@ -1,4 +1,4 @@
-//! In the place of this machine's GPUs where NVIDIA's driver does not exist.
+//! Stands in for this machine's GPUs where NVIDIA's driver does not exist.
 
 use anyhow::{Result, bail};
 use divvy_model::Inventory;

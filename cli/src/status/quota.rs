@@ -70,7 +70,7 @@ pub(crate) async fn read(client: &Client, inside: &str) -> Result<Quotas> {
 pub(crate) struct QuotaReport {
     /// Need for action by an administrator.
     pub(crate) needs_person: bool,
-    /// By namespace.
+    /// GpuQuotas, by namespace.
     quotas: Vec<QuotaLine>,
     /// Quotas of Kubernetes that count devices, by namespace.
     classes: Vec<ClassLine>,

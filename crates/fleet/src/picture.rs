@@ -24,7 +24,7 @@ pub struct Picture {
     pub all_nodes: usize,
     /// Names of the nodes that are shown.
     pub nodes: Vec<String>,
-    /// By node: names of its GPUs.
+    /// Names of the GPUs of each node.
     pub gpus: Vec<Vec<String>>,
     /// States of the fleet.
     pub moments: Vec<Moment>,

@@ -31,10 +31,11 @@ pub(super) fn page(answer: &Answer) -> Result<String> {
     let runs: Vec<Run<'_>> = runs.collect();
     // Names of users are in it: nothing in a string ends the script.
     let data = serde_json::to_string(&runs)?.replace('<', "\\u003c");
-    let (before, after) = PAGE.split_once(TABLE).unwrap_or((PAGE, ""));
-    let page = format!("{before}{}{after}", escaped(&text::table(answer)));
-    let (before, after) = page.split_once(DATA).unwrap_or((&page, ""));
-    Ok(format!("{before}{data}{after}"))
+    // Marks are looked for in the page alone: what fills them may have their text, too.
+    let (head, rest) = PAGE.split_once(TABLE).unwrap_or((PAGE, ""));
+    let (middle, tail) = rest.split_once(DATA).unwrap_or((rest, ""));
+    let table = escaped(&text::table(answer));
+    Ok(format!("{head}{table}{middle}{data}{tail}"))
 }
 
 fn escaped(text: &str) -> String {

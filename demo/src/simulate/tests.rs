@@ -75,9 +75,7 @@ fn the_page_has_each_run_over_time_and_loads_nothing() {
     ];
     let answer = answered(&arguments).unwrap();
     let page = html::page(&answer).unwrap();
-    let (_, data) = page.split_once("const runs = ").unwrap();
-    let (data, _) = data.split_once(";\n").unwrap();
-    let data: Value = serde_json::from_str(data).unwrap();
+    let data = data_of(&page);
     assert_eq!(data[1]["name"], "2*h100x8");
     assert_eq!(data[1]["nodes"].as_array().map(Vec::len), Some(2));
     assert_eq!(data[0]["moments"].as_array().map(Vec::len), Some(96));
@@ -91,10 +89,20 @@ fn the_page_has_each_run_over_time_and_loads_nothing() {
     assert_eq!(page.matches("</script>").count(), 1);
     // What is said in a name stays text.
     let mut answer = answer;
-    answer.runs[0].name = "</script><b>".to_owned();
-    let page = html::page(&answer).unwrap();
-    assert_eq!(page.matches("</script>").count(), 1);
-    assert!(!page.contains("<b>"));
+    for name in ["</script><b>", "/*DATA*/", "<!--TABLE-->"] {
+        answer.runs[0].name = name.to_owned();
+        let page = html::page(&answer).unwrap();
+        assert_eq!(page.matches("</script>").count(), 1);
+        assert!(!page.contains("<b>"));
+        assert_eq!(data_of(&page)[0]["name"], name);
+    }
+}
+
+/// Returns the data in a page.
+fn data_of(page: &str) -> Value {
+    let (_, data) = page.split_once("const runs = ").unwrap();
+    let (data, _) = data.split_once(";\n").unwrap();
+    serde_json::from_str(data).unwrap()
 }
 
 #[test]

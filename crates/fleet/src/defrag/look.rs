@@ -9,7 +9,7 @@ use super::{Cluster, Victim, Wanted, World, plan, stays};
 pub enum Look {
     /// The rest of the plan makes room.
     AsPlanned,
-    /// It fits a node as things are.
+    /// Without any eviction, a node has room.
     Fits {
         /// The node.
         node: String,

@@ -108,7 +108,7 @@ pub(crate) struct Machine {
     pub is_cut: bool,
     /// Calls of their driver that have timed out and are still at work.
     pub mig_late: Vec<MigLate>,
-    /// So many answers of an operation from now, the calls that are late return.
+    /// Number of answers of an operation after which the late calls return.
     pub lands_after: Option<(GpuOp, usize)>,
     /// Time slices that are not the default; `None`: cards that have none that can be set.
     pub slices: Option<BTreeMap<GpuUuid, TimeSlice>>,
