@@ -95,6 +95,14 @@ impl<'a> Keeper<'a> {
             }
             // Last what no record names.
             report.events.extend(self.check_lost(claims, view));
+            // A setting that a released claim could not give back is tried once more: the files
+            // above were compared before.
+            let is_release = |event: &Event| {
+                matches!(event, Event::Released { .. } | Event::OrphanUndone { .. })
+            };
+            if report.events.iter().any(is_release) {
+                Gpus::of(self.context).tidy(false, &mut report);
+            }
             let mut orphans = lock(&self.context.orphans);
             // Only a round that knew the claims replaces the last: during an outage of the API no
             // time of an orphan is lost.

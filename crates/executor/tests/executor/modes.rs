@@ -413,8 +413,6 @@ impl Story {
 
     fn reconcile(&mut self) {
         self.say("reconcile".to_owned());
-        // A slice that is refused while an orphan is undone is given back by the next round.
-        let is_refused = self.world.lock().slice_fault.is_some();
         let report = self.executor.reconcile(&self.world.view());
         self.say(format!("    {:?}", report.events));
         let dead = self.world.lock().dead;
@@ -424,9 +422,7 @@ impl Story {
                 .iter()
                 .any(|e| matches!(e, Event::Failed { .. }))
         {
-            if !is_refused {
-                self.check_time_slices();
-            }
+            self.check_time_slices();
             self.check_mps_servers();
             self.check_servers_of_partitions();
         }
