@@ -60,6 +60,10 @@ enum By {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let since::Since { since, prometheus } = &args.sums;
     if let (Some(since), Some(prometheus)) = (since, prometheus) {
+        anyhow::ensure!(
+            matches!(args.by, By::Claims | By::Namespaces),
+            "GPU time is summed by namespace alone: divvy top namespaces --since {since}"
+        );
         return since::run(since, prometheus, args.namespace.as_deref(), args.output);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
