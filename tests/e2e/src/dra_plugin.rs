@@ -1,6 +1,6 @@
-//! A stand-in for NVIDIA's DRA plugin: it has its name, publishes one GPU in a pool of the node's
-//! name, and gives it to pods by a CDI file of its own. The program itself cannot be had on this
-//! machine.
+//! A stand-in for NVIDIA's DRA plugins: it has the name of one, publishes one device in a pool of
+//! the node's name, and gives it to pods by a CDI file of its own. The programs themselves cannot be
+//! had on this machine.
 //!
 //! It runs in this process, as the [`device plugin`](crate::device_plugin) does. A server made of
 //! tonic can be registered only at a socket with an `@` in its name, so there are two registration
@@ -31,12 +31,8 @@ use crate::wait::poll;
 const PATIENCE: Duration = Duration::from_mins(1);
 /// The kubelet's folder of registration sockets.
 const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
-/// The socket by which divvy knows NVIDIA's plugin.
-const FIXED: &str = "gpu.nvidia.com-reg.sock";
-/// The socket that the kubelet registers.
-const OWN: &str = "gpu.nvidia.com-e2e@reg.sock";
-/// The plugin's folder, which divvy as a stand-in has too.
-const FOLDER: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
+/// NVIDIA's second driver, for the channels of a ComputeDomain.
+pub const COMPUTE_DOMAIN: &str = "compute-domain.nvidia.com";
 /// The socket for the calls of the kubelet.
 const DRA: &str = "e2e@dra.sock";
 /// The folder of CDI files.
@@ -53,6 +49,7 @@ pub struct DraPlugin {
 
 #[derive(Debug, Clone)]
 struct Service {
+    driver: &'static str,
     pool: String,
     gpu: PluginGpu,
     /// The folder of CDI files as this process sees it.
@@ -62,9 +59,14 @@ struct Service {
 }
 
 impl DraPlugin {
-    /// Starts a plugin on a node that gives this GPU out. Its slice is [`slice`].
+    /// Starts NVIDIA's plugin for GPUs on a node, which gives this one out. Its slice is [`slice`].
     pub fn start(cluster: &Cluster, gpu: PluginGpu) -> Result<Self> {
-        let folder = cluster.node_path(FOLDER);
+        Self::start_as(cluster, NVIDIA_DRIVER, gpu)
+    }
+
+    /// Starts the plugin of a driver, which gives this device out.
+    pub fn start_as(cluster: &Cluster, driver: &'static str, gpu: PluginGpu) -> Result<Self> {
+        let folder = cluster.node_path(folder(driver));
         fs_err::create_dir_all(&folder)?;
         let registry = cluster.node_path(REGISTRY);
         let runtime = Builder::new_multi_thread()
@@ -76,6 +78,7 @@ impl DraPlugin {
             sockets: Vec::new(),
         };
         let service = Service {
+            driver,
             pool: cluster.layout().node().to_owned(),
             gpu,
             cdi: cluster.node_path(CDI),
@@ -89,10 +92,12 @@ impl DraPlugin {
             let server = api::dra_plugin_server::DraPluginServer::new(service.clone());
             let router = Server::builder().add_service(server);
             runtime.spawn(router.serve_with_incoming(calls));
-            let fixed = plugin.listen(registry.join(FIXED))?;
+            let fixed = plugin.listen(registry.join(format!("{driver}-reg.sock")))?;
             runtime.spawn(async move { while fixed.accept().await.is_ok() {} });
             // Last: the kubelet calls as soon as it is there.
-            let registration = UnixListenerStream::new(plugin.listen(registry.join(OWN))?);
+            let registration = UnixListenerStream::new(
+                plugin.listen(registry.join(format!("{driver}-e2e@reg.sock")))?,
+            );
             let server = reg::registration_server::RegistrationServer::new(service);
             let router = Server::builder().add_service(server);
             runtime.spawn(router.serve_with_incoming(registration));
@@ -127,28 +132,37 @@ impl Drop for DraPlugin {
     }
 }
 
-/// Returns the slice of such a plugin, as NVIDIA's publishes it: the pool has the node's name.
+/// Returns the slice of NVIDIA's plugin for GPUs: the pool has the node's name.
 pub fn slice(node: &str, uuid: &str, product: &str) -> Value {
-    let text = |value: &str| json!({"string": value});
+    let attributes = [("type", "gpu"), ("uuid", uuid), ("productName", product)];
+    slice_as(NVIDIA_DRIVER, node, &attributes)
+}
+
+/// Returns the slice of a driver's plugin, with attributes of its one device.
+pub fn slice_as(driver: &str, node: &str, attributes: &[(&str, &str)]) -> Value {
+    let text = |(name, value): &(&str, &str)| ((*name).to_owned(), json!({"string": value}));
+    let attributes: serde_json::Map<_, _> = attributes.iter().map(text).collect();
     json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
-        "metadata": {"name": format!("{node}-gpu.nvidia.com-e2e")},
+        "metadata": {"name": format!("{node}-{driver}-e2e")},
         "spec": {
-            "driver": NVIDIA_DRIVER,
+            "driver": driver,
             "nodeName": node,
             "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-            "devices": [{
-                "name": DEVICE,
-                "attributes": {"type": text("gpu"), "uuid": text(uuid), "productName": text(product)},
-            }],
+            "devices": [{"name": DEVICE, "attributes": attributes}],
         },
     })
 }
 
+/// Returns the folder of a driver's plugin; divvy as a stand-in has that of NVIDIA's.
+fn folder(driver: &str) -> String {
+    format!("/var/lib/kubelet/plugins/{driver}")
+}
+
 impl Service {
     fn file(&self, claim_uid: &str) -> PathBuf {
-        let name = format!("k8s.gpu.nvidia.com-claim_{claim_uid}.json");
+        let name = format!("k8s.{}-claim_{claim_uid}.json", self.driver);
         self.cdi.join(name)
     }
 
@@ -157,14 +171,15 @@ impl Service {
         let device = format!("{claim_uid}-{DEVICE}");
         let (host, inside) = &self.gpu.node;
         let edits = json!({"deviceNodes": [{"path": inside, "hostPath": host}], "env": ["NVIDIA_VISIBLE_DEVICES=void"]});
+        let kind = format!("k8s.{}/claim", self.driver);
         let spec = json!({
             "cdiVersion": "0.6.0",
-            "kind": "k8s.gpu.nvidia.com/claim",
+            "kind": kind,
             "devices": [{"name": device, "containerEdits": edits}],
         });
         fs_err::create_dir_all(&self.cdi)?;
         fs_err::write(self.file(claim_uid), spec.to_string())?;
-        Ok(format!("k8s.gpu.nvidia.com/claim={device}"))
+        Ok(format!("{kind}={device}"))
     }
 }
 
@@ -176,8 +191,8 @@ impl reg::registration_server::Registration for Service {
     ) -> Result<Response<reg::PluginInfo>, Status> {
         Ok(Response::new(reg::PluginInfo {
             r#type: dra::PLUGIN_TYPE.to_owned(),
-            name: NVIDIA_DRIVER.to_owned(),
-            endpoint: format!("{FOLDER}/{DRA}"),
+            name: self.driver.to_owned(),
+            endpoint: format!("{}/{DRA}", folder(self.driver)),
             supported_versions: vec![dra::SERVICE.to_owned()],
         }))
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::SHARED;
 use super::policy::{OF_NODE, Token};
@@ -134,6 +134,50 @@ pub(super) fn kubelet_restarted(env: &Env) -> Result<()> {
     let after = pod_with_gpu(env, "after")?;
     env.end("before", &uid)?;
     env.end("after", &after)
+}
+
+/// Another client takes every second device out of the slices, and puts in a GPU that does not
+/// exist; then it takes devices out over and over. The slices come back as they were, and pods get
+/// GPUs that are there.
+pub(super) fn slices_edited(env: &Env) -> Result<()> {
+    const TURNS: usize = 20;
+    let published = || -> Result<BTreeSet<String>> {
+        let devices = env.driver.devices()?;
+        let name = |device: &Value| at(device, "name").as_str().map(str::to_owned);
+        Ok(devices.iter().filter_map(name).collect())
+    };
+    let edit = |phantom: bool| -> Result<()> {
+        for slice in env.driver.slices()? {
+            let devices = at(&slice, "spec.devices").as_array();
+            let mut left: Vec<Value> = devices.into_iter().flatten().step_by(2).cloned().collect();
+            let mut more = left.first().filter(|_| phantom).cloned();
+            if let Some(name) = more.as_mut().and_then(|device| device.get_mut("name")) {
+                *name = json!("gpu-77");
+            }
+            left.extend(more);
+            if left.is_empty() {
+                continue;
+            }
+            let name = at(&slice, "metadata.name").as_str().unwrap_or_default();
+            let path = format!("/apis/resource.k8s.io/v1/resourceslices/{name}");
+            env.api()
+                .patch(&path, &json!({"spec": {"devices": left}}))?;
+        }
+        Ok(())
+    };
+    let before = published()?;
+    edit(true)?;
+    poll("slices without a GPU that does not exist", PATIENCE, || {
+        Ok(published()? == before)
+    })?;
+    for _ in 0..TURNS {
+        edit(false)?;
+    }
+    poll("slices with all GPUs", PATIENCE, || {
+        Ok(published()? == before)
+    })?;
+    let uid = pod_with_gpu(env, "after")?;
+    env.end("after", &uid)
 }
 
 fn uids(slices: &[Value]) -> Result<Vec<String>> {

@@ -177,6 +177,10 @@ const WHOLE: &[Case] = &[
     ),
     alone("nothing_is_lost_while_etcd_is_held", faults::etcd_held),
     alone(
+        "slices_that_another_client_edits_are_put_back",
+        faults::slices_edited,
+    ),
+    alone(
         "a_wiped_claim_keeps_its_gpu_until_its_pod_is_gone",
         claims::status_wiped,
     ),
@@ -233,6 +237,10 @@ const WHOLE: &[Case] = &[
     alone(
         "nodes_move_from_nvidias_driver_to_divvy_under_its_name_and_back",
         stand_in::node_by_node,
+    ),
+    alone(
+        "the_second_driver_of_nvidia_runs_beside_divvy",
+        stand_in::second_driver,
     ),
     alone(
         "what_another_driver_has_given_out_is_not_given_out",
@@ -355,6 +363,10 @@ const MODES: &[Case] = &[
         shares::several,
     ),
     shares("many_pods_run_on_one_card", shares::deployment),
+    shares(
+        "many_shares_live_through_kills_of_kubelet_and_plugin",
+        shares::killed_kubelet,
+    ),
     shares(
         "a_shared_gpu_has_the_time_slice_of_its_policy_and_its_own_again",
         shares::intervals,

@@ -1,11 +1,12 @@
 //! divvy in the place of NVIDIA's driver: the release has its name. The first case runs manifests
-//! that are written for it; in the second a cluster moves from it node by node, and back. Each has
-//! the cluster to itself, and gives the release its name back.
+//! that are written for it; in the second a cluster moves from it node by node, and back; the third
+//! has NVIDIA's second driver beside it. Each has the cluster to itself, and gives the release its
+//! name back.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use divvy_api::names::NVIDIA_DRIVER;
+use divvy_api::names::{self, NVIDIA_DRIVER};
 use serde_json::{Value, json};
 
 use super::SHARED;
@@ -14,10 +15,10 @@ use crate::case::Env;
 use crate::cluster::Cluster;
 use crate::config::Layout;
 use crate::device_plugin::PluginGpu;
-use crate::dra_plugin::{self, DraPlugin};
+use crate::dra_plugin::{self, COMPUTE_DOMAIN, DraPlugin};
 use crate::driver::NAMESPACE;
 use crate::gpus::Gpus;
-use crate::objects::{Pod, claim_for};
+use crate::objects::{Pod, SAY_AND_STAY, claim_for};
 use crate::programs::workspace;
 use crate::wait::poll;
 
@@ -200,6 +201,95 @@ impl<'a> Node<'a> {
         );
         Ok(())
     }
+}
+
+/// NVIDIA's second driver runs beside divvy, under divvy's name and under that of the first: one
+/// claim has devices of both, and neither touches what the other has.
+pub(super) fn second_driver(env: &Env) -> Result<()> {
+    const CLASSES: &str = "/apis/resource.k8s.io/v1/deviceclasses";
+    let class = json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": COMPUTE_DOMAIN},
+        "spec": {"selectors": [{"cel": {"expression": format!("device.driver == {COMPUTE_DOMAIN:?}")}}]},
+    });
+    env.api().create(CLASSES, &class)?;
+    let ran = beside_the_second(env, names::CLASS_GPU, "own-name").and_then(|()| {
+        under_its_name(env, || {
+            wait_for_pool(env, Layout::NODE, &own_pool(Layout::NODE))?;
+            beside_the_second(env, NVIDIA_DRIVER, "its-name")
+        })
+    });
+    let class = format!("{CLASSES}/{COMPUTE_DOMAIN}");
+    env.api().delete(&class, &json!({}))?;
+    ran
+}
+
+/// Runs a pod with a GPU of divvy's class and a channel of the second driver, under which divvy's
+/// plugin is killed and the other one leaves and comes back.
+fn beside_the_second(env: &Env, class: &str, name: &str) -> Result<()> {
+    const CHANNEL: &str = "/dev/nvidia-caps-imex-channels/channel0";
+    let channel = PluginGpu {
+        uuid: "channel-0".to_owned(),
+        node: ("/dev/null".to_owned(), CHANNEL.to_owned()),
+    };
+    let slice = dra_plugin::slice_as(COMPUTE_DOMAIN, Layout::NODE, &[("type", "channel")]);
+    let published = format!(
+        "{SLICES}/{}",
+        at(&slice, "metadata.name").as_str().unwrap_or_default()
+    );
+    let started = DraPlugin::start_as(env.cluster, COMPUTE_DOMAIN, channel.clone())?;
+    let version = || -> Result<Value> {
+        let found = env.api().get(&published)?;
+        let found = found.context("the second driver's slice is gone")?;
+        Ok(at(&found, "metadata.resourceVersion").clone())
+    };
+    env.api().create(SLICES, &slice)?;
+    let before = version()?;
+
+    let of = |name: &str, class: &str| json!({"name": name, "exactly": {"deviceClassName": class}});
+    let requests = [of("gpu", class), of("channel", COMPUTE_DOMAIN)];
+    let spec = json!({"devices": {"requests": requests}});
+    let uid = Env::uid(&env.create(&claim_for(name, &spec))?)?;
+    let script = format!("ls -d {CHANNEL}; {SAY_AND_STAY}");
+    let pod = Pod::new(name).claim(name);
+    env.create(&pod.container_running("main", &[name], &script).build())?;
+    let sees_both = |said: &str| {
+        said.lines().any(|line| line == CHANNEL)
+            && said
+                .lines()
+                .any(|line| line.starts_with("/dev/nvidia") && line != CHANNEL)
+    };
+    env.wait_until_running(name)?;
+    poll(
+        &format!("a GPU and a channel in pod {name}"),
+        PATIENCE,
+        || Ok(sees_both(&env.log(name, "main")?)),
+    )?;
+    let file = env
+        .cluster
+        .node_path(format!("/run/cdi/k8s.{COMPUTE_DOMAIN}-claim_{uid}.json"));
+    let content = fs_err::read_to_string(&file)?;
+
+    env.driver.kill()?;
+    drop(started);
+    let _again = DraPlugin::start_as(env.cluster, COMPUTE_DOMAIN, channel)?;
+    undisturbed(env, name)?;
+    ensure!(
+        version()? == before,
+        "divvy wrote the second driver's slice"
+    );
+    ensure!(
+        fs_err::read_to_string(&file)? == content,
+        "divvy changed the second driver's CDI file"
+    );
+    end(env, name)?;
+    env.driver.wait_until_unprepared(&uid)?;
+    ensure!(
+        !file.exists(),
+        "the second driver was not asked to unprepare"
+    );
+    env.api().delete(&published, &json!({}))
 }
 
 /// Ends a pod with its claim.

@@ -46,7 +46,7 @@ pub(super) use quota::quota;
 pub(super) use reclaimed::reclaimed;
 pub(super) use slow_write::slow_write;
 pub(super) use usage::usage;
-pub(super) use uses::{admin, deployment, extended, several, static_partitions};
+pub(super) use uses::{admin, deployment, extended, killed_kubelet, several, static_partitions};
 
 use super::SHARED;
 use crate::api::at;

@@ -9,7 +9,9 @@ use super::{
     gpu_of, h100, json, names, of, poll, request, run, share, spec, whole,
 };
 use crate::case::PATIENCE;
+use crate::components::Component;
 use crate::objects::{self, template};
+use crate::process::Signal;
 
 pub(in crate::cases) fn several(env: &Env) -> Result<()> {
     let gpus = [h100(env, 4)?, h100(env, 5)?];
@@ -94,6 +96,60 @@ pub(in crate::cases) fn deployment(env: &Env) -> Result<()> {
         uids.push(Env::uid(&env.claim(&claim)?)?);
     }
     env.delete("Deployment", "d")?;
+    uids.iter()
+        .try_for_each(|uid| env.driver.wait_until_unprepared(uid))
+}
+
+/// Kubelet and plugin are killed together while many shares start, and the kubelet again while all
+/// run: each pod runs, none is restarted, later pods start, and nothing is left behind.
+pub(in crate::cases) fn killed_kubelet(env: &Env) -> Result<()> {
+    const PODS: u32 = 24;
+    let gpus = [h100(env, 5)?, h100(env, 6)?];
+    let _policy = Policy::modes(env, &gpus, &["TimeSlicing"])?;
+    let wanted = [("memory", "100Mi"), ("cores", "5")];
+    let spec = json!({"devices": {"requests": [share("gpu", &gpus, &wanted)]}});
+    env.create(&template("share", &spec))?;
+    env.create(&objects::deployment(
+        "d",
+        PODS,
+        &Pod::new("").template("share"),
+    ))?;
+    let kubelet = env.cluster.component(Component::Kubelet);
+    let records =
+        || -> Result<usize> { Ok(env.driver.plugin_dir().join("claims").read_dir()?.count()) };
+    poll("records of some of the claims", PATIENCE, || {
+        Ok(records()? >= 4)
+    })?;
+    env.driver.kill_and(|| {
+        kubelet.stop(Signal::Kill)?;
+        kubelet.start()
+    })?;
+    env.wait_for_replicas("d", PODS)?;
+
+    let pods = || env.api().list(&env.path("Pod", "")?);
+    let restarts = || -> Result<u64> {
+        let of = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64();
+        Ok(pods()?.iter().filter_map(of).sum())
+    };
+    let before = restarts()?;
+    kubelet.stop(Signal::Kill)?;
+    kubelet.start()?;
+    env.driver.wait_for_slices()?;
+    let later = run(env, "later", &[share("gpu", &gpus, &wanted)])?;
+    env.wait_for_replicas("d", PODS)?;
+    ensure!(restarts()? == before, "containers were restarted");
+    let mut uids = vec![later];
+    for pod in &pods()? {
+        let name = at(pod, "metadata.name").as_str().unwrap_or_default();
+        if name == "later" {
+            continue;
+        }
+        let claim = Env::claim_of(pod)?;
+        check(env, name, "main", &claim)?;
+        uids.push(Env::uid(&env.claim(&claim)?)?);
+    }
+    env.delete("Deployment", "d")?;
+    env.delete("Pod", "later")?;
     uids.iter()
         .try_for_each(|uid| env.driver.wait_until_unprepared(uid))
 }
