@@ -124,9 +124,15 @@ pub(in crate::cases) fn killed_kubelet(env: &Env) -> Result<()> {
         kubelet.stop(Signal::Kill)?;
         kubelet.start()
     })?;
+    let pods = || env.api().list(&env.path("Pod", "")?);
+    // A prepare that fails because no driver is registered yet costs its pod over a minute: the
+    // kubelet repeats it with the pod's next sandbox.
+    poll("pods that run after the kills", PATIENCE * 3, || {
+        let runs = |pod: &&Value| at(pod, "status.phase") == "Running";
+        Ok(pods()?.iter().filter(runs).count() == PODS as usize)
+    })?;
     env.wait_for_replicas("d", PODS)?;
 
-    let pods = || env.api().list(&env.path("Pod", "")?);
     let restarts = || -> Result<u64> {
         let of = |pod: &Value| at(pod, "status.containerStatuses.0.restartCount").as_u64();
         Ok(pods()?.iter().filter_map(of).sum())
@@ -134,7 +140,7 @@ pub(in crate::cases) fn killed_kubelet(env: &Env) -> Result<()> {
     let before = restarts()?;
     kubelet.stop(Signal::Kill)?;
     kubelet.start()?;
-    env.driver.wait_for_slices()?;
+    // A kubelet that starts removes all slices of its node: the pod waits for new ones.
     let later = run(env, "later", &[share("gpu", &gpus, &wanted)])?;
     env.wait_for_replicas("d", PODS)?;
     ensure!(restarts()? == before, "containers were restarted");
