@@ -1,6 +1,6 @@
 //! A stand-in for NVIDIA's DRA plugins: it has the name of one, publishes one device in a pool of
-//! the node's name, and gives it to pods by a CDI file of its own. The programs themselves cannot be
-//! had on this machine.
+//! the node's name, and gives it to pods by a CDI file of its own. The programs themselves cannot
+//! be had on this machine.
 //!
 //! It runs in this process, as the [`device plugin`](crate::device_plugin) does. A server made of
 //! tonic can be registered only at a socket with an `@` in its name, so there are two registration
