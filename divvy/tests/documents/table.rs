@@ -148,6 +148,14 @@ pub(crate) const TABLE: &[(&str, How)] = &[
     ("divvy top", Cluster("")),
     ("divvy top gpus", Cluster("")),
     ("kubectl divvy top -n NAMESPACE", Cluster("")),
+    (
+        "divvy top namespaces --since 7d --prometheus http://localhost:9090",
+        By("sums_are_in_hours_with_the_most_first"),
+    ),
+    (
+        "divvy top namespaces --since 7d --prometheus http://localhost:9090 -o wide",
+        By("sums_are_in_hours_with_the_most_first"),
+    ),
     ("kubectl describe node NODE", Cluster("Name:")),
     (
         "kubectl -n divvy get pod -o wide -l app.kubernetes.io/component=node --field-selector spec.nodeName=NODE",
