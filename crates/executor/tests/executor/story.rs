@@ -136,12 +136,15 @@ impl Cast {
         let report = self.executor.restore_cdi(Refresh::Missing);
         self.say(format!("    {:?}", report.events));
         // A claim that was not carried out again after a reboot has no container; one that is not
-        // allocated any more goes without an unprepare.
+        // allocated any more, or anew, goes without an unprepare.
         let api = self.world.lock().api.clone();
         for event in &report.events {
-            if let Event::Released { claim } = event
-                && !api.contains_key(claim)
-            {
+            let Event::Released { claim } = event else {
+                continue;
+            };
+            let now = api.get(claim).map(|claim| &claim.allocation);
+            let answered = self.answered.get(claim);
+            if answered.is_some_and(|(before, _)| Some(&before.allocation) != now) {
                 self.answered.remove(claim);
             }
         }
