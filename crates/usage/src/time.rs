@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 /// Thousandths of a percent in a GPU.
 pub const WHOLE: u64 = 100_000;
+/// Most time that counts over a reboot, in milliseconds: a day.
+const LONGEST_REBOOT: u64 = 24 * 3_600_000;
 /// Most series of claims; claims of further ones are counted together.
 const MOST_SERIES: usize = 1000;
 /// Namespace and class of those.
@@ -24,9 +26,9 @@ const OTHERS: &str = "(others)";
 #[serde(rename_all = "camelCase")]
 pub struct Moment {
     pub boot: BootId,
-    /// Since the boot.
+    /// Time since the boot.
     pub since_boot: u64,
-    /// By the wall clock, since 1970.
+    /// Time since 1970 by the wall clock.
     pub wall: u64,
 }
 
@@ -36,7 +38,9 @@ impl Moment {
         if self.boot == earlier.boot {
             self.since_boot.saturating_sub(earlier.since_boot)
         } else {
-            self.wall.saturating_sub(earlier.wall)
+            // Counted time cannot be taken back, and the clock of a machine that has just booted
+            // may be years ahead.
+            self.wall.saturating_sub(earlier.wall).min(LONGEST_REBOOT)
         }
     }
 }
@@ -77,7 +81,7 @@ pub struct HeldTime {
 pub struct Amounts {
     /// Part of the GPU, in thousandths of a percent.
     pub part: u64,
-    /// In MiB.
+    /// Memory in MiB.
     pub memory: u64,
 }
 

@@ -220,17 +220,28 @@ mod tests {
     #[test]
     fn a_file_is_written_over_in_its_own_blocks_and_no_further() {
         let dir = tempfile::tempdir().unwrap();
-        let store = FileStore::open(dir.path()).unwrap();
+        let synced = Arc::new(AtomicU64::new(0));
+        let count = synced.clone();
+        let fsync = move |_: &Path, _: &fs::File| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let store = FileStore::with_fsync(dir.path().to_owned(), Box::new(fsync)).unwrap();
         let over = |bytes: &[u8]| store.overwrite(Folder::Claims, "a.json", bytes);
         assert_eq!(over(b"1").unwrap_err().kind(), io::ErrorKind::NotFound);
         let first = store
             .write(Folder::Claims, "a.json", b"first", Durability::Synced)
             .unwrap();
+        synced.store(0, Ordering::Relaxed);
         let content = || store.read(Folder::Claims, "a.json").unwrap().unwrap();
-        for bytes in [&b"a longer one"[..], b"one"] {
+        let mut before = first;
+        // Also of the same length, and at once: an equal stamp would be the same content.
+        for bytes in [&b"a longer one"[..], b"one", b"two", b"one"] {
             let stamp = over(bytes).unwrap();
             assert_eq!(content(), bytes);
-            assert_ne!(stamp, first);
+            assert_eq!(synced.swap(0, Ordering::Relaxed), 1, "it lasts");
+            assert_ne!(stamp, before);
+            before = stamp;
             assert_eq!(store.list(Folder::Claims).unwrap()[0].stamp, stamp);
         }
         let error = over(&vec![b'x'; 1 << 20]).unwrap_err();

@@ -242,6 +242,26 @@ fn a_boot_before_the_last_one_counts_nothing() {
     assert_eq!(ledger.sums().next().unwrap().1.granted, Amounts::default());
 }
 
+/// The clock of a machine that has just booted is years ahead.
+#[test]
+fn a_reboot_counts_a_day_at_most() {
+    let mut world = World {
+        true_time: START,
+        boot: 0,
+        booted: START,
+        wrong: 0,
+    };
+    let one = held(1, 0, WHOLE, START);
+    let mut ledger = Ledger::new(world.now(), vec![one.clone()]);
+    world.boot = 1;
+    world.true_time += 60_000;
+    world.booted = world.true_time;
+    world.wrong = i64::try_from(120 * MONTH).unwrap();
+    ledger.resume(world.now(), vec![one], START);
+    let (_, sums) = ledger.sums().next().unwrap();
+    assert_eq!(sums.granted.gpu_seconds(), 24 * 3600);
+}
+
 #[test]
 fn shares_are_their_tenants_and_the_rest_of_their_gpu_is_its_own() {
     let mut world = World {
