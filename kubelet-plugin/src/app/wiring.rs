@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_controller::{PublishStatus, PublisherConfig, ServerClock, with_deadline};
-use divvy_executor::{Executor, MpsServers};
+use divvy_executor::{Executor, HeldDevice, MpsServers};
 use divvy_host::HostRoot;
 use divvy_model::GpuDriver;
 use divvy_offer::{Pool, Settings, World};
@@ -272,14 +272,14 @@ impl Shared {
         // Sources feed the brain, and sinks follow it; each sender goes to the one task that writes
         // it.
         self.add_gpu_sources(tasks, seen);
-        let (looks, looked) = watch::channel(0);
-        self.add_api_sources(tasks, node, looks);
+        let (held, holds) = watch::channel(None);
+        self.add_api_sources(tasks, node, held);
         let gpu_time = GpuTime {
             executor: self.executor.clone(),
             seen: self.channels.seen.clone(),
             used: used.subscribe(),
             in_charge: self.channels.in_charge.clone(),
-            looks: looked,
+            held: holds,
             file: self.config.plugin_dir.join("gpu-time.json"),
             metrics: self.metrics.gpu_time.clone(),
         };
@@ -410,7 +410,7 @@ impl Shared {
         &self,
         tasks: &mut Tasks,
         node: watch::Sender<Option<Arc<NodeFacts>>>,
-        looks: watch::Sender<u64>,
+        held: watch::Sender<Option<Arc<Vec<HeldDevice>>>>,
     ) {
         let Channels {
             facts,
@@ -440,7 +440,7 @@ impl Shared {
             seen,
             forget: self.channels.followed.forget.clone(),
             changed,
-            looks,
+            held,
             facts: facts.clone(),
             timing: self.config.timing,
         };

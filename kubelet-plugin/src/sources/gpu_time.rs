@@ -15,7 +15,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::claims::held::held_now;
 use crate::host::saved;
 use crate::metrics::GpuTimeMetrics;
 use crate::node::facts::{GpusSeen, Used};
@@ -35,8 +34,8 @@ pub(crate) struct GpuTime {
     pub(crate) used: watch::Receiver<Arc<Used>>,
     /// `true` while this instance publishes: one of two counts.
     pub(crate) in_charge: watch::Receiver<bool>,
-    /// Changes with every reading of the records.
-    pub(crate) looks: watch::Receiver<u64>,
+    /// Devices that claims hold, sent with every reading of the records.
+    pub(crate) held: watch::Receiver<Option<Arc<Vec<HeldDevice>>>>,
     pub(crate) file: PathBuf,
     pub(crate) metrics: GpuTimeMetrics,
 }
@@ -57,7 +56,7 @@ impl GpuTime {
         let mut counting: Option<Counting> = None;
         loop {
             tokio::select! {
-                Ok(()) = self.looks.changed() => {}
+                Ok(()) = self.held.changed() => {}
                 Ok(()) = self.in_charge.changed() => {}
                 () = stop.cancelled() => break,
                 else => break,
@@ -73,7 +72,7 @@ impl GpuTime {
             let Some(inventory) = self.seen.borrow_and_update().inventory.clone() else {
                 continue;
             };
-            let Some(held) = held_now(&self.executor).await else {
+            let Some(held) = self.held.borrow_and_update().clone() else {
                 continue;
             };
             let used = self.used.borrow_and_update().clone();

@@ -32,8 +32,8 @@ pub(crate) struct RecordsSource {
     pub(crate) forget: watch::Receiver<BTreeSet<GpuUuid>>,
     /// Records have changed.
     pub(crate) changed: Arc<Notify>,
-    /// Counts the readings.
-    pub(crate) looks: watch::Sender<u64>,
+    /// Devices that claims hold, after each reading.
+    pub(crate) held: watch::Sender<Option<Arc<Vec<HeldDevice>>>>,
     pub(crate) facts: Facts,
     pub(crate) timing: Timing,
 }
@@ -68,6 +68,8 @@ impl RecordsSource {
                 Ok(reading) => {
                     problem = None;
                     foreign = reading.foreign;
+                    let held = Arc::new(reading.recorded.held.clone());
+                    self.held.send_replace(Some(held));
                     if self
                         .facts
                         .send(Report::Records(reading.recorded).into())
@@ -75,7 +77,6 @@ impl RecordsSource {
                     {
                         return;
                     }
-                    self.looks.send_modify(|looks| *looks += 1);
                     if reading.look_soon {
                         FOREIGN_LASTS
                     } else {
