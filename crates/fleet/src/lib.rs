@@ -8,6 +8,7 @@
 //! * [`Job`]: a pod of the workload, from a [`trace`] or a [`generator`](generate).
 //! * [`defrag::plan`]: which pods to evict so that another fits.
 //! * [`picture`]: how full each GPU is over the time of a run.
+//! * [`Model`]: the fleet at a moment, for who decides between equal nodes otherwise.
 //! * [`simulate`]: the run. The same fleet, jobs and settings give the same [`Report`].
 
 pub mod defrag;
@@ -17,6 +18,7 @@ pub mod request;
 pub mod trace;
 
 mod device;
+mod model;
 mod picture;
 mod queue;
 mod random;
@@ -29,6 +31,7 @@ mod worlds;
 #[cfg(test)]
 mod tests;
 
+pub use model::{Holding, Model};
 pub use picture::{Moment, Picture, node_names, picture};
 pub use report::{Form, Report, Waiting};
 pub use run::{Given, Job, Nodes, Placed, Settings, Strategy, simulate};

@@ -7,16 +7,11 @@ use divvy_allocator::{Allocator, Features};
 use k8s_openapi::api::resource::v1::DeviceClass;
 
 use crate::device::Amount;
-use crate::pod;
+use crate::model::{Holding, Model};
 use crate::queue::{Group, Queue};
 use crate::random::Random;
-use crate::reach::Reach;
 use crate::report::{self, Report};
-use crate::score::{self, Usage};
-use crate::worlds::{Grant, Kind, Shape, StateId, Worlds};
-
-/// Fewest nodes that are looked for, and the lowest share of all, in percent.
-const FEWEST: (usize, usize) = (100, 5);
+use crate::worlds::{Kind, Shape, StateId};
 
 /// A pod of the workload.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,26 +101,13 @@ enum Event {
     Arrives(usize),
 }
 
-#[derive(Debug, Clone)]
-struct OneNode {
-    state: StateId,
-    usage: Usage,
-}
-
 struct Run<'r> {
-    worlds: Worlds<'r>,
+    model: Model<'r>,
     jobs: &'r [Job],
-    settings: Settings,
-    /// By job: number of its shape among those of the worlds.
-    shape_of: Vec<usize>,
-    nodes: Vec<OneNode>,
-    /// By shape.
-    reach: Vec<Reach>,
-    next: usize,
     random: Random,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     queue: Queue,
-    running: BTreeMap<usize, (usize, Vec<Grant>)>,
+    running: BTreeMap<usize, Holding>,
     placed: Vec<Placed>,
     fullness: Fullness,
 }
@@ -165,31 +147,14 @@ pub fn simulate(
     settings: Settings,
 ) -> (Report, Vec<Placed>) {
     let allocator = Allocator::new(Features::of_kubernetes(settings.kubernetes));
-    let mut worlds = Worlds::new(&allocator, fleet.classes, fleet.kinds);
-    let known: Vec<usize> = shapes.iter().map(|shape| worlds.shape(shape)).collect();
-    let shape_of = |job: &Job| known.get(job.shape).copied().unwrap_or(usize::MAX);
+    let model = Model::new(&allocator, fleet, shapes, settings);
     let mut fullness = Fullness::default();
-    let of_kind = |(kind, of): (usize, &Kind)| {
-        let state = worlds.at_first(kind);
-        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-        fullness.now.add(worlds.held(state).times(of.count as f64));
-        let idle = Usage::of(pod::allocatable(&of.node));
-        let usage = of
-            .used
-            .iter()
-            .fold(idle, |usage, pod| usage.with(*pod, true));
-        vec![OneNode { state, usage }; of.count]
-    };
-    let nodes: Vec<OneNode> = fleet.kinds.iter().enumerate().flat_map(of_kind).collect();
-    let count = worlds.shapes().len();
+    for state in model.states() {
+        fullness.now.add(model.worlds.held(state));
+    }
     let run = Run {
-        shape_of: jobs.iter().map(shape_of).collect(),
-        reach: vec![Reach::of(nodes.len()); count],
-        worlds,
+        model,
         jobs,
-        settings,
-        nodes,
-        next: 0,
         random: Random::new(settings.seed),
         events: BinaryHeap::new(),
         queue: Queue::default(),
@@ -198,17 +163,6 @@ pub fn simulate(
         fullness,
     };
     run.go()
-}
-
-/// Computes for how many nodes that fit the scheduler looks.
-pub(crate) fn enough(nodes: usize, percentage: Option<usize>) -> usize {
-    let (fewest, lowest) = FEWEST;
-    if nodes < fewest {
-        return nodes;
-    }
-    let share = percentage.filter(|share| *share > 0);
-    let share = share.unwrap_or_else(|| 50_usize.saturating_sub(nodes / 125).max(lowest));
-    (nodes * share.min(100) / 100).max(fewest)
 }
 
 impl Run<'_> {
@@ -253,14 +207,10 @@ impl Run<'_> {
             last => self.fullness.sum / last as f64,
         };
         Then {
-            states: self.states(),
+            states: self.model.states(),
             waiting: self.queue.waiting().map(|(_, pods)| pods).sum(),
             mean,
         }
-    }
-
-    fn states(&self) -> Vec<StateId> {
-        self.nodes.iter().map(|node| node.state).collect()
     }
 
     /// Lets all happen that is due; says whether devices are free again.
@@ -282,164 +232,53 @@ impl Run<'_> {
             }
         }
         // Where every node is known to be full, an attempt only costs time.
-        let reach = &self.reach;
-        let is_closed = |shape: usize| reach.get(shape).is_none_or(Reach::is_closed);
-        self.queue.retry(now, is_closed);
+        let model = &self.model;
+        self.queue.retry(now, |shape| model.is_closed(shape));
         freed
     }
 
     fn shape_of(&self, job: usize) -> usize {
-        self.shape_of.get(job).copied().unwrap_or(usize::MAX)
+        let job = self.jobs.get(job);
+        job.map_or(usize::MAX, |job| self.model.shape(job.shape))
     }
 
     fn end(&mut self, job: usize) {
-        let Some((number, grants)) = self.running.remove(&job) else {
-            return;
-        };
-        let resources = self.resources(job);
-        let Some(node) = self.nodes.get_mut(number) else {
-            return;
-        };
-        let before = self.worlds.held(node.state);
-        node.state = self.worlds.release(node.state, &grants);
-        node.usage = node.usage.with(resources, false);
-        let freed = before.less(self.worlds.held(node.state));
-        self.fullness.now = self.fullness.now.less(freed);
-        // More is free: what fitted still does.
-        for reach in &mut self.reach {
-            reach.has_more(number);
+        if let Some(holding) = self.running.remove(&job) {
+            let freed = self.model.take_away(&holding);
+            self.fullness.now = self.fullness.now.less(freed);
         }
     }
 
-    fn resources(&self, job: usize) -> [u64; 2] {
-        let shape = self.worlds.shapes().get(self.shape_of(job));
-        shape.map(|shape| shape.resources).unwrap_or_default()
-    }
-
     /// Places the first pod of a group. Where it fits nowhere, none of them does: they are alike,
-    /// and until a pod ends there is only less.
+    /// and until a pod ends there is only less. Between nodes of equal score the seed decides.
     fn attempt(&mut self, group: Group, now: u64) {
         let Some(job) = group.first() else {
             return;
         };
         let shape = self.shape_of(job);
-        let resources = self.resources(job);
-        let nodes = self.nodes_for(shape, resources);
-        let chosen = self.choose(&nodes, shape, resources);
-        let placed = chosen.and_then(|number| {
-            let state = self.nodes.get(number)?.state;
-            Some((number, self.worlds.place(state, shape)?))
-        });
-        let Some((number, placement)) = placed else {
+        let best = self.model.best(shape);
+        let chosen = match best.len() {
+            0 => None,
+            nodes => best.get(self.random.below(nodes)),
+        };
+        let Some(holding) = chosen.and_then(|node| self.model.place(shape, *node)) else {
             self.queue.fail(group, now);
             return;
         };
         self.queue.placed(group);
-        if let Some(node) = self.nodes.get_mut(number) {
-            node.state = placement.after;
-            node.usage = node.usage.with(resources, true);
-        }
-        // Less is free: what was full still is.
-        for reach in &mut self.reach {
-            reach.has_less(number);
-        }
-        self.fullness.now.add(placement.amount);
-        self.running.insert(job, (number, placement.grants.clone()));
-        let devices = self.worlds.given(placement.after, &placement.grants);
+        self.fullness.now.add(holding.amount());
         self.placed.push(Placed {
             job,
-            node: number,
+            node: holding.node(),
             at: now,
-            devices,
+            devices: self.model.devices(&holding),
         });
+        self.running.insert(job, holding);
         let ends = self.jobs.get(job).and_then(|job| job.duration);
         if let Some(duration) = ends {
             let at = now.saturating_add(duration.max(1));
             self.events.push(Reverse((at, Event::Ends(job))));
         }
-    }
-
-    /// Finds nodes that fit, from where the last search ended, until there are enough.
-    fn nodes_for(&mut self, shape: usize, resources: [u64; 2]) -> Vec<usize> {
-        let all = self.nodes.len();
-        let mut found = Vec::new();
-        if all == 0 || self.worlds.broken.contains_key(&shape) {
-            return found;
-        }
-        let enough = enough(all, self.settings.percentage);
-        let start = self.next;
-        for (mut from, until) in [(start, all), (0, start)] {
-            while let Some(number) = self.next_open(shape, from, until) {
-                from = number + 1;
-                if self.fits(shape, number, resources) {
-                    found.push(number);
-                    if found.len() == enough {
-                        self.next = (number + 1) % all;
-                        return found;
-                    }
-                }
-            }
-        }
-        found
-    }
-
-    fn next_open(&self, shape: usize, from: usize, until: usize) -> Option<usize> {
-        self.reach.get(shape)?.next_open(from, until)
-    }
-
-    fn fits(&mut self, shape: usize, number: usize, resources: [u64; 2]) -> bool {
-        let (Some(node), Some(reach)) = (self.nodes.get(number), self.reach.get_mut(shape)) else {
-            return false;
-        };
-        if !reach.is_known_to_fit(number) {
-            let fits = self.worlds.place(node.state, shape).is_some();
-            reach.learn(number, fits);
-            if !fits {
-                return false;
-            }
-        }
-        node.usage.fits(resources)
-    }
-
-    /// Chooses the node with the highest score; between equal ones the seed decides.
-    fn choose(&mut self, nodes: &[usize], shape: usize, resources: [u64; 2]) -> Option<usize> {
-        let mut alternatives = vec![0; nodes.len()];
-        let has_alternatives = self
-            .worlds
-            .shapes()
-            .get(shape)
-            .is_some_and(has_alternatives);
-        if has_alternatives {
-            for (number, score) in nodes.iter().zip(&mut alternatives) {
-                let state = self.nodes.get(*number)?.state;
-                *score = self
-                    .worlds
-                    .place(state, shape)
-                    .map_or(0, |placement| placement.score);
-            }
-            score::weigh_alternatives(&mut alternatives);
-        }
-        let strategy = self.settings.strategy;
-        let score = |number: usize, extra: i64| {
-            let usage = self
-                .nodes
-                .get(number)
-                .map(|node| node.usage)
-                .unwrap_or_default();
-            usage.score(resources, strategy) + extra
-        };
-        let scores = nodes
-            .iter()
-            .zip(&alternatives)
-            .map(|(number, extra)| (score(*number, *extra), *number));
-        let scores: Vec<(i64, usize)> = scores.collect();
-        let best = scores.iter().map(|(score, _)| *score).max()?;
-        let best: Vec<usize> = scores
-            .iter()
-            .filter(|(score, _)| *score == best)
-            .map(|(_, number)| *number)
-            .collect();
-        best.get(self.random.below(best.len())).copied()
     }
 
     fn report(mut self, then: &Then) -> (Report, Vec<Placed>) {
@@ -449,7 +288,7 @@ impl Run<'_> {
         };
         let waits: Vec<u64> = self.placed.iter().map(wait).collect();
         let waiting: BTreeMap<usize, usize> = self.queue.waiting().collect();
-        let now = self.states();
+        let now = self.model.states();
         let ended = self.fullness.since;
         let figures = report::Figures {
             jobs: self.jobs.len(),
@@ -461,15 +300,6 @@ impl Run<'_> {
             then: &then.states,
             now: &now,
         };
-        (report::of(&mut self.worlds, &figures), self.placed)
+        (report::of(&mut self.model.worlds, &figures), self.placed)
     }
-}
-
-fn has_alternatives(shape: &Shape) -> bool {
-    let specs = shape
-        .claims
-        .iter()
-        .filter_map(|claim| claim.spec.as_ref()?.devices.as_ref());
-    let mut requests = specs.flat_map(|devices| devices.requests.iter().flatten());
-    requests.any(|request| request.first_available.is_some())
 }

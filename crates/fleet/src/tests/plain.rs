@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use super::{Brute, REQUESTS, classes, job, kind, with_resources};
+use crate::model::enough;
 use crate::random::Random;
-use crate::run::{Placed, enough};
+use crate::run::Placed;
 use crate::score::{self, Usage};
 use crate::{Job, Kind, Nodes, Settings, Shape, Strategy, pod, request, simulate};
 
