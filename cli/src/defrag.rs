@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use divvy_fleet::defrag::{Answer, Cluster, Victim, Wanted, plan};
-use divvy_fleet::{Shape, pod, request};
+use divvy_fleet::defrag::{Answer, Victim, Wanted, plan};
+use divvy_fleet::{Cluster, Shape, pod, request};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Client;
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-fn of_file(file: &std::path::Path) -> Result<Cluster> {
+pub(crate) fn of_file(file: &std::path::Path) -> Result<Cluster> {
     let printed = Printed::read(file)?;
     let cluster = Cluster {
         nodes: printed.of("Node")?,
@@ -100,7 +100,7 @@ fn of_file(file: &std::path::Path) -> Result<Cluster> {
     Ok(cluster)
 }
 
-fn of_cluster(access: &Access) -> Result<Cluster> {
+pub(crate) fn of_cluster(access: &Access) -> Result<Cluster> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -130,20 +130,24 @@ fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted> {
             priority: args.priority,
         });
     }
-    let text = args.pod.as_deref().unwrap_or_default();
+    let found = find(cluster, args.pod.as_deref().unwrap_or_default())?;
+    Ok(Wanted {
+        priority: pod::priority(found),
+        shape: shape_of(found, &cluster.claims)?,
+    })
+}
+
+/// Returns the pod of a text as `namespace/name`.
+pub(crate) fn find<'c>(cluster: &'c Cluster, text: &str) -> Result<&'c Pod> {
     let (namespace, name) = text
         .split_once('/')
-        .with_context(|| format!("--pod {text:?}: write NAMESPACE/NAME"))?;
+        .with_context(|| format!("pod {text:?}: write NAMESPACE/NAME"))?;
     let is_it = |pod: &&Pod| {
         pod.metadata.name.as_deref() == Some(name)
             && pod.metadata.namespace.as_deref() == Some(namespace)
     };
     let found = cluster.pods.iter().find(is_it);
-    let found = found.with_context(|| format!("pod {text} does not exist"))?;
-    Ok(Wanted {
-        priority: pod::priority(found),
-        shape: shape_of(found, &cluster.claims)?,
-    })
+    found.with_context(|| format!("pod {text} does not exist"))
 }
 
 /// Returns what a pod that waits asks for.

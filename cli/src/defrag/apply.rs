@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use divvy_controller::{budget, evict};
-use divvy_fleet::defrag::{Cluster, Look, Plan, Victim, Wanted, look_again, plan};
+use divvy_fleet::Cluster;
+use divvy_fleet::defrag::{Look, Plan, Victim, Wanted, look_again, plan};
 use divvy_telemetry::Chain;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};

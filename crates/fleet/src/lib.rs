@@ -17,6 +17,7 @@ pub mod pod;
 pub mod request;
 pub mod trace;
 
+mod cluster;
 mod device;
 mod model;
 mod picture;
@@ -31,8 +32,10 @@ mod worlds;
 #[cfg(test)]
 mod tests;
 
+pub use cluster::Cluster;
 pub use model::{Holding, Model};
 pub use picture::{Moment, Picture, node_names, picture};
+pub use random::Random;
 pub use report::{Form, Report, Waiting};
 pub use run::{Given, Job, Nodes, Placed, Settings, Strategy, simulate};
 pub use worlds::{Kind, Shape};

@@ -2,10 +2,11 @@
 
 /// A source of numbers.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Starts from a seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -18,7 +19,7 @@ impl Random {
     }
 
     /// Draws one of `count` numbers from 0.
-    pub(crate) fn below(&mut self, count: usize) -> usize {
+    pub fn below(&mut self, count: usize) -> usize {
         let drawn = u128::from(self.next()) * (count as u128);
         usize::try_from(drawn >> 64).unwrap_or(0)
     }

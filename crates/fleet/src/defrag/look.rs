@@ -2,7 +2,8 @@
 
 use divvy_allocator::{AllocError, Allocator, Features, Slices};
 
-use super::{Cluster, Victim, Wanted, World, plan, stays};
+use super::{Victim, Wanted, plan, stays};
+use crate::cluster::{Cluster, World};
 
 /// Answer to a look at the cluster while a plan is carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_allocator::AllocError;
 
-use super::{Wanted, World, allocation, stays};
+use super::{Wanted, stays};
+use crate::cluster::{World, allocation};
 use crate::device::gpu_of;
 use crate::pod;
 

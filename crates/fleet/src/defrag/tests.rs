@@ -1,3 +1,5 @@
+use divvy_allocator::Inputs;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::DeviceRequestAllocationResult;
 use serde_json::json;
 
@@ -7,7 +9,7 @@ use crate::request;
 use crate::tests::{classes, kind};
 
 /// Nodes with GPUs of 80 GiB, each whole, as two halves, or as shares.
-fn cluster(nodes: usize, gpus: usize) -> Cluster {
+pub(crate) fn cluster(nodes: usize, gpus: usize) -> Cluster {
     let mut all = Cluster {
         classes: classes(),
         ..Cluster::default()
@@ -61,7 +63,13 @@ fn held_on(
 }
 
 /// Starts a pod on a node; says whether it fitted.
-fn start(cluster: &mut Cluster, name: &str, text: &str, node: usize, priority: i32) -> bool {
+pub(crate) fn start(
+    cluster: &mut Cluster,
+    name: &str,
+    text: &str,
+    node: usize,
+    priority: i32,
+) -> bool {
     let Some(results) = held_on(cluster, node, text, &[]) else {
         return false;
     };
@@ -99,7 +107,7 @@ fn budget(allowed: i32) -> PodDisruptionBudget {
     serde_json::from_value(budget).unwrap()
 }
 
-fn wanted(text: &str, priority: i32) -> Wanted {
+pub(crate) fn wanted(text: &str, priority: i32) -> Wanted {
     Wanted {
         shape: request::shape(text).unwrap(),
         priority,
