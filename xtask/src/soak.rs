@@ -1,7 +1,9 @@
 //! `cargo xtask soak`: what takes too long for CI.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,6 +17,7 @@ use divvy_e2e::soak::{self, Day, Trouble};
 use divvy_e2e::{Cluster, Gates};
 
 use crate::e2e::{install, whole};
+use crate::programs::succeeds;
 use crate::{allocator, mutants, nvidia, sequences};
 
 /// The names of the clusters, for `cargo xtask cluster`: both may run at once.
@@ -56,6 +59,11 @@ enum What {
     Sequences(sequences::Args),
     /// Whole library sets of Debian's drivers, and what a container gets of each (weekly)
     Nvidia(nvidia::LibrarySets),
+    /// The fleet simulator against the real scheduler, decision by decision, on nodes that are only
+    /// objects
+    Truth(Measured),
+    /// Costs of published devices to the API server and the scheduler of 1 000 nodes
+    Publishing(Measured),
     /// A day in fast motion: pods of every kind, and everything is killed again and again
     Day {
         /// Length in minutes
@@ -77,8 +85,22 @@ enum What {
     },
 }
 
+/// Options of a program of `tests/bench`.
+#[derive(Debug, clap::Args)]
+struct Measured {
+    /// Passed on; see them with -- --help
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "OPTIONS"
+    )]
+    options: Vec<OsString>,
+}
+
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     match &args.what {
+        What::Truth(of) => return measure(root, "truth", of),
+        What::Publishing(of) => return measure(root, "publishing", of),
         What::Mutants(mutants) => return mutants::run(root, mutants, &args.failures),
         What::Allocator(args) => return allocator::run(root, args),
         What::Sequences(args) => return sequences::run(root, args),
@@ -137,8 +159,25 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             one_day(&day, version, &programs, &args.failures)
         }
         // Needs neither programs nor a cluster.
-        What::Mutants(_) | What::Allocator(_) | What::Sequences(_) | What::Nvidia(_) => Ok(()),
+        What::Mutants(_)
+        | What::Allocator(_)
+        | What::Sequences(_)
+        | What::Nvidia(_)
+        | What::Truth(_)
+        | What::Publishing(_) => Ok(()),
     }
+}
+
+/// Runs a program of `tests/bench`, which is not part of this one so that this one stays quick to
+/// build.
+fn measure(root: &Path, what: &str, of: &Measured) -> Result<()> {
+    parts::helm()?;
+    let mut program = Command::new("cargo");
+    program
+        .args(["run", "--release", "--package", "divvy-bench", "--", what])
+        .args(&of.options)
+        .current_dir(root);
+    succeeds(&mut program)
 }
 
 /// Returns the gates to test a version with: from 1.36 on sharing needs none.

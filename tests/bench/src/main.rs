@@ -11,9 +11,12 @@ mod life;
 mod mps;
 mod offered;
 mod process;
+mod publishing;
 mod rig;
+mod scheduling;
 mod stats;
 mod table;
+mod truth;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -92,6 +95,12 @@ fn main() -> ExitCode {
     let outcome = match (arguments.next(), arguments.next()) {
         (Some(flag), Some(kubeconfig)) if flag == "--bare-client" => {
             life::bare_client(Path::new(&kubeconfig))
+        }
+        (Some(what), _) if what == "truth" => {
+            truth::run(&truth::Args::parse_from(std::env::args_os().skip(1)))
+        }
+        (Some(what), _) if what == "publishing" => {
+            publishing::run(&publishing::Args::parse_from(std::env::args_os().skip(1)))
         }
         _ => run(&Args::parse()),
     };

@@ -15,6 +15,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 /// Returns what a node of this name publishes of the GPUs of a text as `h100x8`, without MIG mode,
 /// if it offers everything.
 pub(crate) fn everything(gpus: &str, node: &str) -> Result<Pool> {
+    let rules = GpuRules {
+        modes: Modes::everything(),
+        ..GpuRules::default()
+    };
+    offered(gpus, node, &rules)
+}
+
+/// Returns what a node of this name publishes of the GPUs of a text as `h100x8`, without MIG mode,
+/// under one rule for all.
+pub(crate) fn offered(gpus: &str, node: &str, rules: &GpuRules) -> Result<Pool> {
     let inventory = Engine::new(&gpus.parse()?).inventory();
     let mut ordinals = Ordinals::default();
     let addresses = inventory
@@ -27,10 +37,6 @@ pub(crate) fn everything(gpus: &str, node: &str) -> Result<Pool> {
         .iter()
         .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.mig.as_ref()?.capabilities.clone())))
         .collect();
-    let rules = GpuRules {
-        modes: Modes::everything(),
-        ..GpuRules::default()
-    };
     let rules = inventory
         .gpus
         .keys()

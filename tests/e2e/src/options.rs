@@ -25,6 +25,8 @@ pub enum Gates {
     Default,
     /// Gates of partitions and shares that are on, too: before 1.36 they are off by default.
     Sharing,
+    /// The scheduler asks which pods an event concerns before it wakes them: alpha in 1.37.
+    PreQueueingHints,
 }
 
 impl Gates {
@@ -33,6 +35,7 @@ impl Gates {
         match self {
             Self::Default => "default gates",
             Self::Sharing => "gates of sharing",
+            Self::PreQueueingHints => "hints before queueing",
         }
     }
 
@@ -40,6 +43,7 @@ impl Gates {
     pub(crate) fn flag(self) -> Option<&'static str> {
         match self {
             Self::Default => None,
+            Self::PreQueueingHints => Some("--feature-gates=SchedulerPreQueueingHints=true"),
             Self::Sharing => {
                 Some("--feature-gates=DRAPartitionableDevices=true,DRAConsumableCapacity=true")
             }

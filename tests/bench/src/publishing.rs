@@ -1,0 +1,230 @@
+//! Costs of published devices to a large cluster: bytes of slices, and the scheduler's processor
+//! time for a claim, with whole GPUs only and with everything.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use divvy_e2e::parts::version_setting;
+use divvy_e2e::process::Signal;
+use divvy_e2e::{Component, Gates};
+use divvy_fleet::{Shape, request};
+use divvy_offer::{GpuRules, Modes};
+use serde_json::Value as Json;
+
+use crate::scheduling::{ControlPlane, NodeSpec, path};
+use crate::table::{Report, Row, Section, Value};
+
+const NAME: &str = "publishing";
+/// Ticks of a second in `/proc/PID/stat`, whatever the kernel's own are.
+const TICKS: f64 = 100.0;
+/// Time in which nothing is bound before that is an error.
+const STUCK: Duration = Duration::from_mins(2);
+/// A claim that no node can hold: it asks for more GPUs than one has.
+const TOO_LARGE: &str = "9*gpu";
+
+/// Measures what publishing costs a large cluster.
+#[derive(Debug, Parser)]
+#[command(name = "divvy-bench publishing")]
+pub(crate) struct Args {
+    /// Number of nodes
+    #[arg(long, default_value_t = 1000)]
+    nodes: usize,
+    /// GPUs of each
+    #[arg(long, default_value = "h100x8")]
+    gpus: String,
+    /// Pods with a claim, for each figure
+    #[arg(long, default_value_t = 60)]
+    pods: usize,
+    /// Pods that wait and fit nowhere, while others end
+    #[arg(long, default_value_t = 200)]
+    waiting: usize,
+    /// With the gate SchedulerPreQueueingHints of Kubernetes 1.37
+    #[arg(long)]
+    hints: bool,
+}
+
+/// Measures, and prints a table.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let version = version_setting();
+    let everything = GpuRules {
+        modes: Modes::everything(),
+        ..GpuRules::default()
+    };
+    let layouts = [
+        ("whole only", GpuRules::default(), &["gpu"][..]),
+        (
+            "everything",
+            everything,
+            &["gpu", "mig:1g.10gb", "share:10Gi"][..],
+        ),
+    ];
+    let mut rows = Vec::new();
+    for (layout, rules, requests) in layouts {
+        let spec = |number: usize| NodeSpec {
+            name: format!("node-{number:04}"),
+            gpus: args.gpus.clone(),
+            rules: rules.clone(),
+            cores: 192,
+            memory: 2048,
+        };
+        let specs: Vec<NodeSpec> = (0..args.nodes).map(spec).collect();
+        let gates = if args.hints {
+            Gates::PreQueueingHints
+        } else {
+            Gates::Default
+        };
+        let plane = ControlPlane::start(NAME, &version, gates, &specs)?;
+        let (slices, bytes) = plane.published();
+        let nodes = u64::try_from(args.nodes.max(1))?;
+        let mut row = |what: &str, value: Value| {
+            crate::progress(&format!("{layout}: {what}: {value}"));
+            rows.push(Row::new(format!("{layout}: {what}"), value));
+        };
+        row("slices of a node", Value::Count(slices / nodes));
+        row("bytes of them, as JSON", Value::Bytes(bytes / nodes));
+        row("bytes of all", Value::Bytes(bytes));
+        row(
+            "memory of the API server",
+            plane.memory(Component::ApiServer)?,
+        );
+        row(
+            "memory of the scheduler",
+            plane.memory(Component::Scheduler)?,
+        );
+        for request in requests {
+            let each = bind(&plane, request, args.pods)?;
+            let what = format!("scheduler's time for a claim, {request}");
+            row(&what, Value::Seconds(each));
+        }
+        let each = end_beside_waiting(&plane, args.pods, args.waiting)?;
+        let what = format!(
+            "scheduler's time for a claim that ends while {} pods wait",
+            args.waiting
+        );
+        row(&what, Value::Seconds(each));
+    }
+    let name = format!("Kubernetes {version}, {} nodes x {}", args.nodes, args.gpus);
+    let report = Report {
+        machine: vec![crate::load()?],
+        sections: vec![Section { name, rows }],
+    };
+    crate::finish(&report, None)
+}
+
+fn claims(shape: &Shape) -> Result<Vec<Json>> {
+    let specs = shape
+        .claims
+        .iter()
+        .map(|claim| serde_json::to_value(&claim.spec));
+    Ok(specs.collect::<Result<_, _>>()?)
+}
+
+/// Lets the scheduler bind so many pods, and ends them. Returns its processor time for one, in
+/// seconds.
+fn bind(plane: &ControlPlane, text: &str, pods: usize) -> Result<f64> {
+    let shape = request::shape(text)?;
+    let scheduler = plane.cluster.component(Component::Scheduler);
+    // Stopped, so that it finds all pods waiting: how fast this program creates them is not
+    // measured.
+    scheduler.stop(Signal::Term)?;
+    let names: Vec<String> = (0..pods).map(|number| format!("pod-{number:04}")).collect();
+    for name in &names {
+        plane.create(name, &claims(&shape)?, [1000, 1 << 30])?;
+    }
+    scheduler.start()?;
+    let each = until_bound(plane, pods)?;
+    for name in &names {
+        plane.end(name, shape.claims.len())?;
+    }
+    Ok(each)
+}
+
+fn until_bound(plane: &ControlPlane, pods: usize) -> Result<f64> {
+    let (mut left, mut since) = (pods, Instant::now());
+    // From the first look at which the scheduler binds: until then it reads what there is.
+    let mut begun = None;
+    while left > 0 {
+        let now = not_bound(plane)?;
+        if now != left {
+            (left, since) = (now, Instant::now());
+            begun.get_or_insert((now, cpu(plane)?));
+        }
+        ensure!(
+            since.elapsed() < STUCK,
+            "{left} of {pods} pods are not bound"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let begun = begun.filter(|(rest, _)| *rest > 0);
+    let (rest, before) = begun.context("all pods were bound at one look")?;
+    Ok((cpu(plane)? - before) / f64::from(u32::try_from(rest)?))
+}
+
+/// Ends pods while others wait that fit nowhere. Returns the scheduler's processor time for each
+/// that ends, until it has tried the others again.
+fn end_beside_waiting(plane: &ControlPlane, pods: usize, waiting: usize) -> Result<f64> {
+    let (one, large) = (request::shape("gpu")?, request::shape(TOO_LARGE)?);
+    let names: Vec<String> = (0..pods)
+        .map(|number| format!("ends-{number:04}"))
+        .collect();
+    for name in &names {
+        plane.create(name, &claims(&one)?, [1000, 1 << 30])?;
+    }
+    let mut since = Instant::now();
+    let mut left = pods;
+    while left > 0 {
+        let now = not_bound(plane)?;
+        if now < left {
+            since = Instant::now();
+        }
+        left = now;
+        ensure!(since.elapsed() < STUCK, "{left} pods are not bound");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    for number in 0..waiting {
+        plane.create(&format!("waits-{number:04}"), &claims(&large)?, [0, 0])?;
+    }
+    quiet(plane)?;
+    let before = cpu(plane)?;
+    for name in &names {
+        plane.end(name, one.claims.len())?;
+    }
+    quiet(plane)?;
+    let each = (cpu(plane)? - before) / f64::from(u32::try_from(pods.max(1))?);
+    Ok(each)
+}
+
+fn not_bound(plane: &ControlPlane) -> Result<usize> {
+    // Few enough to be listed, and the API server has an index of them.
+    let waiting = format!("{}?fieldSelector=spec.nodeName%3D", path("Pod")?);
+    Ok(plane.api().list(&waiting)?.len())
+}
+
+/// Waits until the scheduler has done nothing for longer than its longest back-off.
+fn quiet(plane: &ControlPlane) -> Result<()> {
+    let rest = Duration::from_secs(11);
+    let (begin, mut before) = (Instant::now(), cpu(plane)?);
+    loop {
+        std::thread::sleep(rest);
+        let now = cpu(plane)?;
+        if now - before < 0.02 * rest.as_secs_f64() {
+            return Ok(());
+        }
+        ensure!(begin.elapsed() < STUCK * 3, "the scheduler does not rest");
+        before = now;
+    }
+}
+
+/// Returns the processor time that the scheduler has used, in seconds.
+fn cpu(plane: &ControlPlane) -> Result<f64> {
+    let pid = plane.cluster.component(Component::Scheduler).pid();
+    let pid = pid.context("the scheduler does not run")?;
+    let stat = plane.cluster.node_path(format!("/proc/{pid}/stat"));
+    let stat = fs_err::read_to_string(stat)?;
+    let (_, fields) = stat.rsplit_once(") ").context("no stat")?;
+    let fields: Vec<&str> = fields.split(' ').collect();
+    let ticks = |at: usize| fields.get(at)?.parse::<u32>().ok();
+    let ticks = ticks(11).zip(ticks(12)).map(|(user, system)| user + system);
+    Ok(f64::from(ticks.context("no processor time")?) / TICKS)
+}
