@@ -10,6 +10,7 @@ mod comments;
 pub mod complete;
 pub mod convert;
 pub mod defrag;
+pub mod explain;
 pub mod extended;
 pub mod format;
 #[cfg(test)]

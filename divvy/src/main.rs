@@ -9,7 +9,9 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use divvy_cli::format::Format;
 #[cfg(not(feature = "demo"))]
 use divvy_cli::inventory::Args as Inventory;
-use divvy_cli::{Usage, bundle, claim, complete, convert, defrag, format, status, top, ui};
+use divvy_cli::{
+    Usage, bundle, claim, complete, convert, defrag, explain, format, status, top, ui,
+};
 #[cfg(feature = "demo")]
 use divvy_demo::inventory::SimArgs as Inventory;
 
@@ -119,6 +121,14 @@ enum Command {
   divvy defrag --plan --want '8*gpu' --priority 100
   divvy defrag --plan --want mig:3g.40gb --objects cluster.yaml -o json")]
     Defrag(defrag::Args),
+    /// Explain why a pod waits, and what would make it fit: less, another form, or the end of a pod
+    ///
+    /// Exit status 1: there is no such way.
+    #[command(after_help = "Examples:
+  divvy explain NAMESPACE/POD
+  divvy explain --want mig:3g.40gb
+  divvy explain NAMESPACE/POD --objects cluster.yaml -o json")]
+    Explain(explain::Args),
     /// Run a workload on a simulated fleet: what is accepted, what waits and why, what is stranded
     #[command(after_help = "Examples:
   divvy simulate --sim '40*h100x8,10*l40sx4' --generate notebooks=2000 --policy examples/all-modes.yaml
@@ -263,6 +273,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "demo")]
         Command::Validate(args) => divvy_demo::validate::run(&args),
         Command::Defrag(args) => defrag::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Completion { shell } => completion(shell),
         Command::Man { folder } => man(&folder),
         Command::Version { output } => {

@@ -6,11 +6,13 @@
 //!
 //! * [`Kind`]: nodes that publish the same.
 //! * [`Job`]: a pod of the workload, from a [`trace`] or a [`generator`](generate).
+//! * [`advice::advise`]: what would make a waiting pod fit.
 //! * [`defrag::plan`]: which pods to evict so that another fits.
 //! * [`picture`]: how full each GPU is over the time of a run.
 //! * [`Model`]: the fleet at a moment, for who decides between equal nodes otherwise.
 //! * [`simulate`]: the run. The same fleet, jobs and settings give the same [`Report`].
 
+pub mod advice;
 pub mod defrag;
 pub mod generate;
 pub mod pod;

@@ -66,6 +66,14 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         "divvy defrag --plan --want '2*gpu' --priority 100 --objects cluster.yaml",
         By("a_printed_cluster_gives_the_plan_of_the_page"),
     ),
+    (
+        "divvy explain team-a/train-0",
+        By("a_pod_that_waits_is_explained_with_all_its_claims"),
+    ),
+    (
+        "divvy explain --want '2*gpu' --objects cluster.yaml",
+        By("a_printed_cluster_gives_the_ways_of_the_page"),
+    ),
     ("kubectl get gpunodes", Cluster("GPUS")),
     ("kubectl get gpunodes NODE", Cluster("GPUS")),
     (
