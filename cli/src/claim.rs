@@ -20,7 +20,7 @@ pub mod template;
 const IMAGE: &str = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04";
 
 /// Conditions under which a limit above the request is kept.
-const LIMIT_NEEDS: &str = "note: a limit above the request needs nodes that cap memory, and shares: {burst: {memory: …}} in their GpuPolicy (docs/sharing.md)";
+const LIMIT_NEEDS: &str = "note: a limit above the request needs nodes that cap memory, and shares: {burst: {memory: …}} in their GpuPolicy (docs/memory-caps.md#request-and-limit)";
 
 /// Arguments of `divvy claim`.
 #[derive(Debug, clap::Args)]

@@ -61,7 +61,7 @@ fn of_pod(pod: &Pod, spec: &PodSpec, reports: &BTreeMap<&str, &ClaimReport>) -> 
             }
             let what = if path == Path::new(MEMORY) {
                 "the memory of the MPS server takes the place of this volume: the chart's mps.sharedMemory (4Gi) for all containers of \
-                 the server is what counts (docs/sharing.md)"
+                 the server is what counts (docs/mps.md#what-a-container-finds)"
             } else {
                 "a mount of the claim takes the place of this volume"
             };

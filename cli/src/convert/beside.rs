@@ -84,7 +84,7 @@ pub(super) fn memory(template: &Map, is_served: impl Fn(&Node) -> bool, notes: &
                 if path.trim_end_matches('/') == MEMORY {
                     let at = format!("spec.{list}[{number}].volumeMounts[{mount}]");
                     let what = "the memory of the MPS server takes the place of this volume, before R615 and in partitions: the chart's \
-                                mps.sharedMemory (4Gi) for all containers of the server is what counts (docs/sharing.md)";
+                                mps.sharedMemory (4Gi) for all containers of the server is what counts (docs/mps.md#what-a-container-finds)";
                     notes.note(&at, what);
                 }
             }

@@ -445,7 +445,7 @@ fn nvidia(amounts: &mut Amounts, hints: &Hints, notes: &mut Notes) -> Option<Ask
 
 /// Says how a share differs from what HAMi and gpu-manager promise.
 pub(super) const ACCOUNTED: &str = "the scheduler counts the share; drivers from R615 on keep programs to it where memory caps are on (docs/memory-caps.md), elsewhere \
-     nothing does (docs/sharing.md, also for what a GpuPolicy does about overuse)";
+     nothing does (docs/usage.md#overuse, also for what a GpuPolicy does about overuse)";
 
 /// Reads a number of GPUs that is not whole.
 fn fraction(text: &str, at: &str, hints: &Hints, notes: &mut Notes) -> Option<Ask> {

@@ -213,7 +213,7 @@ impl Finding {
                 "install or repair the NVIDIA driver (check `nvidia-smi`, the driver's pod, and --driver-root); divvy continues when the driver answers"
             }
             Self::OneModeForEach { .. } => {
-                "see docs/sharing.md for the requirements of several modes per GPU"
+                "see docs/versions.md for the requirements of several modes per GPU"
             }
             Self::Unmonitored {
                 for_good: false, ..
