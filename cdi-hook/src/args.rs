@@ -13,9 +13,12 @@ Called by container runtimes as a createContainer hook, with the container's sta
                                                      an image's newer libraries of CUDA win over those in the folder
   update-application-profile                         EGL and Vulkan look at this container's GPUs only
   disable-device-node-modification                   NVIDIA's libraries leave device nodes alone
+  The word `then` between them runs several in one call, in this order, until one fails.
   limits --socket PATH --claim UID --device NAME     as a createRuntime hook: divvy's node plugin caps a share's memory
   --version, --help
 ";
+/// Word between sub-commands of one call.
+const THEN: &str = "then";
 const VERSION: &str = concat!("divvy-cdi-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Sub-command with its arguments, by what it needs of the container.
@@ -25,8 +28,8 @@ pub(crate) enum Command {
     Show(&'static str),
     /// Cap of a share's memory; the container's process is needed.
     Limits(Share),
-    /// Change in the container's root.
-    InRoot(InRoot),
+    /// Changes in the container's root, in this order.
+    InRoot(Vec<InRoot>),
 }
 
 /// Sub-command that needs the container's root.
@@ -59,8 +62,18 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         "--version" => Ok(Command::Show(VERSION)),
         "limits" => share(arguments).map(Command::Limits),
         "" => Err(HookError::Usage("a sub-command is missing".to_owned())),
-        name => in_root(name, arguments).map(Command::InRoot),
+        name => steps(name, arguments).map(Command::InRoot),
     }
+}
+
+/// Parses sub-commands that need the container's root, with [`THEN`] between them.
+fn steps(first: &str, arguments: impl Iterator<Item = String>) -> Result<Vec<InRoot>, HookError> {
+    let words: Vec<String> = std::iter::once(first.to_owned()).chain(arguments).collect();
+    let step = |words: &[String]| match words.split_first() {
+        Some((name, rest)) => in_root(name, rest.iter().cloned()),
+        None => Err(HookError::Usage("a sub-command is missing".to_owned())),
+    };
+    words.split(|word| word == THEN).map(step).collect()
 }
 
 /// Parses the arguments of `limits`.
@@ -209,7 +222,7 @@ mod tests {
             target: target.into(),
             path: path.into(),
         };
-        let in_root = |command| Ok(Command::InRoot(command));
+        let in_root = |command| Ok(Command::InRoot(vec![command]));
         assert_eq!(
             parsed("create-symlinks --link a.so.1::/l/a.so --link=../b::/l/c/b"),
             in_root(InRoot::CreateSymlinks(vec![
@@ -241,6 +254,12 @@ mod tests {
             Ok(Command::Limits(share()))
         );
         assert_eq!(parsed("--version"), Ok(Command::Show(VERSION)));
+        let both = "update-ldcache --folder /l then update-application-profile";
+        let expected = vec![
+            InRoot::UpdateLdCache(vec!["/l".into()]),
+            InRoot::UpdateApplicationProfile,
+        ];
+        assert_eq!(parsed(both), Ok(Command::InRoot(expected)));
     }
 
     /// Written to the loader's files, a newline would begin another line, and a NUL end a name.
@@ -265,6 +284,18 @@ mod tests {
         for (line, expected) in [
             ("", "a sub-command is missing"),
             ("chmod", "unknown sub-command \"chmod\""),
+            (
+                "update-application-profile then chmod",
+                "unknown sub-command \"chmod\"",
+            ),
+            (
+                "update-application-profile then",
+                "a sub-command is missing",
+            ),
+            (
+                "update-application-profile then limits",
+                "unknown sub-command \"limits\"",
+            ),
             ("update-ldcache", "--folder is missing"),
             (
                 "update-ldcache --folder",

@@ -14,6 +14,9 @@
 //! - `disable-device-node-modification` keeps the driver's libraries from making or changing device
 //!   nodes ([`device_files`]).
 //!
+//! A call may have several of these, with the word `then` between them: each call costs a container's
+//! start some milliseconds.
+//!
 //! A sub-command for caps is a `createRuntime` hook, in the runtime's own namespaces:
 //!
 //! - `limits --socket PATH --claim UID --device NAME` has divvy's node plugin cap the memory of a
@@ -47,7 +50,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Command, InRoot};
-use bundle::State;
+use bundle::{Container, State};
 use error::{HookError, left_out};
 
 fn main() -> ExitCode {
@@ -73,24 +76,31 @@ fn main() -> ExitCode {
 
 /// Runs a call and returns the text to print.
 fn run(arguments: impl Iterator<Item = String>) -> Result<String, HookError> {
-    let command = match args::parse(arguments)? {
+    let steps = match args::parse(arguments)? {
         Command::Show(text) => return Ok(text.to_owned()),
         Command::Limits(share) => {
             limits::cap(&State::read(std::io::stdin().lock())?, &share)?;
             return Ok(String::new());
         }
-        Command::InRoot(command) => command,
+        Command::InRoot(steps) => steps,
     };
-    in_root(command)
+    in_root(steps)
         .inspect_err(report::to_plugin)
         .map(|()| String::new())
 }
 
-/// Makes a change in the container's root.
-fn in_root(command: InRoot) -> Result<(), HookError> {
+/// Makes changes in the container's root, until one fails.
+fn in_root(steps: Vec<InRoot>) -> Result<(), HookError> {
     let container = State::read(std::io::stdin().lock())?.container()?;
+    steps
+        .into_iter()
+        .try_for_each(|step| make(step, &container))
+}
+
+/// Makes a change in a container's root.
+fn make(step: InRoot, container: &Container) -> Result<(), HookError> {
     let root = &container.root;
-    match command {
+    match step {
         InRoot::CreateSymlinks(links) => root.change(|| symlinks::create(root, &links)),
         InRoot::UpdateLdCache(folders) => root.change(|| {
             let updated = loader::update(root, &folders);

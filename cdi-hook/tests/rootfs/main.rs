@@ -75,6 +75,27 @@ fn links_are_made_replaced_and_made_again() {
 }
 
 #[test]
+fn several_steps_of_a_call_run_in_order_until_one_fails() {
+    let container = with_glibc();
+    container
+        .run(&[&LINKS[..], &["then"], &UPDATE].concat())
+        .ok();
+    assert_eq!(
+        container.read_link(&format!("{LIB}/libcuda.so.1")),
+        "libcuda.so.580.95.05"
+    );
+    assert!(container.path("/etc/ld.so.cache").exists());
+    // A folder in the place of a link: the first step fails, and the second does not run.
+    let other = with_glibc();
+    fs_err::create_dir_all(other.path(&format!("{LIB}/libcuda.so/x"))).unwrap();
+    let said = other
+        .run(&[&LINKS[..], &["then"], &UPDATE].concat())
+        .failed();
+    assert!(said.contains("libcuda.so"), "{said}");
+    assert!(!other.path("/etc/ld.so.cache").exists());
+}
+
+#[test]
 fn a_glibc_image_gets_cache_and_configuration_that_ldconfig_reads() {
     let container = with_glibc();
     container.write("/etc/ld.so.conf", b"/opt/lib\n");
