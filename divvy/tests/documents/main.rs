@@ -220,7 +220,8 @@ fn ours(words: &[String], page: &Page) -> Result<(), String> {
     let is_wrong = words.iter().any(|word| word == "wrong.yaml");
     let needs_cluster = ["status", "top"].contains(&first)
         || words.iter().any(of_cluster)
-        || (first == "defrag" && !words.iter().any(|word| word == "--objects"));
+        || (["defrag", "explain"].contains(&first)
+            && !words.iter().any(|word| word == "--objects"));
     let expected = i32::from(is_wrong || needs_cluster);
     if done.status.code() == Some(expected) {
         return Ok(());

@@ -71,7 +71,7 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         By("a_pod_that_waits_is_explained_with_all_its_claims"),
     ),
     (
-        "divvy explain --want '2*gpu' --objects cluster.yaml",
+        "divvy explain --want '2*gpu'",
         By("a_printed_cluster_gives_the_ways_of_the_page"),
     ),
     ("kubectl get gpunodes", Cluster("GPUS")),

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use divvy_e2e::api::at;
 use divvy_e2e::parts::version_setting;
 use divvy_e2e::process::Signal;
-use divvy_e2e::{Component, Gates};
+use divvy_e2e::{Component, Gates, poll};
 use divvy_fleet::{Shape, request};
 use divvy_offer::{GpuRules, Modes};
 use serde_json::Value as Json;
@@ -20,8 +21,10 @@ const NAME: &str = "publishing";
 const TICKS: f64 = 100.0;
 /// Time in which nothing is bound before that is an error.
 const STUCK: Duration = Duration::from_mins(2);
-/// A claim that no node can hold: it asks for more GPUs than one has.
-const TOO_LARGE: &str = "9*gpu";
+/// A claim that no node can hold.
+const TOO_LARGE: &str = "share:999Gi";
+/// A claim for all GPUs of a node.
+const ALL_GPUS: &str = "8*gpu";
 
 /// Measures what publishing costs a large cluster.
 #[derive(Debug, Parser)]
@@ -103,6 +106,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             args.waiting
         );
         row(&what, Value::Seconds(each));
+        if args.pods == args.nodes {
+            let time = in_vain(&plane, args.pods)?;
+            let what = format!("scheduler's time for {ALL_GPUS} in vain, one of each node in use");
+            row(&what, Value::Seconds(time));
+        }
     }
     let name = format!("Kubernetes {version}, {} nodes x {}", args.nodes, args.gpus);
     let report = Report {
@@ -193,6 +201,37 @@ fn end_beside_waiting(plane: &ControlPlane, pods: usize, waiting: usize) -> Resu
     quiet(plane)?;
     let each = (cpu(plane)? - before) / f64::from(u32::try_from(pods.max(1))?);
     Ok(each)
+}
+
+/// Lets one pod of each node hold a GPU, and a pod ask for all GPUs of a node. Returns the
+/// scheduler's processor time for that attempt, in seconds.
+fn in_vain(plane: &ControlPlane, pods: usize) -> Result<f64> {
+    let (one, all) = (request::shape("gpu")?, request::shape(ALL_GPUS)?);
+    for number in 0..pods {
+        // So much processor time that a node has one of them.
+        plane.create(
+            &format!("holds-{number:04}"),
+            &claims(&one)?,
+            [100_000, 1 << 30],
+        )?;
+    }
+    let api = plane.api();
+    let holding = format!("{}/holds-{:04}", path("Pod")?, pods.saturating_sub(1));
+    poll("binding of all pods", STUCK, || {
+        let pod = api.get(&holding)?.context("the pod is gone")?;
+        Ok(at(&pod, "spec.nodeName").is_string())
+    })?;
+    quiet(plane)?;
+    let before = cpu(plane)?;
+    plane.create("in-vain", &claims(&all)?, [0, 0])?;
+    let its = format!("{}/in-vain", path("Pod")?);
+    poll("refusal of the pod", STUCK, || {
+        let pod = api.get(&its)?.context("the pod is gone")?;
+        let conditions = at(&pod, "status.conditions").as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        Ok(conditions.any(|condition| at(condition, "reason") == "Unschedulable"))
+    })?;
+    Ok(cpu(plane)? - before)
 }
 
 fn not_bound(plane: &ControlPlane) -> Result<usize> {
