@@ -74,7 +74,7 @@ impl Control<'_> {
 
     /// Returns the state of the server.
     pub fn server_state(&self, within: Duration) -> Result<ServerState, ControlError> {
-        Ok(server_state(&self.v3(&["server", "list", LIST], within)?))
+        Ok(server_state(&self.list("server", 4, within)?))
     }
 
     /// Gives next to nothing to clients that come without a namespace: theirs is not limited by the
@@ -85,7 +85,20 @@ impl Control<'_> {
 
     /// Returns the namespaces that there are, the default one among them.
     pub fn namespaces(&self, within: Duration) -> Result<Vec<Row>, ControlError> {
-        Ok(rows(&self.v3(&["namespace", "list", LIST], within)?))
+        Ok(rows(&self.list("namespace", 5, within)?))
+    }
+
+    /// Returns the list of what a daemon has, whose lines have at least so many fields. A refusal
+    /// comes with exit status 0 too: it is no list, and least of all an empty one.
+    fn list(&self, what: &str, least: usize, within: Duration) -> Result<String, ControlError> {
+        let text = self.v3(&[what, "list", LIST], within)?;
+        if is_list(&text, least) {
+            return Ok(text);
+        }
+        Err(ControlError::Refused {
+            command: format!("{what} list"),
+            text,
+        })
     }
 
     /// Returns the number of clients of the server. A refusal comes with exit status 0 too, and is
@@ -137,13 +150,22 @@ impl Control<'_> {
             let words = ["namespace", "get", &name, MpsNamespaceName::SERVER, what];
             self.v3(&words, within)
         };
-        // It is written in both ways.
-        let first = asks("pipe-directory").ok();
-        let path = match first.filter(|text| text.starts_with('/')) {
-            Some(path) => path,
-            None => asks("pipe_directory")?,
+        let is_path = |text: &String| text.starts_with('/');
+        // It is written in both ways: who does not know the word says so, with either exit status.
+        // A daemon that does not answer in time is not asked again.
+        let first = match asks("pipe-directory") {
+            Ok(text) if is_path(&text) => return Ok(text.into()),
+            Ok(text) => ControlError::Refused {
+                command: "namespace get pipe-directory".to_owned(),
+                text,
+            },
+            Err(error @ (ControlError::NoDaemon { .. } | ControlError::Refused { .. })) => error,
+            Err(error) => return Err(error),
         };
-        Ok(path.into())
+        match asks("pipe_directory") {
+            Ok(text) if is_path(&text) => Ok(text.into()),
+            _ => Err(first),
+        }
     }
 
     /// Sets the limits of a namespace, and reads them back.
@@ -211,6 +233,15 @@ fn rows(text: &str) -> Vec<Row> {
     text.lines().map(fields).filter_map(row).collect()
 }
 
+/// Says whether a text is a list with at least so many fields in a line: an empty one, too.
+fn is_list(text: &str, least: usize) -> bool {
+    let mut lines = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .peekable();
+    lines.peek().is_none() || lines.any(|line| fields(line).len() >= least)
+}
+
 fn fields(line: &str) -> Vec<&str> {
     line.split(',').map(str::trim).collect()
 }
@@ -230,6 +261,20 @@ mod tests {
             ("", ServerState::Failed),
         ] {
             assert_eq!(server_state(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_no_list_and_no_lines_are_an_empty_one() {
+        for (text, expected) in [
+            ("", true),
+            ("\n", true),
+            ("default,s,Ready,64M,1.00,0,/p\n", true),
+            ("a warning\ndefault,s,Ready,64M,1.00,0,/p\n", true),
+            ("Unknown command\n", false),
+            ("Server is busy, try again\n", false),
+        ] {
+            assert_eq!(is_list(text, 4), expected, "{text}");
         }
     }
 

@@ -173,3 +173,27 @@ fn a_server_of_v3_that_does_not_serve_is_no_server() {
         assert!(supervisor.state(None).unwrap().running.is_empty());
     }
 }
+
+/// A daemon can refuse a command with exit status 0: its words are no list without namespaces, and
+/// no path.
+#[test]
+fn what_a_daemon_refuses_to_list_is_not_gone() {
+    let node = Node::new();
+    let supervisor = with_namespaces(&node);
+    let a = namespace(1, 30, 1024);
+    supervisor.put_namespace(&gpu(1), a).unwrap();
+    node.fault("refuse-lists");
+    assert_eq!(namespaces(&supervisor), [a]);
+    let error = supervisor.put_namespace(&gpu(1), namespace(2, 30, 1024));
+    let error = divvy_telemetry::chain(&error.unwrap_err());
+    assert!(error.contains("refused `namespace list`"), "{error}");
+    node.fault("refuse-folder");
+    let error = supervisor.put_namespace(&gpu(1), namespace(3, 30, 1024));
+    let error = divvy_telemetry::chain(&error.unwrap_err());
+    assert!(error.contains("Server is busy"), "{error}");
+    node.fault("");
+    assert_eq!(namespaces(&supervisor)[0], a);
+    supervisor
+        .put_namespace(&gpu(1), namespace(3, 30, 1024))
+        .unwrap();
+}

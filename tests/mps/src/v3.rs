@@ -93,10 +93,16 @@ impl Servers {
     pub(crate) fn answer(&mut self, words: &[&str]) -> String {
         self.accept();
         let answer = match *words {
+            ["server" | "namespace", "list", ..] if has_fault("refuse-lists") => {
+                Err("Unknown command".to_owned())
+            }
             ["server", "create", name, "--uid=0", devices] => self.create(name, devices),
             ["server", "list", "--format=csv,noheader"] => Ok(self.list()),
             ["server", "delete", name] => self.delete(name, false),
             ["server", "delete", name, "--force"] => self.delete(name, true),
+            ["namespace", "get", ..] if has_fault("refuse-folder") => {
+                Err("Server is busy".to_owned())
+            }
             ["namespace", verb, name, server, ref rest @ ..] if verb != "list" => {
                 let server = server.strip_prefix("--server=").unwrap_or(server);
                 match self.by_name.get_mut(server) {
