@@ -36,9 +36,10 @@ impl FileCdiDir {
         Self { dir: dir.into() }
     }
 
-    /// Runtimes only read *.json and *.yaml: a temporary file is no CDI file. A claim's file is
-    /// only written under the claim's lock, so one name is enough, and what a crash leaves is found
-    /// again.
+    /// Returns the temporary name of a file. Runtimes only read *.json and *.yaml, so it is no CDI
+    /// file. It lies in the same folder: the CDI library before 1.1.1 notices a new file by its
+    /// rename in there, and none that is moved in from elsewhere. A claim's file is only written
+    /// under the claim's lock, so one name is enough, and what a crash leaves is found again.
     fn temp(&self, name: &str) -> PathBuf {
         self.dir.join(format!(".{name}.tmp"))
     }
