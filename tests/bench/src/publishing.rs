@@ -107,9 +107,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         );
         row(&what, Value::Seconds(each));
         if args.pods == args.nodes {
-            let time = in_vain(&plane, args.pods)?;
-            let what = format!("scheduler's time for {ALL_GPUS} in vain, one of each node in use");
-            row(&what, Value::Seconds(time));
+            for (what, time) in in_vain(&plane, args.pods)? {
+                let what = format!("scheduler's time for {what} in vain, one of each node in use");
+                row(&what, Value::Seconds(time));
+            }
         }
     }
     let name = format!("Kubernetes {version}, {} nodes x {}", args.nodes, args.gpus);
@@ -203,17 +204,14 @@ fn end_beside_waiting(plane: &ControlPlane, pods: usize, waiting: usize) -> Resu
     Ok(each)
 }
 
-/// Lets one pod of each node hold a GPU, and a pod ask for all GPUs of a node. Returns the
-/// scheduler's processor time for that attempt, in seconds.
-fn in_vain(plane: &ControlPlane, pods: usize) -> Result<f64> {
-    let (one, all) = (request::shape("gpu")?, request::shape(ALL_GPUS)?);
+/// Lets one pod of each node hold a GPU, and pods ask for all GPUs of a node: by their number, and
+/// by `allocationMode: All`. Returns the scheduler's processor time for each attempt, in seconds.
+fn in_vain(plane: &ControlPlane, pods: usize) -> Result<Vec<(String, f64)>> {
+    let one = request::shape("gpu")?;
     for number in 0..pods {
         // So much processor time that a node has one of them.
-        plane.create(
-            &format!("holds-{number:04}"),
-            &claims(&one)?,
-            [100_000, 1 << 30],
-        )?;
+        let name = format!("holds-{number:04}");
+        plane.create(&name, &claims(&one)?, [100_000, 1 << 30])?;
     }
     let api = plane.api();
     let holding = format!("{}/holds-{:04}", path("Pod")?, pods.saturating_sub(1));
@@ -221,17 +219,34 @@ fn in_vain(plane: &ControlPlane, pods: usize) -> Result<f64> {
         let pod = api.get(&holding)?.context("the pod is gone")?;
         Ok(at(&pod, "spec.nodeName").is_string())
     })?;
-    quiet(plane)?;
-    let before = cpu(plane)?;
-    plane.create("in-vain", &claims(&all)?, [0, 0])?;
-    let its = format!("{}/in-vain", path("Pod")?);
-    poll("refusal of the pod", STUCK, || {
-        let pod = api.get(&its)?.context("the pod is gone")?;
-        let conditions = at(&pod, "status.conditions").as_array();
-        let mut conditions = conditions.into_iter().flatten();
-        Ok(conditions.any(|condition| at(condition, "reason") == "Unschedulable"))
-    })?;
-    Ok(cpu(plane)? - before)
+    let by_number = claims(&request::shape(ALL_GPUS)?)?;
+    let mut by_mode = by_number.clone();
+    for claim in &mut by_mode {
+        let exactly = claim.pointer_mut("/devices/requests/0/exactly");
+        let exactly = exactly.and_then(Json::as_object_mut);
+        let exactly = exactly.context("a request of a claim")?;
+        exactly.remove("count");
+        exactly.insert("allocationMode".to_owned(), "All".into());
+    }
+    let mut times = Vec::new();
+    for (name, what, claims) in [
+        ("by-number", ALL_GPUS, by_number),
+        ("by-mode", "allocationMode: All", by_mode),
+    ] {
+        quiet(plane)?;
+        let before = cpu(plane)?;
+        plane.create(name, &claims, [0, 0])?;
+        let its = format!("{}/{name}", path("Pod")?);
+        poll("refusal of the pod", STUCK, || {
+            let pod = api.get(&its)?.context("the pod is gone")?;
+            let conditions = at(&pod, "status.conditions").as_array();
+            let mut conditions = conditions.into_iter().flatten();
+            Ok(conditions.any(|condition| at(condition, "reason") == "Unschedulable"))
+        })?;
+        times.push((what.to_owned(), cpu(plane)? - before));
+        plane.end(name, claims.len())?;
+    }
+    Ok(times)
 }
 
 fn not_bound(plane: &ControlPlane) -> Result<usize> {
