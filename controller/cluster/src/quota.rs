@@ -31,6 +31,8 @@ use crate::{Clock, Config};
 
 const NOT_FOUND: u16 = 404;
 const CONFLICT: u16 = 409;
+/// Looks after which a status that was written, and is not seen, is written again.
+const AGAIN: u32 = 10;
 /// Objects in one answer: slices are large.
 const PAGE: u32 = 50;
 
@@ -101,8 +103,8 @@ struct Looked {
     /// A claim could not be let through.
     has_failed: bool,
     status: GpuQuotaStatus,
-    /// Last write of the status.
-    written: Option<Instant>,
+    /// Last write of the status, and what it said; nothing where it failed.
+    written: Option<(Instant, Option<GpuQuotaStatus>)>,
 }
 
 /// Keeps quotas.
@@ -324,7 +326,8 @@ impl Keeper {
             }
             has_failed |= !self.settle(&api, namespace, claim, uid).await;
         }
-        let written = self.looked.get(namespace).and_then(|last| last.written);
+        let written = self.looked.get(namespace);
+        let written = written.and_then(|last| last.written.clone());
         let looked = Looked {
             seen,
             devices: self.devices,
@@ -411,19 +414,23 @@ impl Keeper {
         let Some(looked) = self.looked.get(namespace).filter(|_| quota.spec.is_ok()) else {
             return;
         };
-        let is_recent = looked
-            .written
-            .is_some_and(|written| written.elapsed() < self.every);
+        // What was written may not be seen yet: the watch has the claims' changes before it.
+        let is_recent = looked.written.as_ref().is_some_and(|(written, status)| {
+            let is_same = status.as_ref() == Some(&looked.status);
+            written.elapsed() < self.every * if is_same { AGAIN } else { 1 }
+        });
         if quota.status.as_ref() == Some(&looked.status) || is_recent || !self.leads() {
             return;
         }
-        self.write(namespace, name, &looked.status).await;
+        let status = looked.status.clone();
+        let is_written = self.write(namespace, name, &status).await;
         if let Some(looked) = self.looked.get_mut(namespace) {
-            looked.written = Some(Instant::now());
+            looked.written = Some((Instant::now(), is_written.then_some(status)));
         }
     }
 
-    async fn write(&self, namespace: &str, name: &str, status: &GpuQuotaStatus) {
+    /// Writes the status of a quota. Returns whether that was done.
+    async fn write(&self, namespace: &str, name: &str, status: &GpuQuotaStatus) -> bool {
         // As it is written, not as the type: a bad one gets its words, too.
         let kind = ApiResource::erase::<GpuQuota>(&());
         let client = self.client.clone();
@@ -438,11 +445,12 @@ impl Keeper {
             .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
         match written {
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == NOT_FOUND => {}
+            Ok(_) => true,
+            Err(kube::Error::Api(status)) if status.code == NOT_FOUND => false,
             Err(error) => {
                 let error = chain(&error);
                 tracing::warn!(namespace, error, "failed to write a GpuQuota, will retry");
+                false
             }
         }
     }

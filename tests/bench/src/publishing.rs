@@ -21,6 +21,8 @@ const NAME: &str = "publishing";
 const TICKS: f64 = 100.0;
 /// Time in which nothing is bound before that is an error.
 const STUCK: Duration = Duration::from_mins(2);
+/// Profiles of a policy that names those in use (`mig.profiles`).
+const TWO_PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
 /// A claim that no node can hold.
 const TOO_LARGE: &str = "share:999Gi";
 /// A claim for all GPUs of a node.
@@ -42,6 +44,9 @@ pub(crate) struct Args {
     /// Pods that wait and fit nowhere, while others end
     #[arg(long, default_value_t = 200)]
     waiting: usize,
+    /// Only these layouts: "whole only", everything, "two profiles"
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
     /// With the gate SchedulerPreQueueingHints of Kubernetes 1.37
     #[arg(long)]
     hints: bool,
@@ -54,6 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         modes: Modes::everything(),
         ..GpuRules::default()
     };
+    let mut two_profiles = everything.clone();
+    two_profiles.profiles = Some(TWO_PROFILES.map(str::to_owned).into());
     let layouts = [
         ("whole only", GpuRules::default(), &["gpu"][..]),
         (
@@ -61,9 +68,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             everything,
             &["gpu", "mig:1g.10gb", "share:10Gi"][..],
         ),
+        (
+            "two profiles",
+            two_profiles,
+            &["gpu", "mig:1g.10gb", "share:10Gi"][..],
+        ),
     ];
+    let wanted = |layout: &str| args.only.is_empty() || args.only.iter().any(|only| only == layout);
     let mut rows = Vec::new();
     for (layout, rules, requests) in layouts {
+        if !wanted(layout) {
+            continue;
+        }
         let spec = |number: usize| NodeSpec {
             name: format!("node-{number:04}"),
             gpus: args.gpus.clone(),
