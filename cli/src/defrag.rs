@@ -49,18 +49,35 @@ pub struct Args {
         conflicts_with = "pod"
     )]
     priority: i32,
+    #[command(flatten)]
+    source: Source,
+}
+
+/// The cluster that is asked about, and the form of the answer.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Source {
     /// Objects of a cluster instead of the cluster: what kubectl get
     /// nodes,pods,pdb,deviceclasses,resourceslices,resourceclaims -A -o yaml prints
     #[arg(long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "context"])]
-    objects: Option<PathBuf>,
+    pub(crate) objects: Option<PathBuf>,
     #[command(flatten)]
-    access: Access,
+    pub(crate) access: Access,
     /// Release of Kubernetes, 1.34 to 1.37
     #[arg(long, value_name = "RELEASE", default_value = "1.37", value_parser = format::release)]
-    kubernetes: u32,
+    pub(crate) kubernetes: u32,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    pub(crate) output: Output,
+}
+
+impl Source {
+    /// Reads the cluster.
+    pub(crate) fn cluster(&self) -> Result<Cluster> {
+        match &self.objects {
+            Some(file) => of_file(file).map_err(|error| Usage(format!("{error:#}")).into()),
+            None => of_cluster(&self.access),
+        }
+    }
 }
 
 /// Runs `divvy defrag`. Exit status 1 when no allowed eviction makes room, or where the evictions
@@ -69,13 +86,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.apply {
         return apply::run(args);
     }
-    let cluster = match &args.objects {
-        Some(file) => of_file(file).map_err(|error| Usage(format!("{error:#}")))?,
-        None => of_cluster(&args.access)?,
-    };
+    let cluster = args.source.cluster()?;
     let wanted = wanted(args, &cluster).map_err(|error| Usage(format!("{error:#}")))?;
-    let answer = plan(&cluster, &wanted, args.kubernetes)?;
-    format::show(&answer, args.output.format(), table)?;
+    let answer = plan(&cluster, &wanted, args.source.kubernetes)?;
+    format::show(&answer, args.source.output.format(), table)?;
     Ok(if answer.plan.is_some() {
         ExitCode::SUCCESS
     } else {
@@ -100,7 +114,7 @@ pub(crate) fn of_file(file: &std::path::Path) -> Result<Cluster> {
     Ok(cluster)
 }
 
-pub(crate) fn of_cluster(access: &Access) -> Result<Cluster> {
+fn of_cluster(access: &Access) -> Result<Cluster> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -259,10 +273,12 @@ mod tests {
             pod: Some(pod.to_owned()),
             want: None,
             priority: 0,
-            objects: None,
-            access: Access::default(),
-            kubernetes: 37,
-            output: Output::Table,
+            source: Source {
+                objects: None,
+                access: Access::default(),
+                kubernetes: 37,
+                output: Output::Table,
+            },
         };
         wanted(&args, cluster)
     }

@@ -1,6 +1,5 @@
 //! `divvy explain`: why a pod waits, on which nodes, and what would make it fit.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -13,9 +12,8 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
 use crate::Usage;
-use crate::defrag::{find, of_cluster, of_file, shape_of};
-use crate::format::{self, Output};
-use crate::status::read::Access;
+use crate::defrag::{Source, find, shape_of};
+use crate::format;
 use crate::status::snapshot::Snapshot;
 use crate::status::waiting::Asker;
 
@@ -31,18 +29,8 @@ pub struct Args {
     /// Devices that are to fit instead: gpu, 4*gpu, mig:3g.40gb, share:10Gi or mps:10Gi
     #[arg(long, value_name = "REQUEST", conflicts_with = "pod")]
     want: Option<String>,
-    /// Objects of a cluster instead of the cluster: what kubectl get
-    /// nodes,pods,pdb,deviceclasses,resourceslices,resourceclaims -A -o yaml prints
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "context"])]
-    objects: Option<PathBuf>,
     #[command(flatten)]
-    access: Access,
-    /// Release of Kubernetes, 1.34 to 1.37
-    #[arg(long, value_name = "RELEASE", default_value = "1.37", value_parser = format::release)]
-    kubernetes: u32,
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    source: Source,
 }
 
 /// The answer.
@@ -60,13 +48,9 @@ struct Explained {
 
 /// Runs `divvy explain`. Exit status 1 when there is no way.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let cluster = match &args.objects {
-        Some(file) => of_file(file).map_err(|error| Usage(format!("{error:#}")))?,
-        None => of_cluster(&args.access)?,
-    };
-    let explained = explain(args, cluster)?;
+    let explained = explain(args, args.source.cluster()?)?;
     let has_way = !explained.ways.is_empty();
-    format::show(&explained, args.output.format(), table)?;
+    format::show(&explained, args.source.output.format(), table)?;
     Ok(if has_way {
         ExitCode::SUCCESS
     } else {
@@ -90,10 +74,10 @@ fn explain(args: &Args, cluster: Cluster) -> Result<Explained> {
     };
     let wanted = Wanted { shape, priority: 0 };
     // Claims that cannot be allocated as written are explained below, and have no other way.
-    let ways = advise(&cluster, &wanted, args.kubernetes).unwrap_or_default();
+    let ways = advise(&cluster, &wanted, args.source.kubernetes).unwrap_or_default();
     let snapshot = Snapshot {
         driver: DRIVER.to_owned(),
-        minor: args.kubernetes,
+        minor: args.source.kubernetes,
         nodes: cluster.nodes,
         slices: cluster.slices,
         claims: cluster.claims,
@@ -197,7 +181,10 @@ fn in_words(way: &Way) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::defrag::of_file;
 
     fn args(words: &[&str]) -> Args {
         #[derive(clap::Parser)]

@@ -53,12 +53,12 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         let _ = writeln!(std::io::stderr(), "{line}");
     };
     let done = runtime.block_on(async {
-        let (client, _, server) = args.access.client().await?;
+        let (client, _, server) = args.source.access.client().await?;
         carry_out(&client, args, &mut progress)
             .await
             .context(server)
     })?;
-    format::show(&done, args.output.format(), |done| done.why.clone())?;
+    format::show(&done, args.source.output.format(), |done| done.why.clone())?;
     Ok(if done.fits {
         ExitCode::SUCCESS
     } else {
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
 async fn carry_out(client: &Client, args: &Args, say: &mut dyn FnMut(&str)) -> Result<Done> {
     let mut cluster = read(client).await?;
     let first = wanted(args, &cluster).map_err(|error| Usage(format!("{error:#}")))?;
-    let answer = plan(&cluster, &first, args.kubernetes)?;
+    let answer = plan(&cluster, &first, args.source.kubernetes)?;
     let text = table(&answer);
     let mut done = Done {
         fits: false,
@@ -129,7 +129,12 @@ fn look(args: &Args, cluster: &Cluster, node: &str, rest: &[Victim]) -> Result<L
         Ok(wanted) => wanted,
         Err(error) => return Ok(Look::Changed(format!("{error:#}"))),
     };
-    Ok(look_again(cluster, &wanted, (node, rest), args.kubernetes)?)
+    Ok(look_again(
+        cluster,
+        &wanted,
+        (node, rest),
+        args.source.kubernetes,
+    )?)
 }
 
 /// Evicts a pod and waits until it is gone.

@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
+use crate::defrag::Source;
 use crate::format::Output;
 use crate::status::read::Access;
 
@@ -69,10 +70,12 @@ fn args() -> Args {
         pod: None,
         want: Some("2*gpu".to_owned()),
         priority: 0,
-        objects: None,
-        access: Access::default(),
-        kubernetes: 37,
-        output: Output::Table,
+        source: Source {
+            objects: None,
+            access: Access::default(),
+            kubernetes: 37,
+            output: Output::Table,
+        },
     }
 }
 
