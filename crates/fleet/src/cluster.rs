@@ -150,6 +150,8 @@ impl<'w> World<'w> {
         match self.allocator.fit(&inputs, &claims) {
             Ok(found) => Ok(found.map(|found| found.results)),
             Err(error) if error.is_of_node() => Ok(None),
+            // The scheduler gives up, too, and says nothing of other nodes.
+            Err(AllocError::TooHard { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }

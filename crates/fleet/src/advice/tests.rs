@@ -140,3 +140,40 @@ fn every_way_is_true_in_random_worlds() {
     }
     assert!(seen > 60, "{seen}");
 }
+
+/// 16 of 32 GPUs for one claim leave 16, of which another wants 16 in one rack, and no rack has so
+/// many: more combinations than anybody tries.
+#[test]
+fn a_search_that_is_too_large_for_one_node_is_no_answer_for_all() {
+    let mut all = cluster(1, 32);
+    let devices = all
+        .slices
+        .iter_mut()
+        .flat_map(|slice| &mut slice.spec.devices);
+    for (number, device) in devices.flatten().enumerate() {
+        let rack = ["a", "b", "c"][number / 4 / 15];
+        let rack = json!({"string": rack});
+        let attributes = device.attributes.as_mut().unwrap();
+        attributes.insert("rack".to_owned(), serde_json::from_value(rack).unwrap());
+    }
+    let mut asked = wanted("16*gpu", 0);
+    let mut together = asked.shape.claims[0].clone();
+    let constraint = json!({"matchAttribute": "gpu.divvy.dev/rack"});
+    together
+        .spec
+        .as_mut()
+        .unwrap()
+        .devices
+        .as_mut()
+        .unwrap()
+        .constraints = Some(vec![serde_json::from_value(constraint).unwrap()]);
+    asked.shape.claims.push(together);
+    // The node fits neither way that was tried, and that is no error. Nor is it one of a plan.
+    let plan = crate::defrag::plan(&all, &asked, 37).unwrap();
+    assert_eq!(plan.plan, None);
+    let ways = advise(&all, &asked, 37).unwrap();
+    assert!(
+        !ways.iter().any(|way| matches!(way, Way::Now { .. })),
+        "{ways:?}"
+    );
+}
