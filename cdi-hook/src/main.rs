@@ -14,8 +14,8 @@
 //! - `disable-device-node-modification` keeps the driver's libraries from making or changing device
 //!   nodes ([`device_files`]).
 //!
-//! A call may have several of these, with the word `then` between them: each call costs a container's
-//! start some milliseconds.
+//! A call may have several of these, with the word `then` between them: each call costs a
+//! container's start some milliseconds.
 //!
 //! A sub-command for caps is a `createRuntime` hook, in the runtime's own namespaces:
 //!

@@ -31,7 +31,7 @@ const GIB: i128 = 1 << 30;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "way", rename_all = "camelCase")]
 pub enum Way {
-    /// As the pod is, on a node as it is.
+    /// No change: the pod fits a node as it is.
     Now { node: String },
     /// With less of what a request asks for: the most that fits.
     Less {

@@ -15,9 +15,9 @@
 //! - Daemon: `refuse-start` (it does not start), `slow-quit` (`quit` never ends), `refuse-limits`
 //!   (the limit of threads is not taken), `hang` (no command ends), `sticky` (a namespace is not
 //!   ended), `elsewhere` (the sockets of a namespace are in another folder), `refuse-clients`
-//!   (clients are not listed), `refuse-lists` (servers and namespaces are not), `refuse-folder` (the
-//!   sockets of a namespace are not named), `one-at-a-time` (a silent connection keeps the daemon from all
-//!   others, as with NVIDIA's).
+//!   (clients are not listed), `refuse-lists` (servers and namespaces are not), `refuse-folder`
+//!   (the sockets of a namespace are not named), `one-at-a-time` (a silent connection keeps the
+//!   daemon from all others, as with NVIDIA's).
 //! - Server: `server-dies` (each ends before it serves), `connects-after MS` and `serves-after MS`
 //!   (milliseconds of its start), `mute` (it answers nothing), `clients N`, `fault PID` (the server
 //!   with this number is in the state FAULT, for as long as the words are there).

@@ -47,7 +47,7 @@ fn amounts_of_which_only_both_together_are_too_much_are_not_named_alone() {
 }
 
 #[test]
-fn a_partition_is_replaced_by_a_share_of_its_memory_and_the_other_way_round() {
+fn partitions_and_shares_of_enough_memory_replace_each_other() {
     let mut one = cluster(1, 2);
     assert!(start(&mut one, "a", "share:10Gi", 0, 0));
     assert!(start(&mut one, "b", "share:75Gi", 0, 0));
@@ -142,7 +142,7 @@ fn every_way_is_true_in_random_worlds() {
 }
 
 /// 16 of 32 GPUs for one claim leave 16, of which another wants 16 in one rack, and no rack has so
-/// many: more combinations than anybody tries.
+/// many: more combinations than are tried.
 #[test]
 fn a_search_that_is_too_large_for_one_node_is_no_answer_for_all() {
     let mut all = cluster(1, 32);
