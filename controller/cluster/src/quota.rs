@@ -103,8 +103,6 @@ struct Looked {
     /// A claim could not be let through.
     has_failed: bool,
     status: GpuQuotaStatus,
-    /// Last write of the status, and what it said; nothing where it failed.
-    written: Option<(Instant, Option<GpuQuotaStatus>)>,
 }
 
 /// Keeps quotas.
@@ -123,6 +121,9 @@ pub(crate) struct Keeper {
     every: Duration,
     metrics: Metrics,
     looked: BTreeMap<String, Looked>,
+    /// By namespace and name: the last write of the status, and what it said; nothing where it
+    /// failed.
+    written: BTreeMap<(String, String), (Instant, Option<GpuQuotaStatus>)>,
 }
 
 impl Keeper {
@@ -148,6 +149,7 @@ impl Keeper {
             every: config.look,
             metrics: metrics.clone(),
             looked: BTreeMap::new(),
+            written: BTreeMap::new(),
         }
     }
 
@@ -249,6 +251,7 @@ impl Keeper {
             self.quotas.is_complete && self.classes.is_complete && self.slices.is_complete;
         if !self.leads() || !all_known {
             self.looked.clear();
+            self.written.clear();
             self.metrics.quotas.set(0);
             self.metrics.quota_waiting.set(0);
             return;
@@ -266,6 +269,7 @@ impl Keeper {
         }
         self.looked
             .retain(|namespace, _| quotas.keys().any(|(of, _)| of == namespace));
+        self.written.retain(|of, _| quotas.contains_key(of));
         for ((namespace, name), quota) in &quotas {
             match &quota.spec {
                 Ok(spec) => {
@@ -326,8 +330,6 @@ impl Keeper {
             }
             has_failed |= !self.settle(&api, namespace, claim, uid).await;
         }
-        let written = self.looked.get(namespace);
-        let written = written.and_then(|last| last.written.clone());
         let looked = Looked {
             seen,
             devices: self.devices,
@@ -335,7 +337,6 @@ impl Keeper {
             is_open: found.is_open,
             has_failed,
             status: status(&found),
-            written,
         };
         self.looked.insert(namespace.to_owned(), looked);
     }
@@ -396,37 +397,43 @@ impl Keeper {
             self.looked.remove(namespace);
         }
         let said = quota.status.clone().unwrap_or_default();
-        if said.message == message || !self.leads() {
-            return;
-        }
-        tracing::warn!(
-            namespace,
-            name,
-            error = message,
-            "a GpuQuota cannot be kept"
-        );
         let status = GpuQuotaStatus { message, ..said };
-        self.write(namespace, name, &status).await;
+        if self.say(namespace, name, quota, &status).await {
+            let error = status.message;
+            tracing::warn!(namespace, name, error, "a GpuQuota cannot be kept");
+        }
     }
 
     /// Writes the status of a quota that says something else, now and then.
     async fn show(&mut self, namespace: &str, name: &str, quota: &Quota) {
-        let Some(looked) = self.looked.get(namespace).filter(|_| quota.spec.is_ok()) else {
-            return;
-        };
+        let looked = self.looked.get(namespace).filter(|_| quota.spec.is_ok());
+        if let Some(status) = looked.map(|looked| looked.status.clone()) {
+            self.say(namespace, name, quota, &status).await;
+        }
+    }
+
+    /// Writes a status, unless the quota has it or one was written a moment ago. Returns whether it
+    /// was to be written.
+    async fn say(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        quota: &Quota,
+        status: &GpuQuotaStatus,
+    ) -> bool {
+        let key = (namespace.to_owned(), name.to_owned());
         // What was written may not be seen yet: the watch has the claims' changes before it.
-        let is_recent = looked.written.as_ref().is_some_and(|(written, status)| {
-            let is_same = status.as_ref() == Some(&looked.status);
-            written.elapsed() < self.every * if is_same { AGAIN } else { 1 }
+        let is_recent = self.written.get(&key).is_some_and(|(at, said)| {
+            let is_same = said.as_ref() == Some(status);
+            at.elapsed() < self.every * if is_same { AGAIN } else { 1 }
         });
-        if quota.status.as_ref() == Some(&looked.status) || is_recent || !self.leads() {
-            return;
+        if quota.status.as_ref() == Some(status) || is_recent || !self.leads() {
+            return false;
         }
-        let status = looked.status.clone();
-        let is_written = self.write(namespace, name, &status).await;
-        if let Some(looked) = self.looked.get_mut(namespace) {
-            looked.written = Some((Instant::now(), is_written.then_some(status)));
-        }
+        let is_written = self.write(namespace, name, status).await;
+        let said = is_written.then(|| status.clone());
+        self.written.insert(key, (Instant::now(), said));
+        true
     }
 
     /// Writes the status of a quota. Returns whether that was done.
