@@ -62,7 +62,11 @@ fn explain(args: &Args, cluster: Cluster) -> Result<Explained> {
     let usage = |error: anyhow::Error| Usage(format!("{error:#}"));
     let (asked, pod, shape) = match (&args.want, &args.pod) {
         (Some(text), _) => {
-            let shape = request::shape(text).map_err(|error| usage(error.into()))?;
+            let mut shape = request::shape(text).map_err(|error| usage(error.into()))?;
+            for claim in &mut shape.claims {
+                // Reasons name the claim.
+                claim.metadata.name = Some(text.clone());
+            }
             (text.clone(), None, shape)
         }
         (None, pod) => {
@@ -101,6 +105,9 @@ fn table(explained: &Explained) -> String {
         ways,
         is_pod,
     } = explained;
+    if let ([Way::Now { node }], false) = (ways.as_slice(), *is_pod) {
+        return format!("{asked}: it fits node {node} as it is");
+    }
     let mistake = why.mistake.as_ref();
     let mut lines = vec![format!(
         "{asked}: {}",
@@ -111,6 +118,13 @@ fn table(explained: &Explained) -> String {
     let hint = why.hint.as_ref();
     let hint = hint.filter(|_| ways.is_empty() || why.verdict != Verdict::NoRoom);
     lines.extend(hint.map(|hint| format!("  do: {hint}")));
+    let is_unclear = matches!(
+        why.verdict,
+        Verdict::Mistake | Verdict::Unknown | Verdict::Offline | Verdict::Bypassed
+    );
+    if ways.is_empty() && is_unclear {
+        return lines.join("\n");
+    }
     lines.push(String::new());
     if ways.is_empty() {
         let more = if *is_pod {
@@ -214,6 +228,9 @@ mod tests {
         let text = table(&explain(&asked, cluster).unwrap());
         let page = include_str!("../../docs/explain.md");
         assert!(page.contains(&format!("```text\n{text}\n```")), "{text}");
+        let cluster = of_file(&printed(folder.path())).unwrap();
+        let fits = table(&explain(&args(&["--want", "gpu"]), cluster).unwrap());
+        assert_eq!(fits, "gpu: it fits node node-1 as it is");
     }
 
     #[test]
@@ -255,6 +272,7 @@ mod tests {
             "{}",
             table(&explained)
         );
+        assert!(!table(&explained).contains("no smaller request"));
         let error = explain(&args(&["n/none"]), cluster).unwrap_err();
         assert!(error.to_string().contains("does not exist"), "{error}");
     }
