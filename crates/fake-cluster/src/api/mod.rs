@@ -3,7 +3,7 @@
 //! Objects go through the typed form of `k8s-openapi`, so unknown fields vanish and wrong types are
 //! refused, as on a real server; ResourceSlices and ResourceClaims are checked against the API's
 //! limits. It lacks: authentication, admission, garbage collection by owner, graceful
-//! pod deletion, paging, JSON patches.
+//! pod deletion, JSON patches.
 
 mod call;
 mod claim_check;

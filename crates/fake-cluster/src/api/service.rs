@@ -258,10 +258,8 @@ fn of_objects(
                 .filter(|o| selector.matches(o))
                 .cloned()
                 .collect();
-            Ok(document(
-                200,
-                &list_of(&kind, state.store.version(), &items),
-            ))
+            let page = page(asked, items, state.store.version());
+            Ok(document(200, &list_of(&kind, &page)))
         }
         "watch" => {
             let mut selector_query = asked.query.clone();
@@ -380,10 +378,58 @@ fn patched(
     }
 }
 
-fn list_of(kind: &Kind, version: u64, items: &[Value]) -> Value {
+/// A part of a list.
+struct Page {
+    /// Version of the list when its first part was read: a watch from there misses nothing.
+    version: String,
+    items: Vec<Value>,
+    /// Token of the next part, and the number of objects in it and after it.
+    rest: Option<(String, usize)>,
+}
+
+/// Takes the part of a list that `limit` and `continue` ask for. As the API server, which answers
+/// reads of any version from its cache, without parts.
+fn page(asked: &Asked, mut items: Vec<Value>, version: u64) -> Page {
+    let of = |object: &Value| {
+        let field = |path| text(object, path).to_owned();
+        (field("/metadata/namespace"), field("/metadata/name"))
+    };
+    let token = asked.parameter("continue");
+    let version = match token.split_once(' ') {
+        Some((version, last)) => {
+            let last = last.split_once('/').unwrap_or_default();
+            items.retain(|object| of(object) > (last.0.to_owned(), last.1.to_owned()));
+            version.to_owned()
+        }
+        None => version.to_string(),
+    };
+    let limit = asked.parameter("limit").parse().unwrap_or(0);
+    let mut rest = None;
+    if limit > 0 && items.len() > limit && asked.parameter("resourceVersion") != "0" {
+        let left = items.len() - limit;
+        items.truncate(limit);
+        rest = items.last().map(|last| {
+            let (namespace, name) = of(last);
+            (format!("{version} {namespace}/{name}"), left)
+        });
+    }
+    Page {
+        version,
+        items,
+        rest,
+    }
+}
+
+fn list_of(kind: &Kind, page: &Page) -> Value {
+    let mut metadata = json!({"resourceVersion": page.version});
+    if let Some((token, left)) = &page.rest {
+        metadata = json!({
+            "resourceVersion": page.version, "continue": token, "remainingItemCount": left,
+        });
+    }
     json!({
         "apiVersion": kind.api_version(), "kind": format!("{}List", kind.name),
-        "metadata": {"resourceVersion": version.to_string()}, "items": items,
+        "metadata": metadata, "items": page.items,
     })
 }
 

@@ -1,10 +1,12 @@
 //! Faults, gates, stopping.
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Counter, Device, DeviceCounterConsumption, DeviceTaint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{ListParams, PostParams, WatchParams};
 
 use super::*;
+use crate::build::mk_node;
 use futures::TryStreamExt;
 
 #[tokio::test]
@@ -187,4 +189,42 @@ async fn the_server_answers_http_and_refuses_connections_while_stopped() {
     api.start();
     let back = async { while remote.get("a").await.is_err() {} };
     tokio::time::timeout(SOON, back).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_list_comes_in_parts_of_the_size_asked_for() {
+    let api = FakeApi::new();
+    for number in 0..5 {
+        api.put(&mk_node(&format!("node-{number}"))).unwrap();
+    }
+    let nodes = kube::Api::<Node>::all(api.client());
+    let (mut names, mut token, mut parts) = (Vec::new(), None::<String>, 0);
+    loop {
+        let mut asked = kube::api::ListParams::default().limit(2);
+        if let Some(token) = &token {
+            asked = asked.continue_token(token);
+        }
+        let part = nodes.list(&asked).await.unwrap();
+        parts += 1;
+        let version = part.metadata.resource_version.clone();
+        names.extend(part.items.into_iter().filter_map(|node| node.metadata.name));
+        // What comes meanwhile is seen by a watch from the version of the first part.
+        api.put(&mk_node(&format!("a-node-{parts}"))).unwrap();
+        let first = nodes.get("node-4").await.unwrap().metadata.resource_version;
+        assert_eq!(version, first, "the last one that was there before");
+        token = part.metadata.continue_.filter(|token| !token.is_empty());
+        if token.is_none() {
+            break;
+        }
+    }
+    let expected: Vec<String> = (0..5).map(|number| format!("node-{number}")).collect();
+    assert_eq!((names, parts), (expected, 3));
+    // A read of any version is answered from the cache, as a whole.
+    let any = http::Request::get("/api/v1/nodes?limit=2&resourceVersion=0");
+    let any: kube::api::ObjectList<Node> = api
+        .client()
+        .request(any.body(Vec::new()).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(any.items.len(), 8);
 }
