@@ -138,7 +138,11 @@ async fn claims_are_let_through_up_to_the_limit_and_the_next_when_one_goes() {
         status(&api, "red", "default")["used"],
         json!({"memory": "160Gi", "percent": "200"})
     );
-    assert!(instance.shows("divvy_quota_waiting_claims 1"));
+    // The round ends with the metrics, after the writes.
+    wait("the metric", || {
+        instance.shows("divvy_quota_waiting_claims 1")
+    })
+    .await;
     // A namespace without a quota: nothing is written there.
     assert_eq!(through(&api, "free"), Vec::<String>::new());
     // The scheduler gives one its device; it counts once, not twice.
