@@ -387,8 +387,8 @@ struct Page {
     rest: Option<(String, usize)>,
 }
 
-/// Takes the part of a list that `limit` and `continue` ask for. As the API server, which answers
-/// reads of any version from its cache, without parts.
+/// Takes the part of a list that `limit` and `continue` ask for. A read of any version is answered
+/// as a whole, as by the API server's cache.
 fn page(asked: &Asked, mut items: Vec<Value>, version: u64) -> Page {
     let of = |object: &Value| {
         let field = |path| text(object, path).to_owned();
