@@ -121,8 +121,7 @@ pub(crate) struct Keeper {
     every: Duration,
     metrics: Metrics,
     looked: BTreeMap<String, Looked>,
-    /// By namespace and name: the last write of the status, and what it said; nothing where it
-    /// failed.
+    /// Last write of each status, by namespace and name, and what it said; nothing where it failed.
     written: BTreeMap<(String, String), (Instant, Option<GpuQuotaStatus>)>,
 }
 

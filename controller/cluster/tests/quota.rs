@@ -158,6 +158,28 @@ async fn claims_are_let_through_up_to_the_limit_and_the_next_when_one_goes() {
     instance.stop().await;
 }
 
+/// The watch shows nothing of what is written: each look would find the old status again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_status_that_the_watch_does_not_show_yet_is_not_written_at_each_look() {
+    let api = cluster();
+    put_quota(&api, "red", "default", &json!({"memory": "160Gi"}));
+    put_quota(&api, "bad", "default", &json!({}));
+    ask(&api, "red", &["a"]);
+    let _late = api.hold("watch", "gpuquotas");
+    let begin = std::time::Instant::now();
+    let instance = Instance::start(&api, "a");
+    let has_words = |namespace: &str| status(&api, namespace, "default").is_object();
+    wait("both", || has_words("red") && has_words("bad")).await;
+    let renewals = || api.count("update", "leases");
+    let until = renewals() + 20;
+    wait("twenty renewals", || renewals() >= until).await;
+    // Ten looks of 20 ms lie between two writes: for each of the two, and the last is under way.
+    let most = 2 * (2 + begin.elapsed().as_millis() / 200);
+    let written = api.count("patch", "gpuquotas/status");
+    assert!(u128::from(written) <= most, "{written} of {most}");
+    instance.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_is_taken_away_from_a_claim_that_was_given_less() {
     let api = cluster();

@@ -33,7 +33,7 @@ const GIB: i128 = 1 << 30;
 pub enum Way {
     /// No change: the pod fits a node as it is.
     Now { node: String },
-    /// With less of what a request asks for: the most that fits.
+    /// Less of what a request asks for: the most that fits.
     Less {
         /// Name of the request.
         request: String,
@@ -43,7 +43,7 @@ pub enum Way {
         fits: String,
         node: String,
     },
-    /// In another form.
+    /// Another form.
     Form {
         /// Name of the request.
         request: String,
@@ -51,7 +51,7 @@ pub enum Way {
         fits: String,
         node: String,
     },
-    /// When one of these pods ends.
+    /// The end of one of these pods.
     Wait {
         /// `namespace/name` of the first of them.
         pods: Vec<String>,

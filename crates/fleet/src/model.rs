@@ -19,10 +19,10 @@ const FEWEST: (usize, usize) = (100, 5);
 pub struct Model<'m> {
     pub(crate) worlds: Worlds<'m>,
     settings: Settings,
-    /// By the number that the caller gave: number of the shape among those of the worlds.
+    /// Number of each shape among those of the worlds, by the number that the caller gave.
     known: Vec<usize>,
     nodes: Vec<OneNode>,
-    /// By shape.
+    /// Knowledge of all nodes, by shape.
     reach: Vec<Reach>,
     /// Node at which the next search begins.
     next: usize,

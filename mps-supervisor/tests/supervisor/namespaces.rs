@@ -190,7 +190,8 @@ fn what_a_daemon_refuses_to_list_is_not_gone() {
     node.fault("refuse-folder");
     let error = supervisor.put_namespace(&gpu(1), namespace(3, 30, 1024));
     let error = divvy_telemetry::chain(&error.unwrap_err());
-    assert!(error.contains("Server is busy"), "{error}");
+    let refused = "refused `namespace get pipe-directory`: Server is busy";
+    assert!(error.contains(refused), "{error}");
     node.fault("");
     assert_eq!(namespaces(&supervisor)[0], a);
     supervisor

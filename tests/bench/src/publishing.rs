@@ -47,7 +47,7 @@ pub(crate) struct Args {
     /// Only these layouts: "whole only", everything, "two profiles"
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// With the gate SchedulerPreQueueingHints of Kubernetes 1.37
+    /// Switch on the gate SchedulerPreQueueingHints of Kubernetes 1.37
     #[arg(long)]
     hints: bool,
 }
