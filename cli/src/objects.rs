@@ -33,6 +33,9 @@ where
     }
 }
 
+/// The most values in a file of objects.
+const MOST: usize = 1 << 32;
+
 /// Objects of files, those of lists one by one.
 #[derive(Debug, Default)]
 pub struct Printed(Vec<Value>);
@@ -42,7 +45,7 @@ impl Printed {
     pub fn read(path: &Path) -> Result<Self> {
         let mut all = Vec::new();
         for (name, text) in manifests::texts(path, false)? {
-            let documents: Vec<Value> = serde_saphyr::from_multiple(&text)
+            let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&text, large())
                 .with_context(|| format!("{name} is not YAML"))?;
             for object in documents {
                 add(object, &mut all);
@@ -63,6 +66,19 @@ impl Printed {
     }
 }
 
+/// Returns settings for the objects of a cluster, whose slices have a hundred thousand values for
+/// five nodes. The limits on aliases stay: a short text never stands for a long one.
+fn large() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: MOST,
+            max_events: MOST,
+            max_documents: MOST,
+            max_total_scalar_bytes: MOST,
+        },
+    }
+}
+
 fn add(mut object: Value, all: &mut Vec<Value>) {
     let is_list = object
         .get("kind")
@@ -75,5 +91,28 @@ fn add(mut object: Value, all: &mut Vec<Value>) {
         for item in items {
             add(item, all);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use k8s_openapi::api::core::v1::Node;
+
+    use super::*;
+
+    /// A dozen nodes that offer everything were more than the reader's own limit of values.
+    #[test]
+    fn the_objects_of_a_large_cluster_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("cluster.yaml");
+        let mut text = "kind: List\nitems:\n".to_owned();
+        for number in 0..60_000 {
+            writeln!(text, "- {{kind: Node, metadata: {{name: n{number}}}}}").unwrap();
+        }
+        fs_err::write(&file, text).unwrap();
+        let nodes: Vec<Node> = Printed::read(&file).unwrap().of("Node").unwrap();
+        assert_eq!(nodes.len(), 60_000);
     }
 }
