@@ -11,17 +11,19 @@ mod stays;
 pub(crate) mod tests;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use divvy_allocator::{AllocError, AllocatedState, Allocator, Features, Slices};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
 pub use self::look::{Look, look_again};
 use self::search::Search;
 use crate::cluster::{Cluster, World};
-use crate::pod;
 use crate::worlds::Shape;
+use crate::{pod, waiting};
 
 /// The pod that is to fit.
 #[derive(Debug, Clone, Default)]
@@ -30,6 +32,18 @@ pub struct Wanted {
     pub shape: Shape,
     /// Its priority: pods with a higher one stay.
     pub priority: i32,
+    /// Further conditions.
+    pub care: Care,
+}
+
+/// Conditions on evictions that no person has looked at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Care {
+    /// Pods that were made later stay: what comes in the place of an evicted pod is not evicted
+    /// for the same one.
+    pub made_before: Option<Time>,
+    /// Each evicted pod must fit a node afterwards.
+    pub all_fit: bool,
 }
 
 /// A pod that is to be evicted.
@@ -43,6 +57,12 @@ pub struct Victim {
     pub priority: i32,
     /// Node on which its claims fit afterwards; none where it will wait.
     pub then: Option<String>,
+}
+
+impl fmt::Display for Victim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 /// Evictions after which the wanted pod fits a node.
@@ -104,8 +124,8 @@ impl World<'_> {
     fn staying(&self, wanted: &Wanted) -> Vec<String> {
         let pods = self.claims_of.keys().filter_map(|number| self.pod(*number));
         let said = pods.filter_map(|pod| {
-            let why = stays::why(pod, wanted.priority, &self.cluster.budgets)?;
-            Some(format!("{}: {why}", stays::name(pod)))
+            let why = stays::why(pod, wanted, &self.cluster.budgets)?;
+            Some(format!("{}: {why}", waiting::name(pod)))
         });
         said.collect()
     }
@@ -202,7 +222,7 @@ impl World<'_> {
         });
         let spec = pod.spec.as_ref();
         Shape {
-            name: stays::name(pod),
+            name: waiting::name(pod),
             claims: claims.collect(),
             selector: spec.and_then(pod::selector),
             tolerations: spec

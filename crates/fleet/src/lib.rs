@@ -10,6 +10,7 @@
 //! * [`defrag::plan`]: which pods to evict so that another fits.
 //! * [`picture`]: how full each GPU is over the time of a run.
 //! * [`Model`]: the fleet at a moment, for who decides between equal nodes otherwise.
+//! * [`waiting`]: what a pod that waits asks for.
 //! * [`simulate`]: the run. The same fleet, jobs and settings give the same [`Report`].
 
 pub mod advice;
@@ -18,6 +19,7 @@ pub mod generate;
 pub mod pod;
 pub mod request;
 pub mod trace;
+pub mod waiting;
 
 mod cluster;
 mod device;

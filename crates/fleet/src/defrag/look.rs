@@ -64,16 +64,13 @@ impl World<'_> {
                 uid == Some(victim.uid.as_str())
             };
             let mut here = self.pods_of.get(place).into_iter().flatten().copied();
-            let name = format!("{}/{}", victim.namespace, victim.name);
             let Some(number) = here.find(is_it) else {
-                let why = format!("pod {name} has left node {node}");
+                let why = format!("pod {victim} has left node {node}");
                 return Ok(Look::Changed(why));
             };
             let pod = self.pod(number);
-            if let Some(why) =
-                pod.and_then(|pod| stays::why(pod, wanted.priority, &self.cluster.budgets))
-            {
-                return Ok(Look::Changed(format!("pod {name} stays: {why}")));
+            if let Some(why) = pod.and_then(|pod| stays::why(pod, wanted, &self.cluster.budgets)) {
+                return Ok(Look::Changed(format!("pod {victim} stays: {why}")));
             }
             gone.push(number);
         }

@@ -11,7 +11,7 @@ use divvy_allocator::AllocError;
 use super::{Wanted, stays};
 use crate::cluster::{World, allocation};
 use crate::device::gpu_of;
-use crate::pod;
+use crate::{pod, waiting};
 
 /// Subsets that are tried on a node before the best known one is taken without a proof.
 const MOST_TRIES: usize = 2_000;
@@ -63,14 +63,14 @@ impl<'s, 'w> Search<'s, 'w> {
                 return false;
             };
             let useful = world.claims_of.contains_key(number) || wanted.shape.resources != [0, 0];
-            useful && stays::why(pod, wanted.priority, budgets).is_none()
+            useful && stays::why(pod, wanted, budgets).is_none()
         };
         let all = world.pods_of.get(node).into_iter().flatten().copied();
         let mut pods: Vec<usize> = all.filter(counts).collect();
         pods.sort_by_key(|number| {
             world
                 .pod(*number)
-                .map(|pod| (pod::priority(pod), stays::name(pod)))
+                .map(|pod| (pod::priority(pod), waiting::name(pod)))
         });
         let search = Self {
             world,
@@ -102,6 +102,15 @@ impl<'s, 'w> Search<'s, 'w> {
         })
     }
 
+    /// Says whether all evicted pods fit a node afterwards, where they must.
+    fn all_go_on(&self, found: &Found) -> Result<bool, AllocError> {
+        if !self.wanted.care.all_fit {
+            return Ok(true);
+        }
+        let plan = self.world.plan(self.wanted, found, true)?;
+        Ok(plan.evict.iter().all(|victim| victim.then.is_some()))
+    }
+
     fn found(&self, gone: &[usize]) -> Found {
         let pods = gone.iter().filter_map(|number| self.world.pod(*number));
         let mut ranks: Vec<i32> = pods.map(pod::priority).collect();
@@ -128,7 +137,7 @@ impl<'s, 'w> Search<'s, 'w> {
             }
             let spared = self.spare(start)?;
             let found = self.found(&spared);
-            if self.is_allowed(&spared) && is_better(&found, &best) {
+            if is_better(&found, &best) && self.is_allowed(&spared) && self.all_go_on(&found)? {
                 best = Some(found);
             }
         }
@@ -170,7 +179,8 @@ impl<'s, 'w> Search<'s, 'w> {
                         is_complete: false,
                     });
                 }
-                if is_better(&found, &best) && self.is_allowed(&gone) && self.fits(&gone)? {
+                let is_allowed = is_better(&found, &best) && self.is_allowed(&gone);
+                if is_allowed && self.fits(&gone)? && self.all_go_on(&found)? {
                     best = Some(found);
                 }
                 if !next(&mut chosen, free.len()) {

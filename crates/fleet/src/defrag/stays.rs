@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
+use super::Wanted;
 use crate::pod::priority;
 
 /// Annotations with which a pod asks to stay, and their values.
@@ -15,20 +16,16 @@ const ASKS: [(&str, &str); 3] = [
 /// Annotation of a pod that the kubelet makes of a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-pub(super) fn name(pod: &Pod) -> String {
-    let text = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!(
-        "{}/{}",
-        text(&pod.metadata.namespace),
-        text(&pod.metadata.name)
-    )
-}
-
 /// Says why a pod stays, whatever else is evicted; nothing where it may go.
-pub(super) fn why(pod: &Pod, wanted: i32, budgets: &[PodDisruptionBudget]) -> Option<String> {
-    let own = priority(pod);
-    if own > wanted {
-        return Some(format!("its priority {own} is higher than {wanted}"));
+pub(super) fn why(pod: &Pod, wanted: &Wanted, budgets: &[PodDisruptionBudget]) -> Option<String> {
+    let (own, most) = (priority(pod), wanted.priority);
+    if own > most {
+        return Some(format!("its priority {own} is higher than {most}"));
+    }
+    let made = pod.metadata.creation_timestamp.as_ref();
+    let before = wanted.care.made_before.as_ref();
+    if before.is_some_and(|before| made.is_none_or(|made| made >= before)) {
+        return Some("it is newer than the pod that waits".to_owned());
     }
     let annotations = pod.metadata.annotations.as_ref();
     let asks = |(key, value): &&(&str, &str)| {

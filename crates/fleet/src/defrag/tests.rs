@@ -1,3 +1,5 @@
+mod care;
+
 use divvy_allocator::Inputs;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::DeviceRequestAllocationResult;
@@ -111,6 +113,7 @@ pub(crate) fn wanted(text: &str, priority: i32) -> Wanted {
     Wanted {
         shape: request::shape(text).unwrap(),
         priority,
+        ..Wanted::default()
     }
 }
 
