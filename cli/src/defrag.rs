@@ -1,20 +1,18 @@
 //! `divvy defrag`: which pods to evict so that a wanted one fits, and their evictions.
 
 mod apply;
+mod carry_out;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use divvy_fleet::defrag::{Answer, Victim, Wanted, plan};
-use divvy_fleet::{Cluster, Shape, pod, request};
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::Client;
+use divvy_fleet::{Cluster, pod, request, waiting};
 
 use crate::Usage;
 use crate::format::{self, Output};
-use crate::objects::{self, Printed};
+use crate::objects::Printed;
 use crate::status::read::Access;
 use crate::table::Table;
 
@@ -120,20 +118,7 @@ fn of_cluster(access: &Access) -> Result<Cluster> {
         .build()?;
     runtime.block_on(async {
         let (client, _, server) = access.client().await?;
-        read(&client).await.context(server)
-    })
-}
-
-async fn read(client: &Client) -> Result<Cluster> {
-    Ok(Cluster {
-        // Claims come before pods: a pod that is newer than its claim's list is no victim.
-        claims: objects::all(client).await?,
-        nodes: objects::all(client).await?,
-        slices: objects::all(client).await?,
-        classes: objects::all(client).await?,
-        pods: objects::all(client).await?,
-        budgets: objects::all(client).await?,
-        ..Cluster::default()
+        carry_out::read(&client).await.context(server)
     })
 }
 
@@ -142,88 +127,15 @@ fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted> {
         return Ok(Wanted {
             shape: request::shape(text)?,
             priority: args.priority,
+            ..Wanted::default()
         });
     }
-    let found = find(cluster, args.pod.as_deref().unwrap_or_default())?;
+    let found = waiting::find(cluster, args.pod.as_deref().unwrap_or_default())?;
     Ok(Wanted {
         priority: pod::priority(found),
-        shape: shape_of(found, &cluster.claims)?,
+        shape: waiting::shape_of(found, &cluster.claims)?,
+        ..Wanted::default()
     })
-}
-
-/// Returns the pod of a text as `namespace/name`.
-pub(crate) fn find<'c>(cluster: &'c Cluster, text: &str) -> Result<&'c Pod> {
-    let (namespace, name) = text
-        .split_once('/')
-        .with_context(|| format!("pod {text:?}: write NAMESPACE/NAME"))?;
-    let is_it = |pod: &&Pod| {
-        pod.metadata.name.as_deref() == Some(name)
-            && pod.metadata.namespace.as_deref() == Some(namespace)
-    };
-    let found = cluster.pods.iter().find(is_it);
-    found.with_context(|| format!("pod {text} does not exist"))
-}
-
-/// Returns what a pod that waits asks for.
-pub(crate) fn shape_of(pod: &Pod, all: &[ResourceClaim]) -> Result<Shape> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let text = format!("{namespace}/{name}");
-    let spec = pod.spec.as_ref();
-    if spec.is_some_and(|spec| spec.node_name.is_some()) {
-        bail!("pod {text} is on a node already");
-    }
-    let names = claims_of(pod);
-    if names.is_empty() {
-        bail!("pod {text} has no claims");
-    }
-    let mut claims = Vec::new();
-    for name in names {
-        let name = name.with_context(|| format!("pod {text}: its claims are not made yet"))?;
-        let is_it = |claim: &&ResourceClaim| {
-            claim.metadata.name.as_deref() == Some(name.as_str())
-                && claim.metadata.namespace.as_deref() == Some(namespace)
-        };
-        let claim = all.iter().find(is_it);
-        let claim = claim.with_context(|| format!("claim {namespace}/{name} does not exist"))?;
-        let allocation = claim
-            .status
-            .as_ref()
-            .and_then(|status| status.allocation.as_ref());
-        if allocation.is_some() {
-            bail!("claim {namespace}/{name} of pod {text} has its devices already");
-        }
-        claims.push(claim.clone());
-    }
-    Ok(Shape {
-        name: text,
-        claims,
-        selector: spec.and_then(pod::selector),
-        tolerations: spec
-            .and_then(|spec| spec.tolerations.clone())
-            .unwrap_or_default(),
-        resources: spec.map(pod::resources).unwrap_or_default(),
-    })
-}
-
-/// Returns the names of a pod's claims; none for one that is not made of its template yet.
-fn claims_of(pod: &Pod) -> Vec<Option<String>> {
-    let entries = pod
-        .spec
-        .iter()
-        .flat_map(|spec| &spec.resource_claims)
-        .flatten();
-    let status = pod.status.as_ref();
-    let made = status.and_then(|status| status.resource_claim_statuses.as_deref());
-    let made = made.unwrap_or_default();
-    let of = entries.map(|entry| {
-        let own = made.iter().find(|of| of.name == entry.name);
-        let own = own.and_then(|of| of.resource_claim_name.clone());
-        entry.resource_claim_name.clone().or(own)
-    });
-    let extended = status.and_then(|status| status.extended_resource_claim_status.as_ref());
-    let extended = extended.map(|of| Some(of.resource_claim_name.clone()));
-    of.chain(extended).collect()
 }
 
 fn table(answer: &Answer) -> String {
@@ -242,8 +154,7 @@ fn table(answer: &Answer) -> String {
         None => "waits".to_owned(),
     };
     for of in &plan.evict {
-        let name = format!("{}/{}", of.namespace, of.name);
-        pods.row([name, of.priority.to_string(), then(of)]);
+        pods.row([of.to_string(), of.priority.to_string(), then(of)]);
     }
     let proof = if plan.is_fewest {
         "no other evictions are fewer or less important"
@@ -259,6 +170,9 @@ fn table(answer: &Answer) -> String {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use k8s_openapi::api::resource::v1::ResourceClaim;
+
     use super::*;
 
     fn pod(text: &str) -> Pod {
@@ -301,21 +215,9 @@ mod tests {
         };
         let wanted = asked(&cluster, "n/a").unwrap();
         assert_eq!((wanted.priority, wanted.shape.claims.len()), (7, 2));
-        for (name, says) in [("a", "write NAMESPACE/NAME"), ("n/b", "does not exist")] {
-            assert!(
-                asked(&cluster, name)
-                    .unwrap_err()
-                    .to_string()
-                    .contains(says)
-            );
-        }
-        let says = |cluster: &Cluster| asked(cluster, "n/a").unwrap_err().to_string();
-        cluster.claims[1].status = Some(serde_saphyr::from_str("allocation: {}\n").unwrap());
-        assert!(says(&cluster).contains("has its devices already"));
-        cluster.pods[0].status = None;
-        assert!(says(&cluster).contains("its claims are not made yet"));
-        cluster.pods[0].spec.as_mut().unwrap().node_name = Some("x".to_owned());
-        assert!(says(&cluster).contains("is on a node already"));
+        cluster.claims.clear();
+        let missing = asked(&cluster, "n/a").unwrap_err();
+        assert_eq!(missing.to_string(), "claim n/a-x-1 does not exist");
     }
 
     #[test]
@@ -330,6 +232,7 @@ mod tests {
         let wanted = |priority| Wanted {
             shape: request::shape("2*gpu").unwrap(),
             priority,
+            ..Wanted::default()
         };
         let text = table(&plan(&cluster, &wanted(100), 37).unwrap());
         assert!(page.contains(&format!("```text\n{text}\n```")), "{text}");

@@ -6,13 +6,14 @@ use anyhow::Result;
 use divvy_api::names::DRIVER;
 use divvy_fleet::advice::{Way, advise};
 use divvy_fleet::defrag::Wanted;
+use divvy_fleet::waiting::{find, shape_of};
 use divvy_fleet::{Cluster, request};
 use divvy_why::{NodesWhy, Verdict, Why};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
 use crate::Usage;
-use crate::defrag::{Source, find, shape_of};
+use crate::defrag::Source;
 use crate::format;
 use crate::status::snapshot::Snapshot;
 use crate::status::waiting::Asker;
@@ -71,12 +72,18 @@ fn explain(args: &Args, cluster: Cluster) -> Result<Explained> {
         }
         (None, pod) => {
             let name = pod.as_deref().unwrap_or_default();
-            let found = find(&cluster, name).map_err(usage)?.clone();
-            let shape = shape_of(&found, &cluster.claims).map_err(usage)?;
+            let found = find(&cluster, name)
+                .map_err(|error| usage(error.into()))?
+                .clone();
+            let shape = shape_of(&found, &cluster.claims);
+            let shape = shape.map_err(|error| usage(error.into()))?;
             (format!("pod {name}"), Some(found), shape)
         }
     };
-    let wanted = Wanted { shape, priority: 0 };
+    let wanted = Wanted {
+        shape,
+        ..Wanted::default()
+    };
     // Claims that cannot be allocated as written are explained below, and have no other way.
     let ways = advise(&cluster, &wanted, args.source.kubernetes).unwrap_or_default();
     let snapshot = Snapshot {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use divvy_fleet::waiting::shape_of;
 use divvy_fleet::{Kind, Shape, pod};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
@@ -12,7 +13,6 @@ use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use crate::bundle::Opened;
-use crate::defrag::shape_of;
 use crate::objects;
 use crate::taints::taint;
 
@@ -207,7 +207,7 @@ impl Seen {
                     shape,
                     priority: pod::priority(of),
                 }),
-                Err(error) => left_out.push(format!("{error:#}")),
+                Err(error) => left_out.push(error.to_string()),
             }
         }
         let note = left_out.first().map(|first| match left_out.len() {

@@ -1,27 +1,18 @@
-//! `divvy defrag --apply`: the evictions of a plan, one after the other.
-//!
-//! Each eviction is asked of the Eviction API, which counts budgets. After each one the cluster is
-//! read again, and the rest is left undone unless it is still what makes room.
+//! `divvy defrag --apply`: the evictions of a plan, and what came of them.
 
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use divvy_controller::{budget, evict};
 use divvy_fleet::Cluster;
-use divvy_fleet::defrag::{Look, Plan, Victim, Wanted, look_again, plan};
-use divvy_telemetry::Chain;
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client};
+use divvy_fleet::defrag::{Plan, plan};
+use kube::Client;
 use serde::Serialize;
-use tokio::time::{Instant, sleep};
 
-use super::{Args, read, table, wanted};
+use super::carry_out::{self, Settings, read};
+use super::{Args, table, wanted};
 use crate::{Usage, format};
-
-/// Time between looks at a pod that is ending.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Outcome of the evictions.
 #[derive(Debug, Serialize)]
@@ -36,14 +27,6 @@ struct Done {
     why: String,
 }
 
-/// Outcome of an eviction.
-enum Evicted {
-    Yes,
-    Gone,
-    /// Nothing more is evicted, for this reason.
-    Stop(String),
-}
-
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -54,9 +37,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     };
     let done = runtime.block_on(async {
         let (client, _, server) = args.source.access.client().await?;
-        carry_out(&client, args, &mut progress)
-            .await
-            .context(server)
+        planned(&client, args, &mut progress).await.context(server)
     })?;
     format::show(&done, args.source.output.format(), |done| done.why.clone())?;
     Ok(if done.fits {
@@ -66,8 +47,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-async fn carry_out(client: &Client, args: &Args, say: &mut dyn FnMut(&str)) -> Result<Done> {
-    let mut cluster = read(client).await?;
+async fn planned(client: &Client, args: &Args, say: &mut dyn FnMut(&str)) -> Result<Done> {
+    let cluster = read(client).await?;
     let first = wanted(args, &cluster).map_err(|error| Usage(format!("{error:#}")))?;
     let answer = plan(&cluster, &first, args.source.kubernetes)?;
     let text = table(&answer);
@@ -85,115 +66,20 @@ async fn carry_out(client: &Client, args: &Args, say: &mut dyn FnMut(&str)) -> R
         return Ok(done);
     }
     say(&text);
-    let mut rest = plan.evict.as_slice();
-    while let [victim, later @ ..] = rest {
-        let name = format!("{}/{}", victim.namespace, victim.name);
-        match eviction(client, victim, args.patience).await? {
-            Evicted::Yes => {
-                say(&format!("evicted {name}"));
-                done.evicted.push(name);
-            }
-            Evicted::Gone => say(&format!("{name} is gone already")),
-            Evicted::Stop(why) => {
-                done.why = stopped(&done, &why);
-                return Ok(done);
-            }
-        }
-        rest = later;
-        let left = std::mem::take(&mut cluster.left);
-        cluster = read(client).await?;
-        cluster.left = left;
-        cluster.left.insert(victim.uid.clone());
-        match look(args, &cluster, &plan.node, rest)? {
-            Look::AsPlanned => {}
-            Look::Fits { node, devices } => {
-                let devices = devices.join(", ");
-                done.fits = true;
-                done.why = format!(
-                    "{} evicted; now it fits node {node}: {devices}",
-                    counted(done.evicted.len())
-                );
-                return Ok(done);
-            }
-            Look::Changed(why) => {
-                done.why = stopped(&done, &why);
-                return Ok(done);
-            }
-        }
-    }
-    Ok(done)
-}
-
-fn look(args: &Args, cluster: &Cluster, node: &str, rest: &[Victim]) -> Result<Look> {
-    let wanted: Wanted = match wanted(args, cluster) {
-        Ok(wanted) => wanted,
-        Err(error) => return Ok(Look::Changed(format!("{error:#}"))),
+    let settings = Settings {
+        kubernetes: args.source.kubernetes,
+        patience: Duration::from_secs(args.patience),
     };
-    Ok(look_again(
-        cluster,
-        &wanted,
-        (node, rest),
-        args.source.kubernetes,
-    )?)
-}
-
-/// Evicts a pod and waits until it is gone.
-async fn eviction(client: &Client, victim: &Victim, patience: u64) -> Result<Evicted> {
-    let pods = Api::<Pod>::namespaced(client.clone(), &victim.namespace);
-    let name = format!("{}/{}", victim.namespace, victim.name);
-    match evict(&pods, &victim.name, &victim.uid).await {
-        Ok(()) => {}
-        // Of a conflict, another pod has the name.
-        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
-            return Ok(Evicted::Gone);
-        }
-        Err(kube::Error::Api(status)) => {
-            let why = match (budget(&status), status.code) {
-                (Some(words), _) => format!("a budget keeps {name}: {words}"),
-                (None, 403) => format!(
-                    "you may not evict {name}: the right to create pods/eviction in its namespace is missing"
-                ),
-                (None, 429) => "the API server has too much to do: try again later".to_owned(),
-                (None, code) => format!("{name} is not evicted: {} ({code})", status.message),
-            };
-            return Ok(Evicted::Stop(why));
-        }
-        Err(error) => {
-            let why = format!(
-                "no answer, and {name} may be evicted or not: {}",
-                Chain(&error)
-            );
-            return Ok(Evicted::Stop(why));
-        }
-    }
-    let until = Instant::now() + Duration::from_secs(patience);
-    loop {
-        let there = pods.get_opt(&victim.name).await.context("pods")?;
-        if there.is_none_or(|pod| pod.metadata.uid.as_deref() != Some(&victim.uid)) {
-            return Ok(Evicted::Yes);
-        }
-        if Instant::now() >= until {
-            let why =
-                format!("{name} is evicted and has not ended after {patience} s (--patience)");
-            return Ok(Evicted::Stop(why));
-        }
-        sleep(PAUSE).await;
-    }
-}
-
-fn counted(pods: usize) -> String {
-    match pods {
-        1 => "1 pod".to_owned(),
-        pods => format!("{pods} pods"),
-    }
-}
-
-fn stopped(done: &Done, why: &str) -> String {
-    let planned = done.plan.as_ref().map_or(0, |plan| plan.evict.len());
-    format!(
-        "stopped with {} of {planned} evicted: {why}",
-        counted(done.evicted.len())
-    )
+    let again = |cluster: &Cluster| wanted(args, cluster).map_err(|error| format!("{error:#}"));
+    let carried_out = carry_out::carry_out(client, &plan, settings, &again, say).await;
+    done.evicted = carried_out
+        .evicted
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    done.fits = carried_out.fits;
+    done.why = carried_out.why;
+    Ok(done)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@ use divvy_fake_cluster::build::{
     allocated, mk_claim, mk_class, mk_device, mk_node, mk_pod, mk_result, mk_slice, reserved,
 };
 use divvy_fake_cluster::{FakeApi, Fault};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -39,7 +40,7 @@ impl Two {
     }
 
     async fn apply(&self, say: &mut dyn FnMut(&str)) -> Done {
-        carry_out(&self.api.client(), &args(), say).await.unwrap()
+        planned(&self.api.client(), &args(), say).await.unwrap()
     }
 }
 

@@ -1,0 +1,180 @@
+//! Evictions of a plan, one after the other.
+//!
+//! Each eviction is asked of the Eviction API, which counts budgets. After each one the cluster is
+//! read again, and the rest is left undone unless it is still what makes room.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use divvy_controller::{budget, evict};
+use divvy_fleet::Cluster;
+use divvy_fleet::defrag::{Look, Plan, Victim, Wanted, look_again};
+use divvy_telemetry::Chain;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
+use tokio::time::{Instant, sleep};
+
+use crate::objects;
+
+/// Time between looks at a pod that is ending.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Outcome of the evictions.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// Evicted pods.
+    pub(super) evicted: Vec<Victim>,
+    /// Mark of a wanted pod that fits now.
+    pub(super) fits: bool,
+    /// State of things at the end, in one sentence.
+    pub(super) why: String,
+}
+
+/// Outcome of an eviction.
+enum Evicted {
+    Yes,
+    Gone,
+    /// Nothing more is evicted, for this reason.
+    Stop(String),
+}
+
+/// Settings of the evictions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    /// Release of Kubernetes, 1.`kubernetes`.
+    pub(super) kubernetes: u32,
+    /// Time that an evicted pod has to end.
+    pub(super) patience: Duration,
+}
+
+/// Reads a cluster: all that a plan looks at.
+pub(super) async fn read(client: &Client) -> Result<Cluster> {
+    Ok(Cluster {
+        // Claims come before pods: a pod that is newer than its claim's list is no victim.
+        claims: objects::all(client).await?,
+        nodes: objects::all(client).await?,
+        slices: objects::all(client).await?,
+        classes: objects::all(client).await?,
+        pods: objects::all(client).await?,
+        budgets: objects::all(client).await?,
+        ..Cluster::default()
+    })
+}
+
+/// Carries out a plan with evictions. `wanted` returns what is wanted as the cluster is now, or
+/// why nothing is any more; `say` hears of each pod that has left.
+pub(super) async fn carry_out(
+    client: &Client,
+    plan: &Plan,
+    settings: Settings,
+    wanted: &dyn Fn(&Cluster) -> Result<Wanted, String>,
+    say: &mut dyn FnMut(&str),
+) -> Done {
+    let mut done = Done::default();
+    let mut cluster = Cluster::default();
+    let mut rest = plan.evict.as_slice();
+    while let [victim, later @ ..] = rest {
+        let name = victim.to_string();
+        match eviction(client, victim, settings.patience).await {
+            Evicted::Yes => {
+                say(&format!("evicted {name}"));
+                done.evicted.push(victim.clone());
+            }
+            Evicted::Gone => say(&format!("{name} is gone already")),
+            Evicted::Stop(why) => return done.stopped(plan, &why),
+        }
+        rest = later;
+        let left = std::mem::take(&mut cluster.left);
+        cluster = match read(client).await {
+            Ok(cluster) => cluster,
+            Err(error) => return done.stopped(plan, &format!("{error:#}")),
+        };
+        cluster.left = left;
+        cluster.left.insert(victim.uid.clone());
+        let look = match wanted(&cluster) {
+            Ok(wanted) => {
+                let rest = (plan.node.as_str(), rest);
+                let look = look_again(&cluster, &wanted, rest, settings.kubernetes);
+                look.unwrap_or_else(|error| Look::Changed(Chain(&error).to_string()))
+            }
+            Err(why) => Look::Changed(why),
+        };
+        match look {
+            Look::AsPlanned => {}
+            Look::Fits { node, devices } => {
+                let devices = devices.join(", ");
+                let count = counted(done.evicted.len());
+                done.fits = true;
+                done.why = format!("{count} evicted; now it fits node {node}: {devices}");
+                return done;
+            }
+            Look::Changed(why) => return done.stopped(plan, &why),
+        }
+    }
+    done
+}
+
+impl Done {
+    fn stopped(mut self, plan: &Plan, why: &str) -> Self {
+        let (count, planned) = (counted(self.evicted.len()), plan.evict.len());
+        self.why = format!("stopped with {count} of {planned} evicted: {why}");
+        self
+    }
+}
+
+/// Evicts a pod and waits until it is gone.
+async fn eviction(client: &Client, victim: &Victim, patience: Duration) -> Evicted {
+    let pods = Api::<Pod>::namespaced(client.clone(), &victim.namespace);
+    let name = victim.to_string();
+    match evict(&pods, &victim.name, &victim.uid).await {
+        Ok(()) => {}
+        // Of a conflict, another pod has the name.
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
+            return Evicted::Gone;
+        }
+        Err(kube::Error::Api(status)) => {
+            let why = match (budget(&status), status.code) {
+                (Some(words), _) => format!("a budget keeps {name}: {words}"),
+                (None, 403) => format!(
+                    "you may not evict {name}: the right to create pods/eviction in its namespace is missing"
+                ),
+                (None, 429) => "the API server has too much to do: try again later".to_owned(),
+                (None, code) => format!("{name} is not evicted: {} ({code})", status.message),
+            };
+            return Evicted::Stop(why);
+        }
+        Err(error) => {
+            let why = format!(
+                "no answer, and {name} may be evicted or not: {}",
+                Chain(&error)
+            );
+            return Evicted::Stop(why);
+        }
+    }
+    let until = Instant::now() + patience;
+    loop {
+        let there = match pods.get_opt(&victim.name).await {
+            Ok(there) => there,
+            Err(error) => {
+                let why = Chain(&error);
+                return Evicted::Stop(format!("{name} is evicted and may have ended: {why}"));
+            }
+        };
+        if there.is_none_or(|pod| pod.metadata.uid.as_deref() != Some(&victim.uid)) {
+            return Evicted::Yes;
+        }
+        if Instant::now() >= until {
+            let seconds = patience.as_secs();
+            let why = format!("{name} is evicted and has not ended after {seconds} s (--patience)");
+            return Evicted::Stop(why);
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+fn counted(pods: usize) -> String {
+    match pods {
+        1 => "1 pod".to_owned(),
+        pods => format!("{pods} pods"),
+    }
+}
