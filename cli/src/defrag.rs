@@ -2,6 +2,7 @@
 
 mod apply;
 mod carry_out;
+mod round;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use divvy_fleet::defrag::{Answer, Victim, Wanted, plan};
 use divvy_fleet::{Cluster, pod, request, waiting};
 
+use self::round::Rules;
 use crate::Usage;
 use crate::format::{self, Output};
 use crate::objects::Printed;
@@ -34,7 +36,7 @@ pub struct Args {
     )]
     patience: u64,
     /// The pod that waits
-    #[arg(long, value_name = "NAMESPACE/NAME", required_unless_present = "want")]
+    #[arg(long, value_name = "NAMESPACE/NAME", required_unless_present_any = ["want", "waiting"])]
     pod: Option<String>,
     /// Devices that are to fit instead: gpu, 4*gpu, mig:3g.40gb, share:10Gi or mps:10Gi
     #[arg(long, value_name = "REQUEST", conflicts_with = "pod")]
@@ -44,9 +46,11 @@ pub struct Args {
         long,
         default_value_t = 0,
         allow_negative_numbers = true,
-        conflicts_with = "pod"
+        conflicts_with_all = ["pod", "waiting"]
     )]
     priority: i32,
+    #[command(flatten)]
+    rules: Rules,
     #[command(flatten)]
     source: Source,
 }
@@ -81,11 +85,14 @@ impl Source {
 /// Runs `divvy defrag`. Exit status 1 when no allowed eviction makes room, or where the evictions
 /// were stopped.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.rules.waiting {
+        return round::run(args);
+    }
     if args.apply {
         return apply::run(args);
     }
     let cluster = args.source.cluster()?;
-    let wanted = wanted(args, &cluster).map_err(|error| Usage(format!("{error:#}")))?;
+    let wanted = wanted(args, &cluster).map_err(|error| Usage(error.to_string()))?;
     let answer = plan(&cluster, &wanted, args.source.kubernetes)?;
     format::show(&answer, args.source.output.format(), table)?;
     Ok(if answer.plan.is_some() {
@@ -122,18 +129,35 @@ fn of_cluster(access: &Access) -> Result<Cluster> {
     })
 }
 
-fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted> {
+/// Words that ask for nothing that can be planned for.
+#[derive(Debug)]
+enum Asked {
+    Request(request::RequestError),
+    Pod(waiting::WaitingError),
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Request(error) => error.fmt(f),
+            Self::Pod(error) => error.fmt(f),
+        }
+    }
+}
+
+fn wanted(args: &Args, cluster: &Cluster) -> Result<Wanted, Asked> {
     if let Some(text) = &args.want {
         return Ok(Wanted {
-            shape: request::shape(text)?,
+            shape: request::shape(text).map_err(Asked::Request)?,
             priority: args.priority,
             ..Wanted::default()
         });
     }
-    let found = waiting::find(cluster, args.pod.as_deref().unwrap_or_default())?;
+    let found = waiting::find(cluster, args.pod.as_deref().unwrap_or_default());
+    let found = found.map_err(Asked::Pod)?;
     Ok(Wanted {
         priority: pod::priority(found),
-        shape: waiting::shape_of(found, &cluster.claims)?,
+        shape: waiting::shape_of(found, &cluster.claims).map_err(Asked::Pod)?,
         ..Wanted::default()
     })
 }
@@ -179,7 +203,7 @@ mod tests {
         serde_saphyr::from_str(text).unwrap()
     }
 
-    fn asked(cluster: &Cluster, pod: &str) -> Result<Wanted> {
+    fn asked(cluster: &Cluster, pod: &str) -> Result<Wanted, Asked> {
         let args = Args {
             plan: true,
             apply: false,
@@ -187,6 +211,7 @@ mod tests {
             pod: Some(pod.to_owned()),
             want: None,
             priority: 0,
+            rules: Rules::default(),
             source: Source {
                 objects: None,
                 access: Access::default(),

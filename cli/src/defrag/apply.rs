@@ -10,8 +10,8 @@ use divvy_fleet::defrag::{Plan, plan};
 use kube::Client;
 use serde::Serialize;
 
-use super::carry_out::{self, Settings, read};
-use super::{Args, table, wanted};
+use super::carry_out::{self, Settings, Wish, read};
+use super::{Args, Asked, table, wanted};
 use crate::{Usage, format};
 
 /// Outcome of the evictions.
@@ -49,7 +49,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
 
 async fn planned(client: &Client, args: &Args, say: &mut dyn FnMut(&str)) -> Result<Done> {
     let cluster = read(client).await?;
-    let first = wanted(args, &cluster).map_err(|error| Usage(format!("{error:#}")))?;
+    let first = wanted(args, &cluster).map_err(|error| Usage(error.to_string()))?;
     let answer = plan(&cluster, &first, args.source.kubernetes)?;
     let text = table(&answer);
     let mut done = Done {
@@ -69,8 +69,13 @@ async fn planned(client: &Client, args: &Args, say: &mut dyn FnMut(&str)) -> Res
     let settings = Settings {
         kubernetes: args.source.kubernetes,
         patience: Duration::from_secs(args.patience),
+        driver: None,
     };
-    let again = |cluster: &Cluster| wanted(args, cluster).map_err(|error| format!("{error:#}"));
+    let again = |cluster: &Cluster| match wanted(args, cluster) {
+        Err(Asked::Request(error)) => Wish::Gone(error.to_string()),
+        Err(Asked::Pod(error)) => Wish::of(Err(error)),
+        Ok(wanted) => Wish::Open(wanted),
+    };
     let carried_out = carry_out::carry_out(client, &plan, settings, &again, say).await;
     done.evicted = carried_out
         .evicted

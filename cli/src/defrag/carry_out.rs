@@ -9,6 +9,7 @@ use anyhow::Result;
 use divvy_controller::{budget, evict};
 use divvy_fleet::Cluster;
 use divvy_fleet::defrag::{Look, Plan, Victim, Wanted, look_again};
+use divvy_fleet::waiting::WaitingError;
 use divvy_telemetry::Chain;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -40,11 +41,35 @@ enum Evicted {
 
 /// Settings of the evictions.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Settings {
+pub(super) struct Settings<'s> {
     /// Release of Kubernetes, 1.`kubernetes`.
     pub(super) kubernetes: u32,
     /// Time that an evicted pod has to end.
     pub(super) patience: Duration,
+    /// Driver whose devices are looked at; without one, those of all.
+    pub(super) driver: Option<&'s str>,
+}
+
+/// A wish, as the cluster is by then.
+pub(super) enum Wish {
+    Open(Wanted),
+    /// The pod has its devices, as it says in words.
+    Granted(String),
+    /// Nobody wants it any more, for this reason.
+    Gone(String),
+}
+
+impl Wish {
+    /// Returns the wish of a pod about which this is known.
+    pub(super) fn of(wanted: Result<Wanted, WaitingError>) -> Self {
+        match wanted {
+            Ok(wanted) => Self::Open(wanted),
+            Err(error @ (WaitingError::Runs(_) | WaitingError::HasDevices { .. })) => {
+                Self::Granted(error.to_string())
+            }
+            Err(error) => Self::Gone(error.to_string()),
+        }
+    }
 }
 
 /// Reads a cluster: all that a plan looks at.
@@ -61,13 +86,20 @@ pub(super) async fn read(client: &Client) -> Result<Cluster> {
     })
 }
 
-/// Carries out a plan with evictions. `wanted` returns what is wanted as the cluster is now, or
-/// why nothing is any more; `say` hears of each pod that has left.
+/// Leaves only the devices of a driver.
+pub(super) fn only(mut cluster: Cluster, driver: Option<&str>) -> Cluster {
+    let slices = &mut cluster.slices;
+    slices.retain(|slice| driver.is_none_or(|driver| slice.spec.driver == driver));
+    cluster
+}
+
+/// Carries out a plan with evictions. `wish` returns what is wanted as the cluster is by then;
+/// `say` hears of each pod that has left.
 pub(super) async fn carry_out(
     client: &Client,
     plan: &Plan,
-    settings: Settings,
-    wanted: &dyn Fn(&Cluster) -> Result<Wanted, String>,
+    settings: Settings<'_>,
+    wish: &dyn Fn(&Cluster) -> Wish,
     say: &mut dyn FnMut(&str),
 ) -> Done {
     let mut done = Done::default();
@@ -86,24 +118,30 @@ pub(super) async fn carry_out(
         rest = later;
         let left = std::mem::take(&mut cluster.left);
         cluster = match read(client).await {
-            Ok(cluster) => cluster,
+            Ok(cluster) => only(cluster, settings.driver),
             Err(error) => return done.stopped(plan, &format!("{error:#}")),
         };
         cluster.left = left;
         cluster.left.insert(victim.uid.clone());
-        let look = match wanted(&cluster) {
-            Ok(wanted) => {
+        let count = counted(done.evicted.len());
+        let look = match wish(&cluster) {
+            Wish::Open(wanted) => {
                 let rest = (plan.node.as_str(), rest);
                 let look = look_again(&cluster, &wanted, rest, settings.kubernetes);
                 look.unwrap_or_else(|error| Look::Changed(Chain(&error).to_string()))
             }
-            Err(why) => Look::Changed(why),
+            // The scheduler was faster than this look.
+            Wish::Granted(how) => {
+                done.fits = true;
+                done.why = format!("{count} evicted; {how}");
+                return done;
+            }
+            Wish::Gone(why) => Look::Changed(why),
         };
         match look {
             Look::AsPlanned => {}
             Look::Fits { node, devices } => {
                 let devices = devices.join(", ");
-                let count = counted(done.evicted.len());
                 done.fits = true;
                 done.why = format!("{count} evicted; now it fits node {node}: {devices}");
                 return done;

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
 use crate::defrag::Source;
+use crate::defrag::round::Rules;
 use crate::format::Output;
 use crate::status::read::Access;
 
@@ -71,6 +72,7 @@ fn args() -> Args {
         pod: None,
         want: Some("2*gpu".to_owned()),
         priority: 0,
+        rules: Rules::default(),
         source: Source {
             objects: None,
             access: Access::default(),
