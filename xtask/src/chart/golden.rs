@@ -30,6 +30,11 @@ pub(super) const CASES: &[(&str, &str, &[&str])] = &[
         &[],
     ),
     (
+        "defragmentation",
+        "{defragmentation: {enabled: true, dryRun: false, preemption: {enabled: true}}}",
+        &[],
+    ),
+    (
         "openshift",
         "clusterController: {enabled: true, dryRun: false, evictionsPerMinute: 1}",
         &["--api-versions=security.openshift.io/v1/SecurityContextConstraints"],

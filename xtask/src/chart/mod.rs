@@ -164,13 +164,27 @@ fn name(object: &Value) -> String {
 
 const COMPONENT: &str = "/metadata/labels/app.kubernetes.io~1component";
 
+/// Returns the account of an object's pods, of a job's too; empty where it has none.
+fn account(object: &Value) -> &str {
+    let of = |way: &str| {
+        text(
+            object,
+            &format!("/spec{way}/template/spec/serviceAccountName"),
+        )
+    };
+    match of("") {
+        "" => of("/jobTemplate/spec"),
+        own => own,
+    }
+}
+
 /// Returns the account of a component's pods.
 fn account_of<'a>(objects: &'a [Value], component: &str) -> Result<&'a str> {
-    let account = "/spec/template/spec/serviceAccountName";
+    let is_it = |object: &Value| text(object, COMPONENT) == component;
     let found = find(objects, |object| {
-        text(object, COMPONENT) == component && !text(object, account).is_empty()
+        is_it(object) && !account(object).is_empty()
     })?;
-    Ok(text(found, account))
+    Ok(account(found))
 }
 
 /// Fails unless each rule of an admission policy says something whatever it meets: without

@@ -91,6 +91,14 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "minimum: got 0, want 1",
     ),
     (
+        "defragmentation: {maxEvictions: 0}",
+        "minimum: got 0, want 1",
+    ),
+    (
+        "defragmentation: {schedule: ''}",
+        "minLength: got 0, want 1",
+    ),
+    (
         "clusterController: {nodeLabels: all}",
         "got string, want boolean",
     ),
