@@ -10,6 +10,7 @@ mod apply;
 mod chart;
 mod claims;
 mod corpus;
+mod defrag;
 mod examples;
 mod faults;
 mod health;
@@ -230,6 +231,7 @@ const WHOLE: &[Case] = &[
         "nodes_move_from_the_device_plugin_one_by_one",
         migration::one_by_one,
     ),
+    alone("a_pod_is_moved_so_that_a_large_claim_fits", defrag::moved),
     alone(
         "manifests_for_nvidias_driver_run_unchanged_under_its_name",
         stand_in::manifests,
