@@ -18,8 +18,8 @@ use divvy_cli::seen::Seen;
 use divvy_cli::status::read::Access;
 use divvy_cli::taints::taint;
 use divvy_fleet::{
-    Kind, NOT_MODELLED, Nodes, Picture, Placed, Report, Settings, Strategy, node_names, picture,
-    simulate,
+    Kind, NOT_MODELLED, Nodes, Picture, Placed, Report, Settings, Strategy, Weights, node_names,
+    picture, simulate,
 };
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
@@ -56,7 +56,7 @@ pub struct Args {
     files: Vec<PathBuf>,
     /// Pods over time: CSV with the columns time,namespace,request,duration,priority, or JSON lines
     /// with these fields; times are seconds, a request is gpu, 4*gpu, mig:1g.10gb, share:10Gi,
-    /// mps:10Gi or template:NAME
+    /// mps:10Gi, template:NAME or an extended resource (4*nvidia.com/gpu)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Pods that are drawn: a mix (notebooks, inference, training) and their number, such as
@@ -69,10 +69,21 @@ pub struct Args {
     /// Decides what is drawn, and between nodes of equal score
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the scheduler puts pods (NodeResourcesFit), of nodes that say what processor time and
-    /// memory they have
-    #[arg(long, value_enum, default_value_t = Packing::LeastAllocated)]
-    strategy: Packing,
+    /// Processor time and memory of each simulated node, such as 192,2Ti
+    #[arg(long, value_name = "CPU,MEMORY", value_parser = jobs::resources, requires = "sim")]
+    node_resources: Option<jobs::Resources>,
+    /// Processor time and memory that pods of a trace or mix request for a GPU, such as 20,240Gi; for
+    /// a part of one as much as it has of 80 GiB
+    #[arg(long, value_name = "CPU,MEMORY", value_parser = jobs::resources)]
+    pod_resources: Option<jobs::Resources>,
+    /// Where the scheduler puts pods (NodeResourcesFit): by processor time and memory, of nodes that
+    /// say what they have, and by devices; several are compared
+    #[arg(long, value_enum, default_value = "least-allocated")]
+    strategy: Vec<Packing>,
+    /// Weight of devices that pods ask for as an extended resource (nvidia.com/gpu) in that strategy,
+    /// beside 1 for processor time and for memory; other requests of devices have none
+    #[arg(long, value_name = "WEIGHT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
+    device_weight: u8,
     /// The scheduler's percentageOfNodesToScore
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     percentage_of_nodes_to_score: Option<u8>,
@@ -108,6 +119,13 @@ enum Packing {
     LeastAllocated,
     /// Where least is left
     MostAllocated,
+}
+
+impl Packing {
+    fn name(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self);
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 impl From<Packing> for Strategy {
@@ -162,7 +180,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(file) = &args.assignments {
         if answer.runs.len() != 1 {
             bail!(Usage(
-                "--assignments is of one run: give one fleet, policy and release".to_owned()
+                "--assignments is of one run: give one fleet, policy, release and strategy"
+                    .to_owned()
             ));
         }
         let lines: Result<Vec<String>, _> = answer
@@ -221,10 +240,16 @@ pub(crate) fn answer(args: &Args) -> Result<Answer> {
                 format!("{name}: {note}")
             }
         }));
-        for kubernetes in &args.kubernetes {
+        let ways = args.kubernetes.iter();
+        let ways = ways.flat_map(|of| args.strategy.iter().map(move |strategy| (of, strategy)));
+        for (kubernetes, strategy) in ways {
             let settings = Settings {
                 seed: args.seed,
-                strategy: args.strategy.into(),
+                strategy: (*strategy).into(),
+                weights: Weights {
+                    devices: i64::from(args.device_weight),
+                    ..Weights::default()
+                },
                 percentage: args.percentage_of_nodes_to_score.map(usize::from),
                 kubernetes: *kubernetes,
             };
@@ -239,6 +264,7 @@ pub(crate) fn answer(args: &Args) -> Result<Answer> {
                 .filter(|name| !name.is_empty())
                 .into_iter()
                 .chain(release)
+                .chain((args.strategy.len() > 1).then(|| strategy.name()))
                 .collect();
             answer.runs.push(OneRun {
                 name: name.join(" "),
@@ -320,7 +346,12 @@ fn fleets(args: &Args, manifests: &Manifests, seen: Option<Seen>) -> Result<Vec<
     let mut fleets = Vec::new();
     for spec in &args.sim {
         for (file, policies_of) in &policies {
-            let fleet = spec.nodes(DRIVER, policies_of, &args.node_label)?;
+            let mut fleet = spec.nodes(DRIVER, policies_of, &args.node_label)?;
+            if let Some(resources) = &args.node_resources {
+                for kind in &mut fleet.kinds {
+                    resources.give(&mut kind.node);
+                }
+            }
             let sim = (args.sim.len() > 1).then(|| spec.to_string());
             let policy = (policies.len() > 1).then(|| file.clone());
             let name: Vec<String> = sim.into_iter().chain(policy).collect();

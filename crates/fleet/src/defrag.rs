@@ -229,6 +229,7 @@ impl World<'_> {
                 .and_then(|spec| spec.tolerations.clone())
                 .unwrap_or_default(),
             resources: spec.map(pod::resources).unwrap_or_default(),
+            ..Shape::default()
         }
     }
 }

@@ -41,7 +41,7 @@ pub use model::{Holding, Model};
 pub use picture::{Moment, Picture, node_names, picture};
 pub use random::Random;
 pub use report::{Form, Report, Waiting};
-pub use run::{Given, Job, Nodes, Placed, Settings, Strategy, simulate};
+pub use run::{Given, Job, Nodes, Placed, Settings, Strategy, Weights, simulate};
 pub use worlds::{Kind, Shape};
 
 /// Parts of a cluster that a run leaves out, each in a sentence.

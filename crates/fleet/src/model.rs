@@ -130,13 +130,21 @@ impl<'m> Model<'m> {
             }
             score::weigh_alternatives(&mut alternatives);
         }
-        let strategy = self.settings.strategy;
-        let score = |(number, extra): (&usize, &i64)| {
-            let usage = self.nodes.get(*number).map(|node| node.usage);
-            let usage = usage.unwrap_or_default();
-            (usage.score(resources, strategy) + extra, *number)
-        };
-        let scores: Vec<(i64, usize)> = nodes.iter().zip(&alternatives).map(score).collect();
+        let counted = self.counted(shape);
+        let rules = (self.settings.strategy, self.settings.weights);
+        let mut scores: Vec<(i64, usize)> = Vec::new();
+        for (number, extra) in nodes.iter().zip(&alternatives) {
+            let Some(node) = self.nodes.get(*number) else {
+                continue;
+            };
+            let (state, usage) = (node.state, node.usage);
+            let with = |(class, count): &(String, u64)| {
+                let [all, in_use] = self.worlds.counted(state, class);
+                [all, in_use.saturating_add(*count)]
+            };
+            let devices: Vec<[u64; 2]> = counted.iter().map(with).collect();
+            scores.push((usage.score(resources, &devices, rules) + extra, *number));
+        }
         let best = scores.iter().map(|(score, _)| *score).max();
         let is_best = |of: &&(i64, usize)| Some(of.0) == best;
         scores.iter().filter(is_best).map(|of| of.1).collect()
@@ -196,6 +204,16 @@ impl<'m> Model<'m> {
     fn placement(&mut self, shape: usize, node: usize) -> Option<Arc<Placement>> {
         let state = self.nodes.get(node)?.state;
         self.worlds.place(state, shape)
+    }
+
+    /// Returns the devices of a pod that are scored, by class.
+    fn counted(&self, shape: usize) -> Vec<(String, u64)> {
+        let shape = self.worlds.shapes().get(shape);
+        let shape = shape.filter(|_| self.settings.weights.devices != 0);
+        let counted = shape.into_iter().flat_map(|shape| &shape.extended);
+        counted
+            .map(|(class, count)| (class.clone(), *count))
+            .collect()
     }
 
     fn resources(&self, shape: usize) -> [u64; 2] {

@@ -21,6 +21,30 @@ pub struct RequestError {
     problem: &'static str,
 }
 
+/// Memory of the GPU of which parts are counted, in GiB.
+const GPU_GIB: f64 = 80.0;
+
+/// Returns how many GPUs words ask for: of a part its memory counts, of 80 GiB.
+pub fn gpus(text: &str) -> f64 {
+    let (count, what) = text.split_once('*').unwrap_or(("1", text));
+    let count: f64 = count.parse().unwrap_or(1.0);
+    let (kind, argument) = what.split_once(':').unwrap_or((what, ""));
+    let gib = match kind {
+        "mig" => {
+            let (_, memory) = argument.split_once('.').unwrap_or_default();
+            memory.split_once("gb").map(|(gib, _)| gib.parse().ok())
+        }
+        "share" | "mps" => {
+            let memory = argument.split('/').next().unwrap_or_default();
+            let amount = memory.parse::<Quantity>().ok();
+            #[expect(clippy::cast_precision_loss, reason = "a part of a GPU")]
+            Some(amount.map(|amount| amount.nanos() as f64 / 1e9 / f64::from(1 << 30)))
+        }
+        _ => None,
+    };
+    count * gib.flatten().map_or(1.0, |gib: f64| gib / GPU_GIB)
+}
+
 /// Returns the pod that asks for this.
 pub fn shape(text: &str) -> Result<Shape, RequestError> {
     let fail = |problem| RequestError {

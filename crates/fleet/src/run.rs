@@ -47,6 +47,27 @@ pub enum Strategy {
     MostAllocated,
 }
 
+/// Weights of what `NodeResourcesFit` scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weights {
+    /// Processor time.
+    pub cpu: i64,
+    /// Memory.
+    pub memory: i64,
+    /// Devices that pods ask for as an extended resource; by default none are scored.
+    pub devices: i64,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self {
+            cpu: 1,
+            memory: 1,
+            devices: 0,
+        }
+    }
+}
+
 /// Settings of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
@@ -54,6 +75,8 @@ pub struct Settings {
     pub seed: u64,
     /// Where pods go.
     pub strategy: Strategy,
+    /// Weights of what is left there.
+    pub weights: Weights,
     /// The scheduler's `percentageOfNodesToScore`; without it, the share falls with the nodes.
     pub percentage: Option<usize>,
     /// Release of Kubernetes, 1.`kubernetes`.
@@ -65,6 +88,7 @@ impl Default for Settings {
         Self {
             seed: 1,
             strategy: Strategy::default(),
+            weights: Weights::default(),
             percentage: None,
             kubernetes: 37,
         }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
-use crate::run::Strategy;
+use crate::run::{Strategy, Weights};
 
 /// The most that a plugin gives.
 const MOST: i64 = 100;
@@ -58,27 +58,41 @@ impl Usage {
         }
     }
 
-    /// Computes the score of a node for a pod: `NodeResourcesFit`, and the balance.
-    pub(crate) fn score(&self, wanted: [u64; 2], strategy: Strategy) -> i64 {
+    /// Computes the score of a node for a pod: `NodeResourcesFit`, and the balance. `devices` has for
+    /// each class the number of its devices, and of those that are in use with the pod's.
+    pub(crate) fn score(
+        &self,
+        wanted: [u64; 2],
+        devices: &[[u64; 2]],
+        (strategy, weights): (Strategy, Weights),
+    ) -> i64 {
         let after = self.with(wanted, true);
-        let (mut sum, mut parts) = (0, 0);
-        for (has, used) in self
-            .has
-            .into_iter()
-            .zip(after.counted)
-            .filter(|(has, _)| *has > 0)
-        {
+        let [cpu, memory] = after.counted;
+        let [has_cpu, has_memory] = self.has;
+        let plain = [
+            (weights.cpu, has_cpu, cpu),
+            (weights.memory, has_memory, memory),
+        ];
+        let devices = devices
+            .iter()
+            .map(|[has, used]| (weights.devices, *has, *used));
+        let (mut sum, mut all) = (0, 0);
+        for (weight, has, used) in plain.into_iter().chain(devices) {
+            if has == 0 || weight == 0 {
+                continue;
+            }
             let used = used.min(has);
             let counts = match strategy {
                 Strategy::LeastAllocated => has - used,
                 Strategy::MostAllocated => used,
             };
             let part = u128::from(counts) * u128::from(MOST.unsigned_abs()) / u128::from(has);
-            sum += i64::try_from(part).unwrap_or(MOST);
-            parts += 1;
+            sum += i64::try_from(part).unwrap_or(MOST) * weight;
+            all += weight;
         }
-        if parts == 0 {
-            return 0;
+        let fit = if all == 0 { 0 } else { sum / all };
+        if self.has == [0, 0] {
+            return fit;
         }
         // A pod without requests has no balance.
         let balance = if wanted == [0, 0] {
@@ -89,7 +103,7 @@ impl Usage {
                     - balance(self.has, self.requested))
                     / 2
         };
-        sum / parts + balance
+        fit + balance
     }
 }
 

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::random::Random;
 use crate::run::Placed;
 use crate::{
-    Job, Kind, Nodes, Report, Settings, Shape, Strategy, generate, request, simulate, trace,
+    Job, Kind, Nodes, Report, Settings, Shape, Strategy, Weights, generate, request, simulate,
+    trace,
 };
 
 /// A node with GPUs of 80 GiB, each whole, as two halves, or as shares.
@@ -544,6 +545,42 @@ fn processor_time_and_memory_of_nodes_count_and_the_strategy_packs() {
         report.waiting[0].reason,
         "4 nodes have its devices, and none of them the processor time and memory that it requests"
     );
+}
+
+/// Pods come and go with a whole GPU each: with the weight they go where GPUs are in use.
+#[test]
+fn devices_of_an_extended_resource_pack_where_they_have_a_weight() {
+    let kinds = [kind("a", 4, 4)];
+    let mut shape = request::shape("gpu").unwrap();
+    let classes = classes();
+    let jobs: Vec<Job> = (0..4).map(|at| job(at, 0, None, 0)).collect();
+    let fleet = Nodes {
+        kinds: &kinds,
+        classes: &classes,
+    };
+    let nodes = |shape: &Shape, strategy, devices| {
+        let weights = Weights {
+            devices,
+            ..Weights::default()
+        };
+        let settings = Settings {
+            strategy,
+            weights,
+            ..Settings::default()
+        };
+        let (_, placed) = simulate(fleet, std::slice::from_ref(shape), &jobs, settings);
+        let nodes: std::collections::BTreeSet<usize> = placed.iter().map(|of| of.node).collect();
+        nodes.len()
+    };
+    // A claim has no score, whatever the weight.
+    assert!(nodes(&shape, Strategy::MostAllocated, 5) > 1);
+    shape.extended = [("gpu.divvy.dev".to_owned(), 1)].into();
+    assert_eq!(nodes(&shape, Strategy::MostAllocated, 5), 1);
+    assert_eq!(nodes(&shape, Strategy::LeastAllocated, 5), 4);
+    assert!(nodes(&shape, Strategy::MostAllocated, 0) > 1);
+    // A class that is not there has no devices: nothing is scored.
+    shape.extended = [("other".to_owned(), 1)].into();
+    assert!(nodes(&shape, Strategy::MostAllocated, 5) > 1);
 }
 
 #[test]

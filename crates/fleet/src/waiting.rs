@@ -86,6 +86,7 @@ pub fn shape_of(pod: &Pod, all: &[ResourceClaim]) -> Result<Shape, WaitingError>
             .and_then(|spec| spec.tolerations.clone())
             .unwrap_or_default(),
         resources: spec.map(pod::resources).unwrap_or_default(),
+        ..Shape::default()
     })
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use divvy_allocator::{AllocError, AllocatedState, Allocator, Inputs, Slices};
+use divvy_allocator::{AllocError, AllocatedState, Allocator, Inputs, Slices, evaluate};
 use divvy_model::Quantity;
 use k8s_openapi::api::core::v1::{Node, NodeSelector, Toleration};
 use k8s_openapi::api::resource::v1::{
@@ -47,6 +47,9 @@ pub struct Shape {
     pub tolerations: Vec<Toleration>,
     /// Processor time in thousandths of a core, and memory in bytes.
     pub resources: [u64; 2],
+    /// Devices that it asks for as extended resources, by class: its claims have them, too, and the
+    /// scheduler can score them.
+    pub extended: BTreeMap<String, u64>,
 }
 
 /// Content of a node of a kind; equal content has the same number.
@@ -107,6 +110,8 @@ pub(crate) struct Worlds<'w> {
     pub(crate) broken: BTreeMap<usize, String>,
     /// By kind and shape: permission to use nodes of the kind.
     allowed: HashMap<(usize, usize), bool>,
+    /// By kind and class: its devices, in order.
+    of_class: HashMap<(usize, String), Arc<[u32]>>,
 }
 
 impl<'w> Worlds<'w> {
@@ -127,6 +132,7 @@ impl<'w> Worlds<'w> {
             answers: HashMap::new(),
             broken: BTreeMap::new(),
             allowed: HashMap::new(),
+            of_class: HashMap::new(),
         };
         for kind in 0..kinds.len() {
             let held = Vec::new();
@@ -265,6 +271,59 @@ impl<'w> Worlds<'w> {
         let may = pod::may_run_on(&of.node, wants.selector.as_ref(), &wants.tolerations);
         self.allowed.insert((kind, shape), may);
         may
+    }
+
+    /// Counts devices of a class of a node in a state: all, and those in use.
+    pub(crate) fn counted(&mut self, state: StateId, class: &str) -> [u64; 2] {
+        let kind = self.kind(state);
+        let key = (kind, class.to_owned());
+        let of_class = match self.of_class.get(&key) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let found: Arc<[u32]> = self.of_class(kind, class).into();
+                self.of_class.insert(key, Arc::clone(&found));
+                found
+            }
+        };
+        let held = self.state(state).map(|content| &content.held);
+        let in_use = held.into_iter().flatten();
+        let in_use = in_use.filter(|(device, _)| of_class.binary_search(device).is_ok());
+        [of_class.len(), in_use.count()].map(|count| u64::try_from(count).unwrap_or(u64::MAX))
+    }
+
+    /// Finds the devices of a class; none where a selector cannot be evaluated, as in the scheduler.
+    fn of_class(&self, kind: usize, class: &str) -> Vec<u32> {
+        let named = |of: &&DeviceClass| of.metadata.name.as_deref() == Some(class);
+        let class = self.classes.iter().find(named);
+        let (Some(class), Some(of), Some(devices)) =
+            (class, self.kinds.get(kind), self.devices.get(kind))
+        else {
+            return Vec::new();
+        };
+        let spec = class.spec.as_ref();
+        let selectors = spec.and_then(|spec| spec.selectors.as_ref());
+        let selectors = selectors.into_iter().flatten();
+        let selectors: Vec<&str> = selectors
+            .filter_map(|selector| Some(selector.cel.as_ref()?.expression.as_str()))
+            .collect();
+        let mut found = Vec::new();
+        for slice in &of.slices {
+            let driver = &slice.spec.driver;
+            for device in slice.spec.devices.iter().flatten() {
+                let mut matches = true;
+                for selector in &selectors {
+                    match evaluate(selector, driver, device) {
+                        Ok(does) => matches &= does,
+                        Err(_) => return Vec::new(),
+                    }
+                }
+                if matches {
+                    found.extend(devices.place(driver, &slice.spec.pool.name, &device.name));
+                }
+            }
+        }
+        found.sort_unstable();
+        found
     }
 
     /// Returns what the holders of a state have together.

@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
+use divvy_cli::extended;
 use divvy_cli::manifests::{self, Manifests, namespace};
 use divvy_cli::seen::Waiting;
 use divvy_fleet::generate::{Mix, draw, mix};
 use divvy_fleet::trace::{self, Line, milliseconds};
 use divvy_fleet::{Job, Shape, pod, request};
-use k8s_openapi::api::core::v1::Pod;
+use divvy_model::Quantity;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Raw;
 
 use super::Args;
 use crate::workload::expand;
@@ -34,6 +37,46 @@ pub(crate) fn drawn(text: &str) -> Result<Drawn, String> {
     let pods = pods.parse().ok().filter(|pods| *pods <= MOST);
     let pods = pods.ok_or(format!("{text:?}: the number of pods is 0 to {MOST}"))?;
     Ok(Drawn { mix, pods })
+}
+
+/// Processor time in thousandths of a core, and memory in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Resources([u64; 2]);
+
+/// Takes processor time and memory, such as 192,2Ti.
+pub(crate) fn resources(text: &str) -> Result<Resources, String> {
+    let (cpu, memory) = text.split_once(',').unwrap_or((text, ""));
+    let of = |text: &str, unit: i128| {
+        let amount: Quantity = text.trim().parse().ok()?;
+        let amount = u64::try_from(amount.nanos() / unit).ok();
+        amount.filter(|amount| *amount > 0)
+    };
+    match (of(cpu, 1_000_000), of(memory, 1_000_000_000)) {
+        (Some(cpu), Some(memory)) => Ok(Resources([cpu, memory])),
+        _ => Err("write processor time and memory, such as 192,2Ti".to_owned()),
+    }
+}
+
+impl Resources {
+    /// Lets a node say that it has so much.
+    pub(crate) fn give(self, node: &mut Node) {
+        let [cpu, memory] = self.0;
+        let amounts = [("cpu", format!("{cpu}m")), ("memory", memory.to_string())];
+        let amounts = amounts.map(|(name, amount)| (name.to_owned(), Raw(amount)));
+        let status = node.status.get_or_insert_default();
+        status.allocatable = Some(amounts.into());
+    }
+
+    /// Returns the amounts for a part of a GPU, or for several.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "amounts of a simulation"
+    )]
+    fn times(self, gpus: f64) -> [u64; 2] {
+        self.0.map(|amount| (amount as f64 * gpus).round() as u64)
+    }
 }
 
 /// Takes a number of hours.
@@ -86,7 +129,7 @@ impl Workload {
             lines.extend(draw(&of.mix, of.pods, args.hours, args.seed));
         }
         for line in &lines {
-            all.line(line, manifests)?;
+            all.line(line, manifests, classes, args.pod_resources)?;
         }
         if all.jobs.is_empty() && all.notes.is_empty() {
             bail!(
@@ -104,6 +147,7 @@ impl Workload {
             &shape.selector,
             &shape.tolerations,
             shape.resources,
+            &shape.extended,
         ))?;
         let next = self.shapes.len();
         let place = *self.known.entry(key).or_insert(next);
@@ -113,11 +157,23 @@ impl Workload {
         Ok(place)
     }
 
-    fn line(&mut self, line: &Line, manifests: &Manifests) -> Result<()> {
-        let shape = match line.request.strip_prefix("template:") {
+    fn line(
+        &mut self,
+        line: &Line,
+        manifests: &Manifests,
+        classes: &[DeviceClass],
+        resources: Option<Resources>,
+    ) -> Result<()> {
+        let mut shape = match line.request.strip_prefix("template:") {
             Some(name) => template(name, line, manifests)?,
-            None => request::shape(&line.request)?,
+            None => match extended_resource(&line.request, classes)? {
+                Some(shape) => shape,
+                None => request::shape(&line.request)?,
+            },
         };
+        if let Some(resources) = resources {
+            shape.resources = resources.times(request::gpus(&line.request));
+        }
         let shape = self.shape(shape)?;
         self.jobs.push(Job {
             at: milliseconds(line.time),
@@ -164,6 +220,12 @@ impl Workload {
                 ..ResourceClaim::default()
             });
             let spec = its.and_then(|pod: &Pod| pod.spec.as_ref());
+            let extended = spec.map(|spec| extended::requests(spec, classes).requests);
+            let extended = extended.into_iter().flatten().filter_map(|request| {
+                let exactly = request.exactly?;
+                let count = u64::try_from(exactly.count.unwrap_or(1)).ok()?;
+                Some((exactly.device_class_name, count))
+            });
             let shape = self.shape(Shape {
                 name: consumer.name(),
                 claims: claims.collect(),
@@ -172,6 +234,7 @@ impl Workload {
                     .and_then(|spec| spec.tolerations.clone())
                     .unwrap_or_default(),
                 resources: spec.map(pod::resources).unwrap_or_default(),
+                extended: sums(extended),
             })?;
             self.jobs.push(Job {
                 at: 0,
@@ -183,6 +246,44 @@ impl Workload {
         }
         Ok(())
     }
+}
+
+fn sums(counts: impl Iterator<Item = (String, u64)>) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for (class, count) in counts {
+        let sum: &mut u64 = all.entry(class).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    all
+}
+
+/// Returns the pod that asks for an extended resource, such as 4*nvidia.com/gpu; nothing of other
+/// requests.
+fn extended_resource(text: &str, classes: &[DeviceClass]) -> Result<Option<Shape>> {
+    let (count, resource) = text.split_once('*').unwrap_or(("1", text));
+    if resource.contains(':') || !extended::is_extended(resource) {
+        return Ok(None);
+    }
+    let Some(class) = extended::class_of(resource, classes) else {
+        bail!(
+            "request {text:?}: no DeviceClass has the extended resource {resource}: give one with \
+             extendedResourceName (-f)"
+        );
+    };
+    let mut shape = request::shape(&format!("{count}*gpu"))?;
+    let claim = shape.claims.first_mut();
+    let devices = claim.and_then(|claim| claim.spec.as_mut()?.devices.as_mut());
+    for request in devices
+        .into_iter()
+        .flat_map(|of| of.requests.iter_mut().flatten())
+    {
+        if let Some(exactly) = &mut request.exactly {
+            exactly.device_class_name.clone_from(&class);
+        }
+    }
+    shape.extended = [(class, count.parse()?)].into();
+    text.clone_into(&mut shape.name);
+    Ok(Some(shape))
 }
 
 /// Returns the pod that uses a template of the manifests, of its namespace or of the only one.

@@ -262,3 +262,61 @@ fn arguments_that_make_no_run_say_what_to_give() {
         assert!(error.contains(says), "{arguments:?}: {error}");
     }
 }
+
+/// A class with the name that GPUs have as an extended resource.
+const NAMED: &str = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: named}\n\
+                     spec: {extendedResourceName: example.com/gpu, selectors: [{cel: {expression: \"device.driver == 'gpu.divvy.dev' && device.attributes['gpu.divvy.dev'].type == 'gpu'\"}}]}\n";
+
+/// Pods of an extended resource are packed by the weight of their devices; those of a mix by the
+/// processor time that they request.
+#[test]
+fn strategies_are_compared_and_pack_what_has_a_weight() {
+    let folder = tempfile::tempdir().unwrap();
+    let class = file(&folder, "class.yaml", NAMED);
+    // Of a node's eight GPUs half are left on each node, or on one of the two.
+    let mut trace = "time,namespace,request,duration,priority\n".to_owned();
+    for second in 0..8 {
+        trace += &format!("{second},a,example.com/gpu,,\n");
+    }
+    trace += "9,a,8*example.com/gpu,,\n";
+    let trace = file(&folder, "trace.csv", &trace);
+    let both = [
+        "--strategy",
+        "least-allocated",
+        "--strategy",
+        "most-allocated",
+    ];
+    let accepted = |more: &[&str]| {
+        let arguments = ["--sim", "2*h100x8", "--trace", &trace, "-f", &class];
+        let answer = answered(&[&arguments[..], &both, more].concat()).unwrap();
+        let of = |run: &OneRun| (run.name.clone(), run.report.accepted);
+        answer.runs.iter().map(of).collect::<Vec<_>>()
+    };
+    let named = |least, most| {
+        let names = ["least-allocated", "most-allocated"].map(str::to_owned);
+        Vec::from_iter(names.into_iter().zip([least, most]))
+    };
+    assert_eq!(accepted(&["--device-weight", "5"]), named(8, 9));
+    let resources = ["--node-resources", "192,2Ti", "--pod-resources", "20,240Gi"];
+    assert_eq!(accepted(&resources), named(8, 9));
+    let arguments = ["--sim", "2*h100x8", "--trace", &trace, "-f", &class];
+    // A pod of eight GPUs is too large for a node, and one of a GPU is not.
+    let more = ["--node-resources", "192,2Ti", "--pod-resources", "25,1Gi"];
+    assert_eq!(
+        answered(&[&arguments[..], &more].concat()).unwrap().runs[0]
+            .report
+            .accepted,
+        8
+    );
+    let odd = |more: &[&str]| {
+        let error = answered(&[&arguments[..], more].concat()).unwrap_err();
+        error.to_string()
+    };
+    assert!(odd(&["--pod-resources", "20"]).contains("such as 192,2Ti"));
+    let without = ["--sim", "2*h100x8", "--trace", &trace];
+    let error = format!("{:#}", answered(&without).unwrap_err());
+    assert!(
+        error.contains("no DeviceClass has the extended resource example.com/gpu"),
+        "{error}"
+    );
+}

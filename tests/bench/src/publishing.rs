@@ -8,7 +8,7 @@ use clap::Parser;
 use divvy_e2e::api::at;
 use divvy_e2e::parts::version_setting;
 use divvy_e2e::process::Signal;
-use divvy_e2e::{Component, Gates, poll};
+use divvy_e2e::{Component, Extent, Gates, poll};
 use divvy_fleet::{Shape, request};
 use divvy_offer::{GpuRules, Modes};
 use serde_json::Value as Json;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         } else {
             Gates::Default
         };
-        let plane = ControlPlane::start(NAME, &version, gates, &specs)?;
+        let plane = ControlPlane::start(NAME, &version, (Extent::Scheduling, gates), &specs)?;
         let (slices, bytes) = plane.published();
         let nodes = u64::try_from(args.nodes.max(1))?;
         let mut row = |what: &str, value: Value| {

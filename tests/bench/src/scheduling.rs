@@ -1,5 +1,6 @@
 //! A real API server and scheduler over nodes that are only objects: pods are bound and never run.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -42,7 +43,7 @@ impl ControlPlane {
     pub(crate) fn start(
         name: &str,
         version: &str,
-        gates: Gates,
+        (extent, gates): (Extent, Gates),
         nodes: &[NodeSpec],
     ) -> Result<Self> {
         Cluster::down(name)?;
@@ -50,7 +51,7 @@ impl ControlPlane {
             name: name.to_owned(),
             version: version.to_owned(),
             owned: true,
-            extent: Extent::Scheduling,
+            extent,
             gates,
         })?;
         let mut plane = Self {
@@ -140,6 +141,17 @@ impl ControlPlane {
 
     /// Creates a pod and its claims.
     pub(crate) fn create(&self, name: &str, claims: &[Value], resources: [u64; 2]) -> Result<()> {
+        self.create_with(name, claims, resources, &BTreeMap::new())
+    }
+
+    /// Creates a pod and its claims. For extended resources the scheduler makes one more.
+    pub(crate) fn create_with(
+        &self,
+        name: &str,
+        claims: &[Value],
+        resources: [u64; 2],
+        extended: &BTreeMap<String, u64>,
+    ) -> Result<()> {
         let (mut named, mut used) = (Vec::new(), Vec::new());
         for (number, spec) in claims.iter().enumerate() {
             let claim = claim_name(name, number);
@@ -150,6 +162,9 @@ impl ControlPlane {
         }
         let [cores, memory] = resources;
         let requests = json!({"cpu": format!("{cores}m"), "memory": memory.to_string()});
+        let limits = extended.iter();
+        let limits = limits.map(|(name, count)| (name.clone(), count.to_string()));
+        let limits: BTreeMap<String, String> = limits.collect();
         let pod = json!({
             "metadata": {"name": name},
             "spec": {
@@ -157,7 +172,7 @@ impl ControlPlane {
                 "containers": [{
                     "name": "main",
                     "image": "none",
-                    "resources": {"claims": used, "requests": requests},
+                    "resources": {"claims": used, "requests": requests, "limits": limits},
                 }],
                 "automountServiceAccountToken": false,
             },
@@ -168,11 +183,11 @@ impl ControlPlane {
     /// Ends a pod and its claims, and returns when the API server has none of them.
     pub(crate) fn end(&self, name: &str, claims: usize) -> Result<()> {
         let (api, now) = (self.api(), json!({"gracePeriodSeconds": 0}));
+        let claims = self.claims(name, claims)?;
         let pod = format!("{}/{name}", path("Pod")?);
         api.delete(&pod, &now)?;
         let mut gone = vec![pod];
-        for number in 0..claims {
-            let claim = format!("{}/{}", path("ResourceClaim")?, claim_name(name, number));
+        for claim in claims {
             // The controller of claims would do this: there is none here.
             api.patch(&claim, &json!({"metadata": {"finalizers": null}}))?;
             api.delete(&claim, &now)?;
@@ -186,11 +201,22 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Returns the paths of a pod's claims; the scheduler's own comes last.
+    fn claims(&self, name: &str, claims: usize) -> Result<Vec<String>> {
+        let all = path("ResourceClaim")?;
+        let own = (0..claims).map(|number| format!("{all}/{}", claim_name(name, number)));
+        let mut paths: Vec<String> = own.collect();
+        let pod = self.api().get(&format!("{}/{name}", path("Pod")?))?;
+        let pod = pod.context("the pod is gone")?;
+        let made = at(&pod, "status.extendedResourceClaimStatus.resourceClaimName");
+        paths.extend(made.as_str().map(|name| format!("{all}/{name}")));
+        Ok(paths)
+    }
+
     /// Returns the devices that a pod's claims have, in their order.
     pub(crate) fn devices(&self, name: &str, claims: usize) -> Result<Vec<String>> {
         let mut all = Vec::new();
-        for number in 0..claims {
-            let claim = format!("{}/{}", path("ResourceClaim")?, claim_name(name, number));
+        for claim in self.claims(name, claims)? {
             let claim = self.api().get(&claim)?.context("a claim is gone")?;
             let results = at(&claim, "status.allocation.devices.results");
             let results = results.as_array().into_iter().flatten();

@@ -16,10 +16,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use divvy_allocator::{Allocator, Features};
+use divvy_api::names::CLASS_GPU;
 use divvy_e2e::api::at;
 use divvy_e2e::parts::{numbers, version_setting};
-use divvy_e2e::{Gates, poll};
-use divvy_fleet::{Holding, Job, Kind, Model, Nodes, Random, Settings, Shape, request, simulate};
+use divvy_e2e::{Extent, Gates, poll};
+use divvy_fleet::{
+    Holding, Job, Kind, Model, Nodes, Random, Settings, Shape, Strategy, Weights, request, simulate,
+};
 use divvy_offer::{GpuRules, Modes};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceSubRequest, ResourceSlice};
@@ -28,6 +31,8 @@ use serde_json::Value;
 use crate::scheduling::{ControlPlane, NodeSpec, PATIENCE, path};
 
 const NAME: &str = "truth";
+/// Extended resource of the class of whole GPUs.
+const RESOURCE: &str = "nvidia.com/gpu";
 /// Time in which the scheduler tries a pod again that fits: its longest back-off, three
 /// times.
 const AGAIN: Duration = Duration::from_secs(30);
@@ -72,6 +77,10 @@ pub(crate) struct Args {
     /// Control planes at once: a run waits most of its time for back-offs
     #[arg(long, default_value_t = 4)]
     jobs: usize,
+    /// A scheduler that packs, as docs/packing.md configures it, and whole GPUs as an extended
+    /// resource
+    #[arg(long)]
+    packing: bool,
     /// Seed of the first
     #[arg(long, default_value_t = 1)]
     first: u64,
@@ -121,6 +130,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let version = version_setting();
     let (_, minor, _) = numbers(&version).context("a version is like 1.37.1")?;
     let specs = node_specs(args.nodes);
+    let (extent, scoring) = if args.packing {
+        let weights = Weights {
+            devices: 5,
+            ..Weights::default()
+        };
+        let scoring = Settings {
+            strategy: Strategy::MostAllocated,
+            weights,
+            ..Settings::default()
+        };
+        (Extent::Packing, scoring)
+    } else {
+        (Extent::Scheduling, Settings::default())
+    };
     let (next, all) = (AtomicU64::new(args.first), Mutex::new(Vec::new()));
     let worker = &|number: usize| -> Result<()> {
         loop {
@@ -130,8 +153,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             // A control plane for each: nothing of a run before it is left in a queue or a cache.
             let name = format!("{NAME}-{number}");
-            let plane = ControlPlane::start(&name, &version, Gates::Default, &specs)?;
-            let (tally, difference) = one(&plane, args.events, seed, minor)?;
+            let plane = ControlPlane::start(&name, &version, (extent, Gates::Default), &specs)?;
+            let settings = Settings {
+                seed,
+                kubernetes: minor,
+                ..scoring
+            };
+            let (tally, difference) = one(&plane, args, settings)?;
             say(&format!("seed {seed}: {tally}"));
             if let Some(difference) = &difference {
                 say(&format!("seed {seed}: DIFFERENT: {difference}"));
@@ -196,12 +224,7 @@ struct Pod {
 
 /// Runs one seed on a fresh control plane. The second part is the first difference, where the run
 /// ends.
-fn one(
-    plane: &ControlPlane,
-    events: usize,
-    seed: u64,
-    minor: u32,
-) -> Result<(Tally, Option<String>)> {
+fn one(plane: &ControlPlane, args: &Args, settings: Settings) -> Result<(Tally, Option<String>)> {
     let mut nodes: Vec<Node> = plane.all("/api/v1/nodes")?;
     nodes.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
     let slices: Vec<ResourceSlice> = plane.all("/apis/resource.k8s.io/v1/resourceslices")?;
@@ -211,13 +234,8 @@ fn one(
         kinds: &kinds,
         classes: &classes,
     };
-    let (shapes, story) = story(events, seed)?;
-    let settings = Settings {
-        seed,
-        kubernetes: minor,
-        ..Settings::default()
-    };
-    let allocator = Allocator::new(Features::of_kubernetes(minor));
+    let (shapes, story) = story(args, settings.seed)?;
+    let allocator = Allocator::new(Features::of_kubernetes(settings.kubernetes));
     let mut lockstep = Lockstep {
         plane,
         kinds: &kinds,
@@ -286,11 +304,11 @@ enum Event {
 }
 
 /// Draws what happens: the same for the same seed.
-fn story(events: usize, seed: u64) -> Result<(Vec<Shape>, Vec<Event>)> {
+fn story(args: &Args, seed: u64) -> Result<(Vec<Shape>, Vec<Event>)> {
     let mut dice = Random::new(seed);
     let all: usize = REQUESTS.iter().map(|(_, often)| often).sum();
     let (mut shapes, mut story) = (Vec::new(), Vec::new());
-    for _ in 0..events {
+    for _ in 0..args.events {
         if dice.below(100) < ENDS {
             story.push(Event::Ends(dice.below(usize::MAX)));
             continue;
@@ -303,6 +321,10 @@ fn story(events: usize, seed: u64) -> Result<(Vec<Shape>, Vec<Event>)> {
         });
         let (text, _) = wanted.context("a request is drawn")?;
         let mut shape = shape(text)?;
+        let whole = text.strip_suffix("*gpu").or((*text == "gpu").then_some("1"));
+        if let Some(count) = whole.filter(|_| args.packing) {
+            shape.extended = [(CLASS_GPU.to_owned(), count.parse()?)].into();
+        }
         let gib = 1 << 30;
         let amounts = [1 + dice.below(40), 4 + dice.below(250)];
         let [cores, memory] = amounts.map(|amount| u64::try_from(amount).unwrap_or(1));
@@ -364,20 +386,26 @@ struct Lockstep<'l> {
 }
 
 impl Lockstep<'_> {
+    /// Returns how many claims a pod is created with: of extended resources the scheduler makes one.
     fn claims(&self, shape: usize) -> usize {
-        self.shapes.get(shape).map_or(0, |shape| shape.claims.len())
+        let shape = self.shapes.get(shape);
+        let shape = shape.filter(|shape| shape.extended.is_empty());
+        shape.map_or(0, |shape| shape.claims.len())
     }
 
     /// Creates a pod, and waits until the scheduler has bound or refused it.
     fn arrive(&mut self, job: usize, shape: usize) -> Result<Option<String>> {
         let of = self.shapes.get(shape).context("a shape has its number")?;
-        let claims: Result<Vec<Value>, _> = of
-            .claims
-            .iter()
-            .map(|claim| serde_json::to_value(&claim.spec))
+        let claims = of.claims.iter().take(self.claims(shape));
+        let claims = claims.map(|claim| serde_json::to_value(&claim.spec));
+        let claims: Vec<Value> = claims.collect::<Result<_, _>>()?;
+        let extended = of.extended.values();
+        let extended = extended
+            .map(|count| (RESOURCE.to_owned(), *count))
             .collect();
         let name = format!("pod-{job:04}");
-        self.plane.create(&name, &claims?, of.resources)?;
+        self.plane
+            .create_with(&name, &claims, of.resources, &extended)?;
         let its = format!("{}/{name}", path("Pod")?);
         let mut refused = false;
         poll("decision of the scheduler", PATIENCE, || {

@@ -134,6 +134,9 @@ impl Cluster {
                 ("HOME".to_owned(), "/root".to_owned()),
             ];
             let mut args = component.args(&self.parts, &self.layout)?;
+            if (component, extent) == (Component::Scheduler, Extent::Packing) {
+                args.push(format!("--config={}", self.layout.file("packing.yaml")));
+            }
             args.extend(
                 gates
                     .flag()
@@ -146,7 +149,7 @@ impl Cluster {
             self.component(Component::Etcd).start()?;
             self.component(Component::ApiServer).start()?;
         }
-        if extent != Extent::Scheduling {
+        if !extent.is_scheduling() {
             // Meanwhile: the API server starts.
             self.component(Component::Containerd).start()?;
             let socket = self.node_path("/run/containerd/containerd.sock");
@@ -172,7 +175,7 @@ impl Cluster {
         for &component in extent.components() {
             self.component(component).start()?;
         }
-        if extent == Extent::Scheduling {
+        if extent.is_scheduling() {
             return Ok(());
         }
         let node = format!("/api/v1/nodes/{}", self.layout.node());

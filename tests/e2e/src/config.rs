@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use fs_err as fs;
 
 use crate::images::PAUSE;
@@ -145,10 +145,25 @@ impl Layout {
         format!("divvy-e2e-{}", self.name)
     }
 
+    /// Returns the scheduler's configuration of docs/packing.md, with the way to the API server: the
+    /// scheduler takes no flags for that beside a file.
+    fn packing(&self) -> Result<String> {
+        let page = include_str!("../../../docs/packing.md");
+        let (_, file) = page
+            .split_once("```yaml\n# scheduler.yaml")
+            .context("docs/packing.md has no scheduler.yaml")?;
+        let (file, _) = file.split_once("```").context("no end of scheduler.yaml")?;
+        let kubeconfig = self.kubeconfig("scheduler");
+        Ok(format!(
+            "#{file}clientConnection: {{kubeconfig: {kubeconfig}, qps: 2000, burst: 4000}}\nleaderElection: {{leaderElect: false}}\n"
+        ))
+    }
+
     /// Writes every file.
     pub fn write(&self, parts: &Parts) -> Result<()> {
         fs::create_dir_all(self.file("cni"))?;
         fs::write(self.file("kubelet.yaml"), self.kubelet())?;
+        fs::write(self.file("packing.yaml"), self.packing()?)?;
         fs::write(self.file("containerd.toml"), self.containerd(parts)?)?;
         self.write_runtimes(parts)?;
         fs::write(self.file("cni/10-ptp.conflist"), cni(self.node.pods))?;

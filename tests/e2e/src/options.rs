@@ -62,9 +62,16 @@ pub enum Extent {
     Node,
     /// API server and scheduler: nodes are objects without a kubelet, and no pod ever runs.
     Scheduling,
+    /// The same with a scheduler that packs, as docs/packing.md configures it.
+    Packing,
 }
 
 impl Extent {
+    /// Returns true if no pod ever runs.
+    pub(crate) fn is_scheduling(self) -> bool {
+        matches!(self, Self::Scheduling | Self::Packing)
+    }
+
     /// Returns the components that run, in the order they are started.
     pub(crate) fn components(self) -> &'static [Component] {
         match self {
@@ -74,7 +81,7 @@ impl Extent {
                 Component::Kubelet,
                 Component::KubeProxy,
             ],
-            Self::Scheduling => &[
+            Self::Scheduling | Self::Packing => &[
                 Component::Etcd,
                 Component::ApiServer,
                 Component::ApiProxy,

@@ -10,7 +10,7 @@ use crate::model::enough;
 use crate::random::Random;
 use crate::run::Placed;
 use crate::score::{self, Usage};
-use crate::{Job, Kind, Nodes, Settings, Shape, Strategy, pod, request, simulate};
+use crate::{Job, Kind, Nodes, Settings, Shape, Strategy, Weights, pod, request, simulate};
 
 /// A run in which each pod is tried by itself, on one node after the other.
 struct Plain<'p> {
@@ -141,7 +141,11 @@ impl<'p> Plain<'p> {
         let mut scores: Vec<i64> = found.iter().map(|(_, claim)| of(claim)).collect();
         score::weigh_alternatives(&mut scores);
         for ((node, _), score) in found.iter().zip(&mut scores) {
-            *score += self.usage[*node].score(shape.resources, self.settings.strategy);
+            *score += self.usage[*node].score(
+                shape.resources,
+                &self.scored(*node, shape),
+                (self.settings.strategy, self.settings.weights),
+            );
         }
         let Some(best) = scores.iter().max().copied() else {
             return false;
@@ -168,7 +172,38 @@ impl<'p> Plain<'p> {
     }
 }
 
-/// Shapes of all kinds, one of them with alternatives and two with processor time.
+impl Plain<'_> {
+    /// Counts a node's whole GPUs, and those in use with the pod's, where they are scored.
+    fn scored(&self, node: usize, shape: &Shape) -> Vec<[u64; 2]> {
+        let Some(count) = shape.extended.get("gpu.divvy.dev") else {
+            return Vec::new();
+        };
+        let is_whole = |name: &str| !name.trim_start_matches("gpu-").contains('-');
+        let slices = &self.brute.kinds[node].slices;
+        let devices = slices
+            .iter()
+            .flat_map(|slice| slice.spec.devices.iter().flatten());
+        let all = devices.filter(|device| is_whole(&device.name)).count();
+        let held = self.brute.held[node].iter().flat_map(|claim| {
+            let allocation = claim.status.as_ref().unwrap().allocation.as_ref().unwrap();
+            allocation
+                .devices
+                .as_ref()
+                .unwrap()
+                .results
+                .iter()
+                .flatten()
+        });
+        let in_use = held.filter(|result| is_whole(&result.device)).count();
+        vec![[
+            u64::try_from(all).unwrap(),
+            u64::try_from(in_use).unwrap() + count,
+        ]]
+    }
+}
+
+/// Shapes of all kinds, one of them with alternatives and two with processor time; whole GPUs are
+/// asked for as an extended resource.
 fn shapes() -> Vec<Shape> {
     let mut shapes: Vec<Shape> = REQUESTS
         .iter()
@@ -176,6 +211,13 @@ fn shapes() -> Vec<Shape> {
         .collect();
     shapes[0].resources = [3_000, 1 << 30];
     shapes[3].resources = [500, 8 << 30];
+    for shape in &mut shapes {
+        let whole = shape.name.strip_suffix("*gpu");
+        let whole = whole.or((shape.name == "gpu").then_some("1"));
+        if let Some(count) = whole {
+            shape.extended = [("gpu.divvy.dev".to_owned(), count.parse().unwrap())].into();
+        }
+    }
     let mut either = request::shape("gpu").unwrap();
     let requests = json!({"devices": {"requests": [{"name": "gpu", "firstAvailable": [
         {"name": "whole", "deviceClassName": "gpu.divvy.dev"},
@@ -223,6 +265,10 @@ fn groups_and_kept_answers_change_no_assignment() {
         let settings = Settings {
             seed,
             strategy: [Strategy::LeastAllocated, Strategy::MostAllocated][random.below(2)],
+            weights: Weights {
+                devices: [0, 5][random.below(2)],
+                ..Weights::default()
+            },
             ..Settings::default()
         };
         let counts = compare(&kinds, &jobs, settings);
