@@ -17,7 +17,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::Value;
 
 use crate::format;
-use crate::status::read::{Access, ClaimsWanted, PodWanted, Wanted, read};
+use crate::status::read::{Access, ClaimsWanted, PodWanted, SlicesWanted, Wanted, read};
 use crate::status::{render, report};
 
 mod open;
@@ -182,6 +182,7 @@ impl Bundle {
             plugins: true,
             namespace,
             pod: PodWanted::No,
+            slices: SlicesWanted::All,
         };
         let added = match read(client, wanted).await {
             Ok(snapshot) => {

@@ -12,7 +12,9 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::format::{self, Output};
-use crate::status::read::{Access, CLAIMS, ClaimsWanted, GPU_NODES, PodWanted, Wanted};
+use crate::status::read::{
+    Access, CLAIMS, ClaimsWanted, GPU_NODES, PodWanted, SlicesWanted, Wanted,
+};
 use crate::table::{Table, or_dash};
 use crate::usage::{ClaimUsage, Usage};
 use crate::view::{self, GpuView, Hold, NodeView, View};
@@ -103,6 +105,7 @@ pub(crate) async fn read(
         plugins: false,
         namespace,
         pod: PodWanted::No,
+        slices: SlicesWanted::All,
     };
     let (snapshot, usage) = futures::join!(
         crate::status::read::read(client, wanted),

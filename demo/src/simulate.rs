@@ -63,6 +63,10 @@ pub struct Args {
     /// notebooks=2000; may be given several times
     #[arg(long, value_name = "MIX=PODS", value_parser = jobs::drawn)]
     generate: Vec<jobs::Drawn>,
+    /// Extended resource by which drawn pods ask for whole GPUs, such as nvidia.com/gpu, instead of
+    /// by a claim
+    #[arg(long, value_name = "RESOURCE", requires = "generate")]
+    limits: Option<String>,
     /// Time over which drawn pods arrive
     #[arg(long, value_name = "HOURS", default_value_t = 24.0, value_parser = jobs::hours)]
     hours: f64,

@@ -13,7 +13,7 @@ use divvy_cli::Usage;
 use divvy_cli::format::{self, Format};
 use divvy_cli::manifests::Manifests;
 use divvy_cli::offered::{Granted, offered_with};
-use divvy_cli::status::read::{Access, ClaimsWanted, PodWanted, Wanted, read};
+use divvy_cli::status::read::{Access, ClaimsWanted, PodWanted, SlicesWanted, Wanted, read};
 use divvy_cli::status::snapshot::Snapshot;
 use divvy_cli::templates::{Template, clusterapi, diff, karpenter};
 use divvy_gpu_sim::SimNode;
@@ -237,6 +237,7 @@ impl Args {
                 plugins: false,
                 namespace: "",
                 pod: PodWanted::No,
+                slices: SlicesWanted::All,
             };
             let snapshot = read(&client, wanted).await.context(server)?;
             // Without all of them the template would be one of another cluster.

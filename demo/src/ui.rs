@@ -19,7 +19,7 @@ use super::start::Gpus;
 use super::workload::Consumer;
 use super::world::PATIENCE;
 use divvy_cli::format;
-use divvy_cli::status::read::{ClaimsWanted, PodWanted, Wanted};
+use divvy_cli::status::read::{ClaimsWanted, PodWanted, SlicesWanted, Wanted};
 use divvy_cli::ui::{Page, Reading, Source};
 use divvy_cli::usage::Usage;
 use divvy_cli::view::{self, View};
@@ -88,6 +88,7 @@ impl Show {
                     plugins: false,
                     namespace: "default",
                     pod: PodWanted::No,
+                    slices: SlicesWanted::All,
                 };
                 let snapshot = divvy_cli::status::read::read(&api.client(), wanted).await?;
                 let usage = usage(&view::of(&snapshot, &Usage::default()));

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use self::read::{Access, ClaimsWanted, PodWanted, Wanted, read};
+use self::read::{Access, ClaimsWanted, PodWanted, SlicesWanted, Wanted, read};
 use self::snapshot::Snapshot;
 use crate::format::{self, Output};
 
@@ -150,6 +150,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             plugins: matches!(args.about, None | Some(Target::Node { .. })),
             namespace: inside,
             pod,
+            slices: match &args.about {
+                None => SlicesWanted::Few,
+                Some(Target::Node { name }) => SlicesWanted::Of(name),
+                Some(_) => SlicesWanted::All,
+            },
         };
         let inside = wanted.namespace;
         let snapshot = read(&client, wanted).await.context(server)?;

@@ -1,21 +1,21 @@
 //! Reads a [`Snapshot`] from an API server. Kinds that the user may not list are left out, and the
 //! answer names them.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use divvy_api::node::GpuNode;
 use divvy_api::policy::{GpuPolicyObject, decode_policy};
-use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, DeserializeGuard, DynamicObject, TypeMeta};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tower::util::MapResponseLayer;
 
@@ -59,6 +59,19 @@ pub struct Wanted<'a> {
     pub namespace: &'a str,
     /// A pod of the namespace, in any state.
     pub pod: PodWanted<'a>,
+    /// ResourceSlices to read.
+    pub slices: SlicesWanted<'a>,
+}
+
+/// ResourceSlices to read: a node that offers everything has 200 KB of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlicesWanted<'a> {
+    /// All.
+    All,
+    /// Those of one node.
+    Of(&'a str),
+    /// As few as an overview needs: by name where nothing waits and nothing is shared.
+    Few,
 }
 
 /// Claims to look for.
@@ -257,9 +270,6 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
     snapshot.nodes = reader
         .list(&NODES, &everything, &Api::all(client.clone()), None)
         .await?;
-    snapshot.slices = reader
-        .list(&SLICES, &everything, &Api::all(client.clone()), None)
-        .await?;
     if wanted.policies {
         snapshot.policies = reader.policies(client).await?;
     }
@@ -268,7 +278,6 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
         let rules = reader
             .list(&TAINT_RULES, &everything, &Api::all(client.clone()), None)
             .await?;
-        taint(&mut snapshot.slices, &rules);
         snapshot.taint_rules = rules;
     }
     if wanted.claims != ClaimsWanted::No {
@@ -287,6 +296,8 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
             .list(&PODS, &pending, &Api::all(client.clone()), Some(&own))
             .await?;
     }
+    reader.slices(client, wanted.slices, &mut snapshot).await?;
+    taint(&mut snapshot.slices, &snapshot.taint_rules);
     let events = Api::namespaced(client.clone(), wanted.namespace);
     if wanted.events {
         let failed = ListParams::default().fields(&format!("reason={FAILED_PREPARE}"));
@@ -304,7 +315,7 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
     }
     snapshot.unread = reader.unread;
     let reported: Vec<_> = found.iter().map(reporter).collect();
-    if wanted.plugins && snapshot.lacks_a_plugin(&reported) {
+    if wanted.plugins && snapshot.lacks_a_plugin(&reported, wanted.slices) {
         snapshot.plugins = Some(plugins(client).await?);
     }
     snapshot.take_reports(found);
@@ -312,18 +323,21 @@ pub async fn read(client: &Client, wanted: Wanted<'_>) -> Result<Snapshot> {
 }
 
 impl Snapshot {
-    /// Returns whether a labelled node has published nothing, or is not among those that report,
-    /// as far as reports can be read.
-    fn lacks_a_plugin(&self, reported: &[Option<String>]) -> bool {
+    /// Returns whether a labelled node, or the only one that is asked about, has published nothing,
+    /// or is not among those that report, as far as reports can be read.
+    fn lacks_a_plugin(&self, reported: &[Option<String>], slices: SlicesWanted<'_>) -> bool {
         if self.lacks(&GPU_NODES) {
             return false;
         }
-        let published = |node: &Node| {
-            let pool = pool_name(name(&node.metadata));
-            self.slices.iter().any(|slice| slice.spec.pool.name == pool)
+        let is_away = |node: &Node| {
+            !reported.contains(&node.metadata.name) || !self.publishes(name(&node.metadata))
         };
-        let is_away = |node: &Node| !reported.contains(&node.metadata.name) || !published(node);
-        self.nodes.iter().any(|node| is_ours(node) && is_away(node))
+        let is_asked = |node: &&Node| match slices {
+            SlicesWanted::Of(only) => only == name(&node.metadata),
+            SlicesWanted::All | SlicesWanted::Few => true,
+        };
+        let mut asked = self.nodes.iter().filter(is_asked);
+        asked.any(|node| is_ours(node) && is_away(node))
     }
 
     /// Sorts the reports of nodes from those that cannot be read.
@@ -374,6 +388,47 @@ async fn plugins(client: &Client) -> Result<Plugins> {
     Ok(found)
 }
 
+/// Slices that an overview reads: those of some 200 nodes that offer everything.
+const FEW: usize = 1_500;
+/// Nodes whose slices an overview reads one by one, for what is left of their shares.
+const FEW_NODES: usize = 20;
+
+impl Snapshot {
+    /// Says whether an answer about all claims depends on every node's devices.
+    fn depends_on_all_devices(&self) -> bool {
+        let waits = |claim: &ResourceClaim| {
+            let status = claim.status.as_ref();
+            status.is_none_or(|status| status.allocation.is_none())
+        };
+        let asks = |pod: &Pod| {
+            let spec = pod.spec.as_ref();
+            let containers = spec.into_iter().flat_map(|spec| &spec.containers);
+            let resources = containers.filter_map(|of| of.resources.as_ref()?.limits.as_ref());
+            let mut names = resources.flat_map(|limits| limits.keys());
+            let is_placed = spec.is_some_and(|spec| spec.node_name.is_some());
+            let claims = spec.and_then(|spec| spec.resource_claims.as_deref());
+            let has_claims = claims.is_some_and(|claims| !claims.is_empty());
+            !is_placed && (has_claims || names.any(|name| crate::extended::is_extended(name)))
+        };
+        !self.taint_rules.is_empty() || self.claims.iter().any(waits) || self.pods.iter().any(asks)
+    }
+
+    /// Returns the nodes of which claims have shares.
+    fn sharing(&self) -> BTreeSet<String> {
+        let results = self.claims.iter().filter_map(|claim| {
+            let allocation = claim.status.as_ref()?.allocation.as_ref()?;
+            allocation.devices.as_ref()?.results.as_ref()
+        });
+        let shares = results.flatten().filter(|result| {
+            let kind = divvy_why::device::kind(&result.device);
+            result.driver == self.driver && kind.is_some_and(|kind| kind.sharing.is_shared())
+        });
+        let pools: BTreeSet<&str> = shares.map(|result| result.pool.as_str()).collect();
+        let nodes = pools.into_iter().filter_map(|pool| self.node_of(pool));
+        nodes.map(str::to_owned).collect()
+    }
+}
+
 /// Lists of kinds that a single answer is about.
 pub(crate) struct Lists<'a>(Reader<'a>);
 
@@ -414,6 +469,54 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Reads slices, the fewer the better: of a large cluster they are most of all there is.
+    async fn slices(
+        &mut self,
+        client: &Client,
+        wanted: SlicesWanted<'_>,
+        snapshot: &mut Snapshot,
+    ) -> Result<()> {
+        let api = Api::all(client.clone());
+        let of_node = |node: &str| ListParams::default().fields(&format!("spec.nodeName={node}"));
+        match wanted {
+            SlicesWanted::All => {
+                let all = ListParams::default();
+                snapshot.slices = self.list(&SLICES, &all, &api, None).await?;
+                return Ok(());
+            }
+            SlicesWanted::Of(node) => {
+                snapshot.slices = self.list(&SLICES, &of_node(node), &api, None).await?;
+                return Ok(());
+            }
+            SlicesWanted::Few => {}
+        }
+        let Some(names) = published(&api, &snapshot.driver).await? else {
+            // What is wrong is said as for a list of all.
+            let all = ListParams::default();
+            snapshot.slices = self.list(&SLICES, &all, &api, None).await?;
+            return Ok(());
+        };
+        let (count, sharing) = (names.count, snapshot.sharing());
+        let depends = snapshot.depends_on_all_devices();
+        if count <= FEW && (depends || sharing.len() > FEW_NODES) {
+            let all = ListParams::default();
+            snapshot.slices = self.list(&SLICES, &all, &api, None).await?;
+            return Ok(());
+        }
+        snapshot.published = Some(names.nodes);
+        for node in sharing.iter().take(FEW_NODES) {
+            let its: Vec<ResourceSlice> = self.list(&SLICES, &of_node(node), &api, None).await?;
+            snapshot.slices.extend(its);
+        }
+        if depends || sharing.len() > FEW_NODES {
+            self.unread.push(format!(
+                "ResourceSlices are too many for an overview ({count}); unknown: why claims wait, and what is left of \
+                 shares (divvy status claim|pod|node NAME, or divvy explain NAMESPACE/POD, says it)"
+            ));
+        }
+        Ok(())
+    }
+
     /// Policies as written, not as the type: the decoder says which field of which rule is wrong.
     async fn policies(&mut self, client: &Client) -> Result<Policies> {
         let kind = ApiResource::erase::<GpuPolicyObject>(&());
@@ -566,6 +669,40 @@ fn unanswered(error: kube::Error) -> anyhow::Error {
 }
 
 /// Page by page.
+/// Nodes that publish slices of a driver, and the number of the slices.
+struct PublishedBy {
+    nodes: BTreeSet<String>,
+    count: usize,
+}
+
+/// Finds the nodes that publish, by the owners of their slices; nothing where the server does not
+/// let them be listed.
+async fn published(
+    api: &Api<ResourceSlice>,
+    driver: &str,
+) -> Result<Option<PublishedBy>, kube::Error> {
+    let of_driver = ListParams::default().fields(&format!("spec.driver={driver}"));
+    let mut params = of_driver.limit(PAGE);
+    let mut found = PublishedBy {
+        nodes: BTreeSet::new(),
+        count: 0,
+    };
+    loop {
+        let page = match api.list_metadata(&params).await {
+            Err(kube::Error::Api(_)) => return Ok(None),
+            page => page?,
+        };
+        found.count += page.items.len();
+        let owners = page.items.iter().flat_map(|slice| slice.owner_references());
+        let nodes = owners.filter(|owner| owner.kind == "Node");
+        found.nodes.extend(nodes.map(|owner| owner.name.clone()));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params.continue_token = Some(token),
+            None => return Ok(Some(found)),
+        }
+    }
+}
+
 async fn pages<K>(api: &Api<K>, params: &ListParams) -> Result<Vec<K>, kube::Error>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,

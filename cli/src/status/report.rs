@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Result, bail};
 use divvy_api::names::{CLASS_ADMIN, NODE_LABEL};
 use divvy_api::node::{GpuNodeStatus, GpuStatus, Holder, Trouble, Versions};
-use divvy_offer::pool_name;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
@@ -477,13 +476,9 @@ fn outside(snapshot: &Snapshot, node: &str, status: Option<&GpuNodeStatus>) -> O
             ..Trouble::default()
         });
     };
-    let pool = pool_name(node);
-    let published = snapshot
-        .slices
-        .iter()
-        .any(|s| s.spec.driver == snapshot.driver && s.spec.pool.name == pool);
+    let published = snapshot.publishes(node);
     let offers = status.gpus.iter().any(|gpu| !gpu.offered.is_empty());
-    let unknown = snapshot.lacks(&SLICES);
+    let unknown = snapshot.lacks(&SLICES) && snapshot.published.is_none();
     if !offers || published || unknown {
         return None;
     }

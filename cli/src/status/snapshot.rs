@@ -1,6 +1,6 @@
 //! The objects read from the API server, as one value: reports are functions of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_api::node::GpuNodeStatus;
 use divvy_api::policy::{GpuPolicy, PolicyError};
@@ -32,6 +32,8 @@ pub struct Snapshot {
     pub policies: Policies,
     /// Published devices of all drivers, with the taints of the rules.
     pub slices: Vec<ResourceSlice>,
+    /// Nodes with slices of our driver, where not all slices were read.
+    pub published: Option<BTreeSet<String>>,
     /// Rules by which administrators taint devices.
     pub taint_rules: Vec<DeviceTaintRule>,
     pub claims: Vec<ResourceClaim>,
@@ -55,6 +57,16 @@ impl Snapshot {
         self.unread
             .iter()
             .any(|unread| unread.starts_with(kind.name))
+    }
+
+    /// Says whether a node has slices of our driver.
+    pub fn publishes(&self, node: &str) -> bool {
+        if let Some(published) = &self.published {
+            return published.contains(node);
+        }
+        let pool = pool_name(node);
+        let mut slices = self.slices.iter().map(|slice| &slice.spec);
+        slices.any(|spec| spec.driver == self.driver && spec.pool.name == pool)
     }
 
     /// The node of one of our pools.

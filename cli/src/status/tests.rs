@@ -9,6 +9,7 @@ use super::snapshot::Snapshot;
 use super::{claim, full_name, render, report};
 use divvy_why::Verdict;
 
+mod few;
 mod folded;
 mod gpus;
 mod nowhere;
@@ -199,6 +200,7 @@ fn world() -> Snapshot {
         .map(|(name, status)| (name.to_owned(), status))
         .into(),
         policies: std::collections::BTreeMap::new(),
+        published: None,
         slices: typed(json!([
             slice("n1", &[("gpu-0", false), ("gpu-1", true)]),
             slice("n2", &[("gpu-0", false), ("gpu-1", false)]),

@@ -126,7 +126,14 @@ impl Workload {
             }
         }
         for of in &args.generate {
-            lines.extend(draw(&of.mix, of.pods, args.hours, args.seed));
+            let mut drawn = draw(&of.mix, of.pods, args.hours, args.seed);
+            for line in &mut drawn {
+                let count = line.request.strip_suffix("gpu");
+                if let (Some(count), Some(resource)) = (count, &args.limits) {
+                    line.request = format!("{count}{resource}");
+                }
+            }
+            lines.extend(drawn);
         }
         for line in &lines {
             all.line(line, manifests, classes, args.pod_resources)?;

@@ -308,6 +308,9 @@ fn strategies_are_compared_and_pack_what_has_a_weight() {
             .accepted,
         8
     );
+    let drawn = ["--sim", "h100x8", "-f", &class, "--generate", "training=9"];
+    let answer = answered(&[&drawn[..], &["--limits", "example.com/gpu"]].concat()).unwrap();
+    assert_eq!(answer.runs[0].report.pods, 9);
     let odd = |more: &[&str]| {
         let error = answered(&[&arguments[..], more].concat()).unwrap_err();
         error.to_string()

@@ -63,6 +63,10 @@ pub(crate) const TABLE: &[(&str, How)] = &[
         By("a_printed_cluster_gives_the_plan_of_the_page"),
     ),
     (
+        "divvy defrag --plan --waiting",
+        By("a_pod_is_moved_so_that_a_large_claim_fits"),
+    ),
+    (
         "divvy defrag --plan --want '2*gpu' --priority 100 --objects cluster.yaml",
         By("a_printed_cluster_gives_the_plan_of_the_page"),
     ),

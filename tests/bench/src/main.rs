@@ -8,6 +8,7 @@ mod cluster;
 mod fleet;
 mod latency;
 mod life;
+mod looks;
 mod mps;
 mod offered;
 mod process;
@@ -98,6 +99,9 @@ fn main() -> ExitCode {
         }
         (Some(what), _) if what == "truth" => {
             truth::run(&truth::Args::parse_from(std::env::args_os().skip(1)))
+        }
+        (Some(what), _) if what == "looks" => {
+            looks::run(&looks::Args::parse_from(std::env::args_os().skip(1)))
         }
         (Some(what), _) if what == "publishing" => {
             publishing::run(&publishing::Args::parse_from(std::env::args_os().skip(1)))

@@ -321,7 +321,9 @@ fn story(args: &Args, seed: u64) -> Result<(Vec<Shape>, Vec<Event>)> {
         });
         let (text, _) = wanted.context("a request is drawn")?;
         let mut shape = shape(text)?;
-        let whole = text.strip_suffix("*gpu").or((*text == "gpu").then_some("1"));
+        let whole = text
+            .strip_suffix("*gpu")
+            .or((*text == "gpu").then_some("1"));
         if let Some(count) = whole.filter(|_| args.packing) {
             shape.extended = [(CLASS_GPU.to_owned(), count.parse()?)].into();
         }

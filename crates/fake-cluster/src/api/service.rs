@@ -50,6 +50,9 @@ where
                 .await
                 .map_err(|e| io::Error::other(e.to_string()))?
                 .to_bytes();
+            let accepts = head.headers.get(http::header::ACCEPT);
+            let accepts = accepts.and_then(|value| value.to_str().ok());
+            let accepts = accepts.unwrap_or_default().to_owned();
             let media = head
                 .headers
                 .get(header::CONTENT_TYPE)
@@ -60,6 +63,7 @@ where
                 method: head.method,
                 query,
                 media: media.to_owned(),
+                metadata: accepts.contains("as=PartialObjectMetadataList"),
                 body,
             };
             let mut answer = answer(&shared, head.uri.path(), &asked).await?;
@@ -82,6 +86,8 @@ struct Asked {
     method: Method,
     query: Query,
     media: String,
+    /// Mark of a list that is to have metadata alone.
+    metadata: bool,
     body: Bytes,
 }
 
@@ -248,7 +254,7 @@ fn of_objects(
                 .get_at(&kind, &key, asked.parameter("resourceVersion"))?,
         )),
         "list" => {
-            let items: Vec<Value> = state
+            let items: Vec<&Value> = state
                 .store
                 .list_at(
                     &kind.res,
@@ -256,9 +262,17 @@ fn of_objects(
                     asked.parameter("resourceVersion"),
                 )
                 .filter(|o| selector.matches(o))
-                .cloned()
                 .collect();
-            let page = page(asked, items, state.store.version());
+            let mut page = page(asked, items, state.store.version());
+            let partial: Vec<Value>;
+            if asked.metadata {
+                partial = page.items.iter().copied().map(self::partial).collect();
+                page.items = partial.iter().collect();
+                let mut list = list_of(&kind, &page);
+                list["apiVersion"] = json!("meta.k8s.io/v1");
+                list["kind"] = json!("PartialObjectMetadataList");
+                return Ok(document(200, &list));
+            }
             Ok(document(200, &list_of(&kind, &page)))
         }
         "watch" => {
@@ -379,17 +393,17 @@ fn patched(
 }
 
 /// A part of a list.
-struct Page {
+struct Page<'p> {
     /// Version of the list when its first part was read: a watch from there misses nothing.
     version: String,
-    items: Vec<Value>,
+    items: Vec<&'p Value>,
     /// Token of the next part, and the number of objects in it and after it.
     rest: Option<(String, usize)>,
 }
 
 /// Takes the part of a list that `limit` and `continue` ask for. A read of any version is answered
 /// as a whole, as by the API server's cache.
-fn page(asked: &Asked, mut items: Vec<Value>, version: u64) -> Page {
+fn page<'p>(asked: &Asked, mut items: Vec<&'p Value>, version: u64) -> Page<'p> {
     let of = |object: &Value| {
         let field = |path| text(object, path).to_owned();
         (field("/metadata/namespace"), field("/metadata/name"))
@@ -420,7 +434,15 @@ fn page(asked: &Asked, mut items: Vec<Value>, version: u64) -> Page {
     }
 }
 
-fn list_of(kind: &Kind, page: &Page) -> Value {
+/// Returns an object's metadata alone.
+fn partial(object: &Value) -> Value {
+    json!({
+        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": object.get("metadata"),
+    })
+}
+
+fn list_of(kind: &Kind, page: &Page<'_>) -> Value {
     let mut metadata = json!({"resourceVersion": page.version});
     if let Some((token, left)) = &page.rest {
         metadata = json!({
