@@ -5,6 +5,7 @@
 mod allocator;
 mod burst;
 mod cluster;
+mod contention;
 mod fleet;
 mod latency;
 mod life;
@@ -99,6 +100,9 @@ fn main() -> ExitCode {
         }
         (Some(what), _) if what == "truth" => {
             truth::run(&truth::Args::parse_from(std::env::args_os().skip(1)))
+        }
+        (Some(what), _) if what == "contention" => {
+            contention::run(&contention::Args::parse_from(std::env::args_os().skip(1)))
         }
         (Some(what), _) if what == "looks" => {
             looks::run(&looks::Args::parse_from(std::env::args_os().skip(1)))

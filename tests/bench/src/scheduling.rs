@@ -152,6 +152,18 @@ impl ControlPlane {
         resources: [u64; 2],
         extended: &BTreeMap<String, u64>,
     ) -> Result<()> {
+        self.create_of(name, claims, resources, extended, None)
+    }
+
+    /// Creates a pod of a PriorityClass and its claims.
+    pub(crate) fn create_of(
+        &self,
+        name: &str,
+        claims: &[Value],
+        resources: [u64; 2],
+        extended: &BTreeMap<String, u64>,
+        class: Option<&str>,
+    ) -> Result<()> {
         let (mut named, mut used) = (Vec::new(), Vec::new());
         for (number, spec) in claims.iter().enumerate() {
             let claim = claim_name(name, number);
@@ -169,6 +181,7 @@ impl ControlPlane {
             "metadata": {"name": name},
             "spec": {
                 "resourceClaims": named,
+                "priorityClassName": class,
                 "containers": [{
                     "name": "main",
                     "image": "none",
