@@ -677,7 +677,7 @@ fn the_charts_classes_cover_all_simulated_boards() {
                 continue;
             }
             profiles += 1;
-            let class = format!("{profile}.{}", divvy_api::names::CLASS_MIG);
+            let class = divvy_why::driver::class_of(&profile);
             let resource = format!("nvidia.com/mig-{profile}");
             assert!(named.contains(&class.as_str()), "{board}: {class}");
             let stands_for = divvy_cli::extended::class_of(&resource, &classes);

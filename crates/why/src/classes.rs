@@ -26,7 +26,11 @@ pub fn instead<'c>(class: &str, there: impl IntoIterator<Item = &'c str>) -> Str
         all.sort_by_key(|name| (name.len(), *name));
         all.first().copied()
     };
-    if let Some(meant) = begins(class).or_else(|| begins(first)) {
+    let of_profile = || {
+        let meant = driver::class_of(class);
+        there.iter().copied().find(|other| *other == meant)
+    };
+    if let Some(meant) = begins(class).or_else(of_profile).or_else(|| begins(first)) {
         return format!(" (did you mean {meant:?}?)");
     }
     match did_you_mean(class, there.iter().copied()) {
@@ -68,7 +72,7 @@ pub fn resource(driver: &str, class: &str) -> Option<String> {
         return None;
     }
     let meant = match class.strip_prefix(PARTITION) {
-        Some(profile) => format!("{profile}.{}", names::CLASS_MIG),
+        Some(profile) => driver::class_of(profile),
         None if class.ends_with("/gpu") => driver::class(driver, Form::WHOLE)?.to_owned(),
         None => return Some("that is a resource for a container's limits, no class".to_owned()),
     };
@@ -84,8 +88,8 @@ mod tests {
     #[test]
     fn a_class_without_its_domain_is_meant_before_one_spelt_alike() {
         let there = [
-            "1g.10gb.mig.divvy.dev",
-            "1g.12gb.mig.divvy.dev",
+            "mig-1g.10gb.divvy.dev",
+            "mig-1g.12gb.divvy.dev",
             "admin.divvy.dev",
             "gpu.divvy.dev",
             "mig.divvy.dev",
@@ -96,12 +100,12 @@ mod tests {
             ("gpu", " (did you mean \"gpu.divvy.dev\"?)"),
             ("gpu.nvidia.com", " (did you mean \"gpu.divvy.dev\"?)"),
             ("mig.nvidia.com", " (did you mean \"mig.divvy.dev\"?)"),
-            ("1g.10gb", " (did you mean \"1g.10gb.mig.divvy.dev\"?)"),
+            ("1g.10gb", " (did you mean \"mig-1g.10gb.divvy.dev\"?)"),
             ("gpu.divy.dev", " (did you mean \"gpu.divvy.dev\"?)"),
             (
                 "nvidia",
                 "; there are gpu.divvy.dev, mig.divvy.dev, share.divvy.dev, admin.divvy.dev and 1 more, and one for each MIG profile, as \
-                 1g.10gb.mig.divvy.dev",
+                 mig-1g.10gb.divvy.dev",
             ),
         ] {
             assert_eq!(instead(class, there), expected, "{class}");
@@ -114,7 +118,7 @@ mod tests {
             ("nvidia.com/gpu", Some("the class is gpu.divvy.dev")),
             (
                 "nvidia.com/mig-1g.10gb",
-                Some("the class is 1g.10gb.mig.divvy.dev"),
+                Some("the class is mig-1g.10gb.divvy.dev"),
             ),
             ("example.com/card", Some("no class")),
             ("gpu.divvy.dev", None),

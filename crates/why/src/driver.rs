@@ -81,9 +81,21 @@ pub fn form(driver: &str, name: &str) -> Option<Form> {
     all.find(|form| class(driver, *form) == Some(name))
 }
 
+/// Returns the class that the chart has for one MIG profile.
+pub fn class_of(profile: &str) -> String {
+    let (kind, domain) = names::CLASS_MIG.split_once('.').unwrap_or_default();
+    format!("{kind}-{profile}.{domain}")
+}
+
 /// Returns the profile of a class that the chart has for one MIG profile.
 pub fn profile_of(class: &str) -> Option<&str> {
-    class.strip_suffix(names::CLASS_MIG)?.strip_suffix('.')
+    let (kind, domain) = names::CLASS_MIG.split_once('.')?;
+    let profile = class.strip_suffix(domain)?.strip_suffix('.')?;
+    let profile = profile.strip_prefix(kind)?.strip_prefix('-')?;
+    // Others of partitions, as mig-share, are of no one profile.
+    profile
+        .starts_with(|first: char| first.is_ascii_digit())
+        .then_some(profile)
 }
 
 /// Returns an attribute of ours with its domain, as a driver of this name publishes it.
@@ -160,8 +172,10 @@ mod tests {
         ] {
             assert_eq!(form(driver, name), expected, "{driver} {name}");
         }
-        assert_eq!(profile_of("1g.10gb.mig.divvy.dev"), Some("1g.10gb"));
-        assert_eq!(profile_of(names::CLASS_MIG), None);
+        assert_eq!(profile_of("mig-1g.10gb.divvy.dev"), Some("1g.10gb"));
+        for other in [names::CLASS_MIG, names::CLASS_MIG_SHARE, names::CLASS_GPU] {
+            assert_eq!(profile_of(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {class}}}}}
         claim("gpu", "gpu.divvy.dev", ""),
         claim("served", "gpu.divvy.dev", by_mps),
         claim("mig", "mig.divvy.dev", ""),
-        claim("other-mig", "1g.10gb.mig.divvy.dev", ""),
+        claim("other-mig", "mig-1g.10gb.divvy.dev", ""),
         claim("mps", "mps.divvy.dev", ""),
         claim("share", "share.divvy.dev", ""),
     ]

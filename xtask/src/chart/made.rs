@@ -79,30 +79,30 @@ pub(super) const CASES: &[(&str, &[Expected])] = &[
         "migClasses: ['1g.10gb+me.all']",
         &[
             Is(
-                "DeviceClass/1g.10gb.me.all.mig.divvy.dev",
+                "DeviceClass/mig-1g.10gb.me.all.divvy.dev",
                 "/spec/extendedResourceName",
                 r#""nvidia.com/mig-1g.10gb.me.all""#,
             ),
             Says(
-                "DeviceClass/1g.10gb.me.all.mig.divvy.dev",
+                "DeviceClass/mig-1g.10gb.me.all.divvy.dev",
                 SELECTOR,
                 ".profile == '1g.10gb+me.all'",
             ),
-            Absent("DeviceClass/1g.10gb.mig.divvy.dev"),
+            Absent("DeviceClass/mig-1g.10gb.divvy.dev"),
         ],
     ),
     (
         "deviceClass: {enabled: false}",
         &[
             Absent("DeviceClass/gpu.divvy.dev"),
-            Absent("DeviceClass/1g.10gb.mig.divvy.dev"),
+            Absent("DeviceClass/mig-1g.10gb.divvy.dev"),
         ],
     ),
     (
         "{driverName: gpu.nvidia.com, migClasses: [1g.10gb]}",
         &[
             There("DeviceClass/mig.nvidia.com"),
-            There("DeviceClass/1g.10gb.mig.divvy.dev"),
+            There("DeviceClass/mig-1g.10gb.divvy.dev"),
             There("DeviceClass/share.divvy.dev"),
             There("DeviceClass/mig-share.divvy.dev"),
             There("DeviceClass/mps.divvy.dev"),

@@ -185,8 +185,8 @@ pub(super) const CASES: &[(&str, &str)] = &[
         "take 1g.10gb out of migClasses, or take extendedResourceName out of extraDeviceClasses, x",
     ),
     (
-        "extraDeviceClasses: [{name: 1g.10gb.mig.divvy.dev, mode: mig}]",
-        "two DeviceClasses have one name, 1g.10gb.mig.divvy.dev",
+        "extraDeviceClasses: [{name: mig-1g.10gb.divvy.dev, mode: mig}]",
+        "two DeviceClasses have one name, mig-1g.10gb.divvy.dev",
     ),
     ("migClasses: [1g.10GB]", "'1g.10GB' does not match pattern"),
     ("migClasses: ['10gb']", "'10gb' does not match pattern"),

@@ -133,7 +133,7 @@ of the slices that there are; `helm template` reads no cluster and has the board
 {{- $all := dict -}}
 {{- if .Values.deviceClass.enabled -}}
 {{- range $profile := (include "divvy.classProfiles" . | fromJson).profiles -}}
-{{- $_ := set $all (printf "%s.mig.%s" (include "divvy.profileName" $profile) (include "divvy.classDomain" $)) $profile -}}
+{{- $_ := set $all (printf "mig-%s.%s" (include "divvy.profileName" $profile) (include "divvy.classDomain" $)) $profile -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $all -}}
