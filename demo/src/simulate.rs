@@ -76,16 +76,16 @@ pub struct Args {
     /// Processor time and memory of each simulated node, such as 192,2Ti
     #[arg(long, value_name = "CPU,MEMORY", value_parser = jobs::resources, requires = "sim")]
     node_resources: Option<jobs::Resources>,
-    /// Processor time and memory that pods of a trace or mix request for a GPU, such as 20,240Gi; for
-    /// a part of one as much as it has of 80 GiB
+    /// Processor time and memory that pods of a trace or mix request for a GPU, such as 20,240Gi;
+    /// for a part of one as much as it has of 80 GiB
     #[arg(long, value_name = "CPU,MEMORY", value_parser = jobs::resources)]
     pod_resources: Option<jobs::Resources>,
-    /// Where the scheduler puts pods (NodeResourcesFit): by processor time and memory, of nodes that
-    /// say what they have, and by devices; several are compared
+    /// Where the scheduler puts pods (NodeResourcesFit): by processor time and memory, of nodes
+    /// that say what they have, and by devices; several are compared
     #[arg(long, value_enum, default_value = "least-allocated")]
     strategy: Vec<Packing>,
-    /// Weight of devices that pods ask for as an extended resource (nvidia.com/gpu) in that strategy,
-    /// beside 1 for processor time and for memory; other requests of devices have none
+    /// Weight of devices that pods ask for as an extended resource (nvidia.com/gpu) in that
+    /// strategy, beside 1 for processor time and for memory; other requests of devices have none
     #[arg(long, value_name = "WEIGHT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
     device_weight: u8,
     /// The scheduler's percentageOfNodesToScore

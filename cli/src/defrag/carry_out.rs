@@ -55,7 +55,7 @@ pub(super) enum Wish {
     Open(Wanted),
     /// The pod has its devices, as it says in words.
     Granted(String),
-    /// Nobody wants it any more, for this reason.
+    /// It is not wanted any more, for this reason.
     Gone(String),
 }
 

@@ -1,6 +1,6 @@
 //! `divvy defrag --waiting`: a round over all pods that wait, the most important first.
 //!
-//! Nobody looks at its evictions, so they are under stricter rules: each evicted pod must fit a
+//! No person looks at its evictions, so they are under stricter rules: each evicted pod must fit a
 //! node afterwards or be less important (`--preempt`), and be older than the pod that waits. The
 //! round ends at the first thing that is not as it was planned.
 
@@ -50,8 +50,8 @@ pub(super) struct Rules {
     /// The most pods evicted in all
     #[arg(long, value_name = "PODS", default_value_t = 5, requires = "waiting")]
     max_evictions: usize,
-    /// Where no move makes room: also plan or apply evictions of less important pods, which may wait
-    /// then
+    /// Where no move makes room: also plan or apply evictions of less important pods, which may
+    /// then wait
     #[arg(long, value_enum, value_name = "HOW", requires = "waiting")]
     preempt: Option<Preempt>,
     /// Name of the driver whose devices are made free
@@ -210,7 +210,7 @@ async fn applied(
             left = left.saturating_sub(done.evicted.len());
             let (plan, preempts) = (plan.clone(), *preempts);
             for victim in &done.evicted {
-                tell_evicted(events, victim, &pod, preempts).await;
+                note_eviction(events, victim, &pod, preempts).await;
             }
             let why = match done.fits {
                 true => placed(client, &pod).await?,
@@ -450,7 +450,7 @@ async fn say(events: Option<&Events>, cluster: &Cluster, line: &Line) {
 }
 
 /// Writes an Event on an evicted pod, which names the pod that it was evicted for.
-async fn tell_evicted(events: Option<&Events>, victim: &Victim, pod: &Pod, preempts: bool) {
+async fn note_eviction(events: Option<&Events>, victim: &Victim, pod: &Pod, preempts: bool) {
     let Some(events) = events else { return };
     let wanted = waiting::name(pod);
     let note = match (preempts, &victim.then) {

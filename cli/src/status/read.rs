@@ -68,9 +68,9 @@ pub struct Wanted<'a> {
 pub enum SlicesWanted<'a> {
     /// All.
     All,
-    /// Those of one node.
+    /// Slices of one node.
     Of(&'a str),
-    /// As few as an overview needs: by name where nothing waits and nothing is shared.
+    /// The fewest that an overview needs: names alone where nothing waits and nothing is shared.
     Few,
 }
 

@@ -58,8 +58,8 @@ impl Usage {
         }
     }
 
-    /// Computes the score of a node for a pod: `NodeResourcesFit`, and the balance. `devices` has for
-    /// each class the number of its devices, and of those that are in use with the pod's.
+    /// Computes the score of a node for a pod: `NodeResourcesFit`, and the balance. For each class,
+    /// `devices` has the number of its devices, and of those in use with the pod's.
     pub(crate) fn score(
         &self,
         wanted: [u64; 2],

@@ -291,7 +291,8 @@ impl<'w> Worlds<'w> {
         [of_class.len(), in_use.count()].map(|count| u64::try_from(count).unwrap_or(u64::MAX))
     }
 
-    /// Finds the devices of a class; none where a selector cannot be evaluated, as in the scheduler.
+    /// Finds the devices of a class; none where a selector cannot be evaluated, as the scheduler
+    /// does.
     fn of_class(&self, kind: usize, class: &str) -> Vec<u32> {
         let named = |of: &&DeviceClass| of.metadata.name.as_deref() == Some(class);
         let class = self.classes.iter().find(named);

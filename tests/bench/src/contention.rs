@@ -1,6 +1,6 @@
-//! Who gets a device that was made free for a pod: on a full node with a real scheduler a pod of
-//! low priority ends, another comes in its place at once, as its controller makes it, others of
-//! low priority wait already, and one of high priority waits for the device.
+//! The receiver of a device that was made free for a pod. On a full node with a real scheduler a
+//! pod of low priority ends, another comes in its place at once, as its controller makes it, others
+//! of low priority wait already, and one of high priority waits for the device.
 
 use std::io::Write as _;
 use std::time::Duration;

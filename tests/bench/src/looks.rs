@@ -121,7 +121,7 @@ fn fill(api: &FakeApi, nodes: usize) -> Result<()> {
     Ok(())
 }
 
-/// What a node reports.
+/// Returns the report of a node.
 fn gpu_node(name: &str) -> Result<GpuNode> {
     let gpus = (0..8).map(|gpu| {
         let held = HELD.contains(&gpu);

@@ -388,7 +388,8 @@ struct Lockstep<'l> {
 }
 
 impl Lockstep<'_> {
-    /// Returns how many claims a pod is created with: of extended resources the scheduler makes one.
+    /// Returns how many claims a pod is created with: the scheduler makes that of extended
+    /// resources.
     fn claims(&self, shape: usize) -> usize {
         let shape = self.shapes.get(shape);
         let shape = shape.filter(|shape| shape.extended.is_empty());

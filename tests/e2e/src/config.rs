@@ -145,8 +145,8 @@ impl Layout {
         format!("divvy-e2e-{}", self.name)
     }
 
-    /// Returns the scheduler's configuration of docs/packing.md, with the way to the API server: the
-    /// scheduler takes no flags for that beside a file.
+    /// Returns the scheduler's configuration of docs/packing.md, with the way to the API server:
+    /// beside a file, the scheduler takes no flags for that.
     fn packing(&self) -> Result<String> {
         let page = include_str!("../../../docs/packing.md");
         let (_, file) = page

@@ -270,7 +270,7 @@ async fn who_is_left_alone_says_why() {
 }
 
 #[tokio::test]
-async fn where_it_fits_already_nobody_is_evicted() {
+async fn where_it_fits_already_no_pod_is_evicted() {
     let nodes = Nodes::new(&["n1"]);
     nodes.waits("a", 2, 0, 700);
     assert_eq!(

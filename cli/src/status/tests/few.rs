@@ -127,7 +127,7 @@ async fn a_pod_that_asks_by_limits_counts_as_waiting() {
     assert_eq!(overview(&api, SlicesWanted::Few).await.slices.len(), 3);
 }
 
-/// Of a large cluster the reasons are left to commands about one claim, and that is said.
+/// Reasons in a large cluster are left to commands about one claim, and that is said.
 #[tokio::test]
 async fn what_would_take_too_many_slices_is_said() {
     let api = api(1_501);

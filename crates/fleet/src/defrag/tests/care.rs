@@ -1,4 +1,4 @@
-//! Plans that nobody looks at: they move pods, or take from less important ones, and they end.
+//! Plans without a person who looks: they move pods, or take from less important ones, and end.
 
 use k8s_openapi::jiff::Timestamp;
 
