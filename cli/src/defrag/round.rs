@@ -212,9 +212,10 @@ async fn applied(
             for victim in &done.evicted {
                 note_eviction(events, victim, &pod, preempts).await;
             }
-            let why = match done.fits {
-                true => placed(client, &pod).await?,
-                false => Some(done.why),
+            let why = if done.fits {
+                placed(client, &pod).await?
+            } else {
+                Some(done.why)
             };
             is_over = why.is_some();
             outcome = match why {
@@ -370,7 +371,7 @@ impl Outcome {
             format!("{how} {}", pods.join(", "))
         };
         match self {
-            Self::LeftAlone { why } => why.clone(),
+            Self::LeftAlone { why } | Self::Stopped { why, .. } => why.clone(),
             Self::Fits { plan } => format!("fits node {} already", plan.node),
             Self::NoRoom => "no eviction that is allowed makes room".to_owned(),
             Self::TooMany { plan } => {
@@ -390,7 +391,6 @@ impl Outcome {
             Self::Runs { plan, preempts } => {
                 format!("{}: done, it is on its node", evictions(plan, *preempts))
             }
-            Self::Stopped { why, .. } => why.clone(),
         }
     }
 }

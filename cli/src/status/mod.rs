@@ -115,19 +115,30 @@ enum Target {
     },
 }
 
+fn claims_wanted(about: Option<&Target>) -> ClaimsWanted {
+    match about {
+        None | Some(Target::Claim { .. } | Target::Pod { .. } | Target::Quota) => {
+            ClaimsWanted::Waiting
+        }
+        Some(Target::Gpu { .. }) => ClaimsWanted::Granted,
+        Some(_) => ClaimsWanted::No,
+    }
+}
+
+fn slices_wanted(about: Option<&Target>) -> SlicesWanted<'_> {
+    match about {
+        None => SlicesWanted::Few,
+        Some(Target::Node { name }) => SlicesWanted::Of(name),
+        Some(_) => SlicesWanted::All,
+    }
+}
+
 /// Reads and prints. Exit status 0 if no action is required, 3 if it is.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let events = matches!(args.about, Some(Target::Claim { .. } | Target::Pod { .. }));
-    let claims = match args.about {
-        None | Some(Target::Claim { .. } | Target::Pod { .. } | Target::Quota) => {
-            ClaimsWanted::Waiting
-        }
-        Some(Target::Gpu { .. }) => ClaimsWanted::Granted,
-        Some(_) => ClaimsWanted::No,
-    };
     let (snapshot, quotas, default_namespace) = runtime.block_on(async {
         let (client, namespace, server) = args.access.client().await?;
         let own = args.namespace.as_deref();
@@ -144,17 +155,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         };
         let wanted = Wanted {
             driver: args.driver_name.as_deref(),
-            claims,
+            claims: claims_wanted(args.about.as_ref()),
             events,
             policies: matches!(args.about, Some(Target::Policy { .. })),
             plugins: matches!(args.about, None | Some(Target::Node { .. })),
             namespace: inside,
             pod,
-            slices: match &args.about {
-                None => SlicesWanted::Few,
-                Some(Target::Node { name }) => SlicesWanted::Of(name),
-                Some(_) => SlicesWanted::All,
-            },
+            slices: slices_wanted(args.about.as_ref()),
         };
         let inside = wanted.namespace;
         let snapshot = read(&client, wanted).await.context(server)?;

@@ -15,7 +15,7 @@ use kube::api::ListParams;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, DeserializeGuard, DynamicObject, TypeMeta};
-use kube::{Api, Client, Config, ResourceExt as _};
+use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 use tower::util::MapResponseLayer;
 
@@ -693,7 +693,10 @@ async fn published(
             page => page?,
         };
         found.count += page.items.len();
-        let owners = page.items.iter().flat_map(|slice| slice.owner_references());
+        let owners = page
+            .items
+            .iter()
+            .flat_map(kube::ResourceExt::owner_references);
         let nodes = owners.filter(|owner| owner.kind == "Node");
         found.nodes.extend(nodes.map(|owner| owner.name.clone()));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {

@@ -66,13 +66,13 @@ pub fn shape_of(pod: &Pod, all: &[ResourceClaim]) -> Result<Shape, WaitingError>
                 && claim.metadata.namespace == pod.metadata.namespace
         };
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let named = format!("{namespace}/{name}");
+        let full = format!("{namespace}/{name}");
         let Some(claim) = all.iter().find(is_it) else {
-            return Err(WaitingError::NoClaim(named));
+            return Err(WaitingError::NoClaim(full));
         };
         if allocation(claim).is_some() {
             return Err(WaitingError::HasDevices {
-                claim: named,
+                claim: full,
                 pod: text,
             });
         }

@@ -277,14 +277,12 @@ impl<'w> Worlds<'w> {
     pub(crate) fn counted(&mut self, state: StateId, class: &str) -> [u64; 2] {
         let kind = self.kind(state);
         let key = (kind, class.to_owned());
-        let of_class = match self.of_class.get(&key) {
-            Some(known) => Arc::clone(known),
-            None => {
-                let found: Arc<[u32]> = self.of_class(kind, class).into();
-                self.of_class.insert(key, Arc::clone(&found));
-                found
-            }
-        };
+        let known = self.of_class.get(&key).map(Arc::clone);
+        let of_class = known.unwrap_or_else(|| {
+            let found: Arc<[u32]> = self.of_class(kind, class).into();
+            self.of_class.insert(key, Arc::clone(&found));
+            found
+        });
         let held = self.state(state).map(|content| &content.held);
         let in_use = held.into_iter().flatten();
         let in_use = in_use.filter(|(device, _)| of_class.binary_search(device).is_ok());

@@ -294,7 +294,7 @@ fn strategies_are_compared_and_pack_what_has_a_weight() {
     };
     let named = |least, most| {
         let names = ["least-allocated", "most-allocated"].map(str::to_owned);
-        Vec::from_iter(names.into_iter().zip([least, most]))
+        names.into_iter().zip([least, most]).collect::<Vec<_>>()
     };
     assert_eq!(accepted(&["--device-weight", "5"]), named(8, 9));
     let resources = ["--node-resources", "192,2Ti", "--pod-resources", "20,240Gi"];

@@ -2,6 +2,7 @@
 //! pod of low priority ends, another comes in its place at once, as its controller makes it, others
 //! of low priority wait already, and one of high priority waits for the device.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -90,7 +91,7 @@ impl Story<'_> {
         self.next += 1;
         let claims = std::slice::from_ref(&self.claim);
         self.plane
-            .create_of(&name, claims, [1000, 1 << 30], &Default::default(), class)?;
+            .create_of(&name, claims, [1000, 1 << 30], &BTreeMap::new(), class)?;
         Ok(name)
     }
 

@@ -240,7 +240,7 @@ fn first_view(child: &mut Child, start: Instant) -> Result<(Duration, u64)> {
         stream,
         "GET {folder}events HTTP/1.1\r\nHost: {address}\r\nCookie: {value}\r\n\r\n"
     )?;
-    let (mut seen, mut bytes) = (Vec::new(), [0; 65536]);
+    let (mut seen, mut bytes) = (Vec::new(), vec![0; 65536]);
     // A view ends with an empty line.
     while !(contains(&seen, b"data:") && contains(&seen, b"\n\n")) {
         let read = stream.read(&mut bytes)?;

@@ -156,7 +156,7 @@ async fn a_pod_is_moved_for_one_that_waits_and_both_hear_of_it() {
     let text = table(&round);
     assert!(text.contains("ns/big  0         70"), "{text}");
     let planned = ("big".to_owned(), "GpuDefragPlanned".to_owned());
-    assert_eq!(nodes.said(), [planned.clone()]);
+    assert_eq!(nodes.said(), std::slice::from_ref(&planned));
     assert_eq!(nodes.api.count("create", "pods/eviction"), 0);
 
     nodes.places("big", "n1", 1);

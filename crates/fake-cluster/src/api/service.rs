@@ -268,12 +268,11 @@ fn of_objects(
             if asked.metadata {
                 partial = page.items.iter().copied().map(self::partial).collect();
                 page.items = partial.iter().collect();
-                let mut list = list_of(&kind, &page);
-                list["apiVersion"] = json!("meta.k8s.io/v1");
-                list["kind"] = json!("PartialObjectMetadataList");
-                return Ok(document(200, &list));
+                let of = ("meta.k8s.io/v1", "PartialObjectMetadataList");
+                return Ok(document(200, &list_of(of, &page)));
             }
-            Ok(document(200, &list_of(&kind, &page)))
+            let of = (kind.api_version(), format!("{}List", kind.name));
+            Ok(document(200, &list_of((&of.0, &of.1), &page)))
         }
         "watch" => {
             let mut selector_query = asked.query.clone();
@@ -442,7 +441,7 @@ fn partial(object: &Value) -> Value {
     })
 }
 
-fn list_of(kind: &Kind, page: &Page<'_>) -> Value {
+fn list_of((api_version, kind): (&str, &str), page: &Page<'_>) -> Value {
     let mut metadata = json!({"resourceVersion": page.version});
     if let Some((token, left)) = &page.rest {
         metadata = json!({
@@ -450,7 +449,7 @@ fn list_of(kind: &Kind, page: &Page<'_>) -> Value {
         });
     }
     json!({
-        "apiVersion": kind.api_version(), "kind": format!("{}List", kind.name),
+        "apiVersion": api_version, "kind": kind,
         "metadata": metadata, "items": page.items,
     })
 }

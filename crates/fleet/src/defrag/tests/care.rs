@@ -170,7 +170,7 @@ fn fewest(story: &Story, pod: &Waits) -> Option<usize> {
             .map(|of| (pod::priority(of), of.metadata.name.clone().unwrap()))
             .collect();
         // Important ones are placed again first.
-        its.sort_by(|a, b| (b.0, waiting_name(&b.1)).cmp(&(a.0, waiting_name(&a.1))));
+        its.sort_by_key(|of| std::cmp::Reverse((of.0, waiting_name(&of.1))));
         for subset in 0..1_u32 << its.len() {
             let chosen = its.iter().enumerate();
             let gone: Vec<&(i32, String)> = chosen
