@@ -200,7 +200,7 @@ async fn applied(
     for (pod, waits) in candidates(&cluster, &args.rules, Timestamp::now()) {
         let mut outcome = decide(&cluster, &pod, args, left, kubernetes);
         let is_for_show = |preempts: bool| preempts && args.rules.preempt == Some(Preempt::Plan);
-        let mut is_over = false;
+        let (mut is_over, mut unread) = (false, None);
         if let Outcome::Planned { plan, preempts } = &outcome
             && !is_for_show(*preempts)
         {
@@ -213,7 +213,7 @@ async fn applied(
                 note_eviction(events, victim, &pod, preempts).await;
             }
             let why = if done.fits {
-                placed(client, &pod).await?
+                placed(client, &pod).await
             } else {
                 Some(done.why)
             };
@@ -222,11 +222,21 @@ async fn applied(
                 None => Outcome::Runs { plan, preempts },
                 Some(why) => Outcome::Stopped { plan, why },
             };
-            cluster = only(read(client).await?, Some(&args.rules.driver));
+            match read(client).await {
+                Ok(now) => cluster = only(now, Some(&args.rules.driver)),
+                // What was done so far is reported all the same.
+                Err(error) => {
+                    unread = Some(format!("{error:#}: the rest is left for the next round"))
+                }
+            }
         }
         let line = line(&pod, waits, outcome);
         say(events, &cluster, &line).await;
         round.pods.push(line);
+        if unread.is_some() {
+            round.ended = unread;
+            break;
+        }
         if is_over {
             let why = "the last one did not go as planned: the rest is left for the next round";
             round.ended = Some(why.to_owned());
@@ -315,26 +325,33 @@ fn wish(now: &Cluster, pod: &Pod, rule: Rule) -> Wish {
 }
 
 /// Waits until the scheduler has placed a pod; returns why it has not.
-async fn placed(client: &Client, pod: &Pod) -> Result<Option<String>> {
+async fn placed(client: &Client, pod: &Pod) -> Option<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let pods = Api::<Pod>::namespaced(client.clone(), namespace);
     let until = Instant::now() + PLACED;
     loop {
-        let now = pods.get_opt(name).await.context("pods")?;
-        let now = now.filter(|now| now.metadata.uid == pod.metadata.uid);
+        let now = match pods.get_opt(name).await {
+            Ok(now) => now.filter(|now| now.metadata.uid == pod.metadata.uid),
+            Err(error) => {
+                let why = divvy_telemetry::Chain(&error);
+                return Some(format!(
+                    "room was made, and whether it was placed is not known: {why}"
+                ));
+            }
+        };
         let Some(now) = now else {
-            return Ok(Some("the pod is gone".to_owned()));
+            return Some("the pod is gone".to_owned());
         };
         if now.spec.is_some_and(|spec| spec.node_name.is_some()) {
-            return Ok(None);
+            return None;
         }
         if Instant::now() >= until {
             let seconds = PLACED.as_secs();
             let why = format!(
                 "room was made, and the scheduler has not placed it after {seconds} s: another pod may have taken it"
             );
-            return Ok(Some(why));
+            return Some(why);
         }
         sleep(PAUSE).await;
     }

@@ -140,6 +140,9 @@ pub fn unknown_demand(pod: &Pod) -> Option<&'static str> {
     if terms.any(|terms| !terms.is_empty()) {
         return Some("affinity to other pods");
     }
+    if spec.scheduling_group.is_some() {
+        return Some("the other pods of its group");
+    }
     let spreads = spec.topology_spread_constraints.as_deref();
     let mut spreads = spreads.unwrap_or_default().iter();
     if spreads.any(|of| of.when_unsatisfiable == "DoNotSchedule") {
@@ -239,6 +242,10 @@ mod tests {
                 Some("persistent volumes"),
             ),
             (r#", "volumes": [{"name": "v", "emptyDir": {}}]"#, None),
+            (
+                r#", "schedulingGroup": {"podGroupName": "g"}"#,
+                Some("the other pods of its group"),
+            ),
         ] {
             let pod: Pod = read(&format!(r#"{{"spec": {{"containers": []{spec}}}}}"#));
             assert_eq!(unknown_demand(&pod), expected, "{spec}");

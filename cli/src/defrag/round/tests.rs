@@ -1,7 +1,7 @@
-use divvy_fake_cluster::FakeApi;
 use divvy_fake_cluster::build::{
     allocated, mk_claim, mk_class, mk_device, mk_node, mk_pod, mk_result, mk_slice, reserved,
 };
+use divvy_fake_cluster::{FakeApi, Fault};
 use k8s_openapi::api::core::v1::{HostAlias, PodCondition, PodStatus};
 use k8s_openapi::api::events::v1::Event as Written;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -319,4 +319,31 @@ async fn a_round_evicts_no_more_than_it_may() {
     );
     assert!(!words(&round)[1].contains("done"), "{:?}", words(&round));
     assert_eq!(nodes.api.count("create", "pods/eviction"), 1);
+}
+
+/// An API server that stops answering after the evictions: what was done is reported all the same.
+#[tokio::test]
+async fn what_was_evicted_is_reported_where_the_cluster_cannot_be_read_again() {
+    let nodes = Nodes::new(&["n1", "n2"]);
+    nodes.runs("a", "n1", "gpu-0", 0);
+    nodes.runs("b", "n2", "gpu-0", 0);
+    nodes.waits("big", 2, 0, 700);
+    nodes.waits("later", 2, 0, 650);
+    nodes.places("big", "n1", 1);
+    // Claims are listed before the plan, after the eviction, and once the pod is on its node.
+    let api = nodes.api.clone();
+    tokio::spawn(async move {
+        while api.count("list", "resourceclaims") < 2 {
+            tokio::task::yield_now().await;
+        }
+        api.fail_next(1, "list", "resourceclaims", Fault::Status(500));
+    });
+    let round = nodes.round(&args(true)).await;
+    assert_eq!(words(&round), ["ns/big move ns/a: done, it is on its node"]);
+    let ended = round.ended.as_deref().unwrap_or_default();
+    assert!(
+        ended.contains("resourceclaims") && ended.contains("next round"),
+        "{ended}"
+    );
+    assert!(nodes.there("b"));
 }
