@@ -226,7 +226,7 @@ async fn applied(
                 Ok(now) => cluster = only(now, Some(&args.rules.driver)),
                 // What was done so far is reported all the same.
                 Err(error) => {
-                    unread = Some(format!("{error:#}: the rest is left for the next round"))
+                    unread = Some(format!("{error:#}: the rest is left for the next round"));
                 }
             }
         }

@@ -220,17 +220,7 @@ impl World<'_> {
             status: None,
             ..claim.clone()
         });
-        let spec = pod.spec.as_ref();
-        Shape {
-            name: waiting::name(pod),
-            claims: claims.collect(),
-            selector: spec.and_then(pod::selector),
-            tolerations: spec
-                .and_then(|spec| spec.tolerations.clone())
-                .unwrap_or_default(),
-            resources: spec.map(pod::resources).unwrap_or_default(),
-            ..Shape::default()
-        }
+        waiting::asking(pod, claims.collect())
     }
 }
 

@@ -158,7 +158,7 @@ impl Brute {
     }
 }
 
-const REQUESTS: [&str; 6] = [
+pub(crate) const REQUESTS: [&str; 6] = [
     "gpu",
     "2*gpu",
     "mig:half",

@@ -78,16 +78,21 @@ pub fn shape_of(pod: &Pod, all: &[ResourceClaim]) -> Result<Shape, WaitingError>
         }
         claims.push(claim.clone());
     }
-    Ok(Shape {
-        name: text,
+    Ok(asking(pod, claims))
+}
+
+/// Returns what a pod demands of its node, with these claims.
+pub(crate) fn asking(pod: &Pod, claims: Vec<ResourceClaim>) -> Shape {
+    let spec = pod.spec.as_ref();
+    let tolerations = spec.and_then(|spec| spec.tolerations.clone());
+    Shape {
+        name: name(pod),
         claims,
         selector: spec.and_then(pod::selector),
-        tolerations: spec
-            .and_then(|spec| spec.tolerations.clone())
-            .unwrap_or_default(),
+        tolerations: tolerations.unwrap_or_default(),
         resources: spec.map(pod::resources).unwrap_or_default(),
         ..Shape::default()
-    })
+    }
 }
 
 /// Returns the pods that the scheduler has refused, with the time since which they wait; the most

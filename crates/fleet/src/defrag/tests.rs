@@ -182,14 +182,7 @@ fn brute(
 
 #[test]
 fn no_subset_of_pods_is_better_than_the_plan() {
-    let requests = [
-        "gpu",
-        "2*gpu",
-        "mig:half",
-        "share:8Gi",
-        "share:30Gi",
-        "2*mig:half",
-    ];
+    let requests = crate::tests::REQUESTS;
     let mut random = Random::new(5);
     let (mut plans, mut without, mut several) = (0, 0, 0);
     for world in 0..120 {

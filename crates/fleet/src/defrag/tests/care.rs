@@ -3,15 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 
 use super::*;
-
-const REQUESTS: [&str; 6] = [
-    "gpu",
-    "2*gpu",
-    "mig:half",
-    "share:8Gi",
-    "share:30Gi",
-    "2*mig:half",
-];
+use crate::tests::REQUESTS;
 
 fn time(number: i64) -> Time {
     Time(Timestamp::from_second(number).unwrap())
