@@ -277,6 +277,8 @@ pub mod annotations {
     /// Grant of the namespace's GpuQuota, on a claim: the most that the claim may be given. The
     /// cluster controller writes it, and the API server refuses an allocation without it.
     pub const QUOTA: &str = "divvy.dev/quota";
+    /// `true` on a node that `divvy defrag` has cordoned while pods are moved away from it.
+    pub const DEFRAG: &str = "divvy.dev/defrag";
     /// Pods that the cluster controller evicted in the last minute, on its Lease.
     pub const DEPARTURES: &str = "divvy.dev/departures";
 }

@@ -2,6 +2,7 @@
 
 mod apply;
 mod carry_out;
+mod closed;
 mod round;
 
 use std::path::PathBuf;

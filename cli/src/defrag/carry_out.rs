@@ -1,5 +1,8 @@
 //! Evictions of a plan, one after the other.
 //!
+//! The node is cordoned meanwhile: what comes in the place of an evicted pod would take the node's
+//! other free devices, and the evictions would be for nothing.
+//!
 //! Each eviction is asked of the Eviction API, which counts budgets. After each one the cluster is
 //! read again, and the rest is left undone unless it is still what makes room.
 
@@ -15,6 +18,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use tokio::time::{Instant, sleep};
 
+use super::closed;
 use crate::objects;
 
 /// Time between looks at a pod that is ending.
@@ -93,9 +97,39 @@ pub(super) fn only(mut cluster: Cluster, driver: Option<&str>) -> Cluster {
     cluster
 }
 
-/// Carries out a plan with evictions. `wish` returns what is wanted as the cluster is by then;
+/// Carries out a plan: cordons the node, evicts, waits until replacements of moved pods are on
+/// other nodes, and opens the node again. `wish` returns what is wanted as the cluster is by then;
 /// `say` hears of each pod that has left.
 pub(super) async fn carry_out(
+    client: &Client,
+    plan: &Plan,
+    settings: Settings<'_>,
+    wish: &dyn Fn(&Cluster) -> Wish,
+    say: &mut dyn FnMut(&str),
+) -> Done {
+    let mut done = Done::default();
+    match closed::close(client, &plan.node).await {
+        Ok(true) => {}
+        Ok(false) => return done.stopped(plan, &format!("node {} is cordoned", plan.node)),
+        Err(error) => {
+            let why = format!("node {} cannot be cordoned: {}", plan.node, Chain(&error));
+            return done.stopped(plan, &why);
+        }
+    }
+    let moved = closed::Moved::of(client, plan).await;
+    done = evictions(client, plan, settings, wish, say).await;
+    if done.fits {
+        moved.settle(client, settings.patience).await;
+    }
+    if let Err(error) = closed::open(client, &plan.node).await {
+        let (node, error) = (&plan.node, Chain(&error));
+        done.fits = false;
+        done.why += &format!("; node {node} is still cordoned (kubectl uncordon {node}): {error}");
+    }
+    done
+}
+
+async fn evictions(
     client: &Client,
     plan: &Plan,
     settings: Settings<'_>,
@@ -118,7 +152,7 @@ pub(super) async fn carry_out(
         rest = later;
         let left = std::mem::take(&mut cluster.left);
         cluster = match read(client).await {
-            Ok(cluster) => only(cluster, settings.driver),
+            Ok(cluster) => closed::opened(only(cluster, settings.driver)),
             Err(error) => return done.stopped(plan, &format!("{error:#}")),
         };
         cluster.left = left;

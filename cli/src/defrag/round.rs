@@ -18,8 +18,8 @@ use kube::{Api, Client};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::Args;
 use super::carry_out::{Settings, Wish, carry_out, only, read};
+use super::{Args, closed};
 use crate::format;
 use crate::table::Table;
 
@@ -172,6 +172,10 @@ async fn of_cluster(client: &Client, args: &Args) -> Result<Round> {
     let minor: u32 = minor.with_context(|| format!("unknown release 1.{}", version.minor))?;
     let kubernetes = minor.clamp(RELEASES.0, RELEASES.1);
     let cluster = only(read(client).await?, Some(&args.rules.driver));
+    if args.apply {
+        closed::open_all(client, &cluster).await?;
+    }
+    let cluster = closed::opened(cluster);
     let events = args.rules.events.then(|| Events::new(client));
     if !args.apply {
         let round = plans(&cluster, args, kubernetes, Timestamp::now());

@@ -1,8 +1,9 @@
+use divvy_api::names::annotations::DEFRAG;
 use divvy_fake_cluster::build::{
     allocated, mk_claim, mk_class, mk_device, mk_node, mk_pod, mk_result, mk_slice, reserved,
 };
 use divvy_fake_cluster::{FakeApi, Fault};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -266,4 +267,78 @@ async fn a_pod_that_does_not_end_stops_the_rest() {
         done.why
     );
     assert!(two.there("b"));
+}
+
+fn is_cordoned(api: &FakeApi) -> bool {
+    let node = api.get::<Node>("", "n1").unwrap();
+    let annotated = node.metadata.annotations.unwrap_or_default();
+    let cordoned = node.spec.and_then(|spec| spec.unschedulable) == Some(true);
+    assert_eq!(annotated.contains_key(DEFRAG), cordoned);
+    cordoned
+}
+
+/// Replacements of evicted pods cannot take the node's other free devices.
+#[tokio::test]
+async fn the_node_is_cordoned_while_pods_are_evicted_and_open_afterwards() {
+    let two = Two::new();
+    let api = two.api.clone();
+    let mut seen = Vec::new();
+    let done = two
+        .apply(&mut |line| {
+            if line.starts_with("evicted") {
+                seen.push(is_cordoned(&api));
+            }
+        })
+        .await;
+    assert!(done.fits, "{done:?}");
+    assert_eq!(seen, [true, true]);
+    assert!(!is_cordoned(&api));
+    // Also where a budget stops it.
+    let two = Two::new();
+    two.api
+        .fail_next(1, "create", "pods/eviction", Fault::Budget);
+    assert!(!two.apply(&mut |_| {}).await.fits);
+    assert!(!is_cordoned(&two.api));
+}
+
+#[tokio::test]
+async fn a_node_that_an_administrator_has_cordoned_is_left_alone() {
+    let two = Two::new();
+    let cordon = |node: &mut Node| {
+        node.spec.get_or_insert_default().unschedulable = Some(true);
+    };
+    two.api.modify("", "n1", cordon).unwrap();
+    let done = two.apply(&mut |_| {}).await;
+    assert!(done.why.contains("node n1 is cordoned"), "{}", done.why);
+    assert!(two.there("a") && two.there("b"));
+    assert_eq!(two.api.count("patch", "nodes"), 0);
+}
+
+#[tokio::test]
+async fn without_the_right_to_cordon_no_pod_is_evicted() {
+    let two = Two::new();
+    two.api.fail_next(1, "patch", "nodes", Fault::Status(403));
+    let done = two.apply(&mut |_| {}).await;
+    assert!(
+        done.why.contains("node n1 cannot be cordoned"),
+        "{}",
+        done.why
+    );
+    assert_eq!(two.api.count("create", "pods/eviction"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_cannot_be_opened_again_is_named() {
+    let two = Two::new();
+    let api = two.api.clone();
+    let done = two
+        .apply(&mut |line| {
+            if line == "evicted ns/b" {
+                api.fail_next(5, "patch", "nodes", Fault::Status(500));
+            }
+        })
+        .await;
+    assert!(!done.fits, "{done:?}");
+    assert!(done.why.contains("kubectl uncordon n1"), "{}", done.why);
+    assert_eq!(done.evicted, ["ns/a", "ns/b"]);
 }

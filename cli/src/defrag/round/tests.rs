@@ -1,8 +1,9 @@
+use divvy_api::names::annotations::DEFRAG;
 use divvy_fake_cluster::build::{
     allocated, mk_claim, mk_class, mk_device, mk_node, mk_pod, mk_result, mk_slice, reserved,
 };
 use divvy_fake_cluster::{FakeApi, Fault};
-use k8s_openapi::api::core::v1::{HostAlias, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{HostAlias, Node, PodCondition, PodStatus};
 use k8s_openapi::api::events::v1::Event as Written;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -346,4 +347,64 @@ async fn what_was_evicted_is_reported_where_the_cluster_cannot_be_read_again() {
         "{ended}"
     );
     assert!(nodes.there("b"));
+}
+
+/// A round that was killed has left a node cordoned: the next one opens it, and a plan does not.
+#[tokio::test]
+async fn a_node_that_a_killed_round_has_left_cordoned_is_opened() {
+    let nodes = Nodes::new(&["n1", "n2"]);
+    let left = |node: &mut Node| {
+        let annotation = (DEFRAG.to_owned(), "true".to_owned());
+        node.metadata.annotations = Some([annotation].into());
+        node.spec.get_or_insert_default().unschedulable = Some(true);
+    };
+    nodes.api.modify("", "n1", left).unwrap();
+    let cordon = |node: &mut Node| {
+        node.spec.get_or_insert_default().unschedulable = Some(true);
+    };
+    nodes.api.modify("", "n2", cordon).unwrap();
+    nodes.round(&args(false)).await;
+    assert_eq!(nodes.api.count("patch", "nodes"), 0);
+    nodes.round(&args(true)).await;
+    let cordoned = |name: &str| {
+        let node = nodes.api.get::<Node>("", name).unwrap();
+        node.spec.and_then(|spec| spec.unschedulable) == Some(true)
+    };
+    assert!(!cordoned("n1") && cordoned("n2"));
+}
+
+/// The node opens only when what comes in the place of a moved pod has a node.
+#[tokio::test]
+async fn a_moved_pod_has_its_place_before_the_node_opens() {
+    let nodes = Nodes::new(&["n1", "n2"]);
+    nodes.runs("a", "n1", "gpu-0", 0);
+    nodes.runs("b", "n2", "gpu-0", 0);
+    nodes.waits("big", 2, 0, 700);
+    let api = nodes.api.clone();
+    tokio::spawn(async move {
+        while api.count("create", "pods/eviction") < 1 {
+            tokio::task::yield_now().await;
+        }
+        // Three lists of pods later, the controller has made another one.
+        let before = api.count("list", "pods");
+        while api.count("list", "pods") < before + 3 {
+            tokio::task::yield_now().await;
+        }
+        let node = api.get::<Node>("", "n1").unwrap();
+        assert_eq!(node.spec.and_then(|spec| spec.unschedulable), Some(true));
+        let mut pod = mk_pod("ns", "a2", Some("n2"), &[]);
+        pod.metadata.owner_references =
+            api.get::<Pod>("ns", "b").unwrap().metadata.owner_references;
+        api.put(&pod).unwrap();
+        let node = |api: &FakeApi| api.get::<Node>("", "n1").unwrap().spec;
+        while node(&api).and_then(|spec| spec.unschedulable) == Some(true) {
+            tokio::task::yield_now().await;
+        }
+        let bind = |pod: &mut Pod| pod.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
+        api.modify::<Pod>("ns", "big", bind).unwrap();
+    });
+    let mut patient = args(true);
+    patient.patience = 30;
+    let round = nodes.round(&patient).await;
+    assert_eq!(words(&round), ["ns/big move ns/a: done, it is on its node"]);
 }

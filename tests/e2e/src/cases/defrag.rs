@@ -111,6 +111,14 @@ fn moves(env: &Env, nodes: [&str; 2], uuids: &[&str]) -> Result<()> {
         at(&large, "spec.nodeName") == nodes[1],
         "the large pod is elsewhere"
     );
+    for node in nodes {
+        let node = env.api().get(&format!("/api/v1/nodes/{node}"))?;
+        let node = node.context("the node is gone")?;
+        ensure!(
+            at(&node, "spec.unschedulable").is_null(),
+            "a node is still cordoned"
+        );
+    }
     env.wait_for_replicas("moved", 1)?;
     ensure!(
         only(env, "moved")?.1 == nodes[0],
