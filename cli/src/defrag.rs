@@ -25,7 +25,8 @@ pub struct Args {
     /// Print the plan; nothing is evicted
     #[arg(long, required_unless_present = "apply")]
     plan: bool,
-    /// Evict the pods of the plan, one after the other, and look at the cluster again after each
+    /// Cordon the plan's node, evict its pods one after the other, look at the cluster again after
+    /// each, and uncordon the node
     #[arg(long, conflicts_with_all = ["plan", "objects"])]
     apply: bool,
     /// Time that an evicted pod has to end

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use divvy_fleet::Cluster;
 use divvy_fleet::defrag::{Plan, plan};
+use divvy_telemetry::stop_on_signals;
 use kube::Client;
 use serde::Serialize;
 
@@ -70,13 +71,14 @@ async fn planned(client: &Client, args: &Args, say: &mut dyn FnMut(&str)) -> Res
         kubernetes: args.source.kubernetes,
         patience: Duration::from_secs(args.patience),
         driver: None,
+        stop: stop_on_signals().context("failed to handle signals")?,
     };
     let again = |cluster: &Cluster| match wanted(args, cluster) {
         Err(Asked::Request(error)) => Wish::Gone(error.to_string()),
         Err(Asked::Pod(error)) => Wish::of(Err(error)),
         Ok(wanted) => Wish::Open(wanted),
     };
-    let carried_out = carry_out::carry_out(client, &plan, settings, &again, say).await;
+    let carried_out = carry_out::carry_out(client, &plan, &settings, &again, say).await;
     done.evicted = carried_out
         .evicted
         .iter()

@@ -17,6 +17,7 @@ use divvy_telemetry::Chain;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use super::closed;
 use crate::objects;
@@ -44,7 +45,7 @@ enum Evicted {
 }
 
 /// Settings of the evictions.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Settings<'s> {
     /// Release of Kubernetes, 1.`kubernetes`.
     pub(super) kubernetes: u32,
@@ -52,6 +53,8 @@ pub(super) struct Settings<'s> {
     pub(super) patience: Duration,
     /// Driver whose devices are looked at; without one, those of all.
     pub(super) driver: Option<&'s str>,
+    /// Cancelled when the command is to end: the node is opened before.
+    pub(super) stop: CancellationToken,
 }
 
 /// A wish, as the cluster is by then.
@@ -59,7 +62,7 @@ pub(super) enum Wish {
     Open(Wanted),
     /// The pod has its devices, as it says in words.
     Granted(String),
-    /// It is not wanted any more, for this reason.
+    /// A wish of the past, with the reason.
     Gone(String),
 }
 
@@ -103,7 +106,7 @@ pub(super) fn only(mut cluster: Cluster, driver: Option<&str>) -> Cluster {
 pub(super) async fn carry_out(
     client: &Client,
     plan: &Plan,
-    settings: Settings<'_>,
+    settings: &Settings<'_>,
     wish: &dyn Fn(&Cluster) -> Wish,
     say: &mut dyn FnMut(&str),
 ) -> Done {
@@ -113,26 +116,23 @@ pub(super) async fn carry_out(
         Ok(false) => return done.stopped(plan, &format!("node {} is cordoned", plan.node)),
         Err(error) => {
             let why = format!("node {} cannot be cordoned: {}", plan.node, Chain(&error));
-            return done.stopped(plan, &why);
+            done = done.stopped(plan, &why);
+            // It may be cordoned all the same: the answer was lost.
+            return done.opened(client, plan).await;
         }
     }
     let moved = closed::Moved::of(client, plan).await;
     done = evictions(client, plan, settings, wish, say).await;
     if done.fits {
-        moved.settle(client, settings.patience).await;
+        moved.settle(client, settings).await;
     }
-    if let Err(error) = closed::open(client, &plan.node).await {
-        let (node, error) = (&plan.node, Chain(&error));
-        done.fits = false;
-        done.why += &format!("; node {node} is still cordoned (kubectl uncordon {node}): {error}");
-    }
-    done
+    done.opened(client, plan).await
 }
 
 async fn evictions(
     client: &Client,
     plan: &Plan,
-    settings: Settings<'_>,
+    settings: &Settings<'_>,
     wish: &dyn Fn(&Cluster) -> Wish,
     say: &mut dyn FnMut(&str),
 ) -> Done {
@@ -141,7 +141,10 @@ async fn evictions(
     let mut rest = plan.evict.as_slice();
     while let [victim, later @ ..] = rest {
         let name = victim.to_string();
-        match eviction(client, victim, settings.patience).await {
+        if settings.stop.is_cancelled() {
+            return done.stopped(plan, "interrupted");
+        }
+        match eviction(client, victim, settings).await {
             Evicted::Yes => {
                 say(&format!("evicted {name}"));
                 done.evicted.push(victim.clone());
@@ -187,6 +190,17 @@ async fn evictions(
 }
 
 impl Done {
+    /// Opens the plan's node again; what keeps it cordoned is added to the outcome.
+    async fn opened(mut self, client: &Client, plan: &Plan) -> Self {
+        if let Err(error) = closed::open(client, &plan.node).await {
+            let (node, error) = (&plan.node, Chain(&error));
+            self.fits = false;
+            self.why +=
+                &format!("; node {node} may be cordoned (kubectl uncordon {node}): {error}");
+        }
+        self
+    }
+
     fn stopped(mut self, plan: &Plan, why: &str) -> Self {
         let (count, planned) = (counted(self.evicted.len()), plan.evict.len());
         self.why = format!("stopped with {count} of {planned} evicted: {why}");
@@ -195,7 +209,7 @@ impl Done {
 }
 
 /// Evicts a pod and waits until it is gone.
-async fn eviction(client: &Client, victim: &Victim, patience: Duration) -> Evicted {
+async fn eviction(client: &Client, victim: &Victim, settings: &Settings<'_>) -> Evicted {
     let pods = Api::<Pod>::namespaced(client.clone(), &victim.namespace);
     let name = victim.to_string();
     match evict(&pods, &victim.name, &victim.uid).await {
@@ -223,7 +237,7 @@ async fn eviction(client: &Client, victim: &Victim, patience: Duration) -> Evict
             return Evicted::Stop(why);
         }
     }
-    let until = Instant::now() + patience;
+    let until = Instant::now() + settings.patience;
     loop {
         let there = match pods.get_opt(&victim.name).await {
             Ok(there) => there,
@@ -236,11 +250,16 @@ async fn eviction(client: &Client, victim: &Victim, patience: Duration) -> Evict
             return Evicted::Yes;
         }
         if Instant::now() >= until {
-            let seconds = patience.as_secs();
+            let seconds = settings.patience.as_secs();
             let why = format!("{name} is evicted and has not ended after {seconds} s (--patience)");
             return Evicted::Stop(why);
         }
-        sleep(PAUSE).await;
+        tokio::select! {
+            () = settings.stop.cancelled() => {
+                return Evicted::Stop(format!("{name} is evicted and has not ended: interrupted"));
+            }
+            () = sleep(PAUSE) => {}
+        }
     }
 }
 

@@ -12,6 +12,8 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use super::carry_out::Settings;
+
 /// Taint that Kubernetes gives a cordoned node.
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 /// The longest time that what comes in the place of moved pods has to get a node.
@@ -24,17 +26,27 @@ const ATTEMPTS: usize = 5;
 /// Cordons a node; returns false if it is cordoned already.
 pub(super) async fn close(client: &Client, name: &str) -> Result<bool, kube::Error> {
     let nodes = Api::<Node>::all(client.clone());
-    let node = nodes.get(name).await?;
-    let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable);
-    if cordoned == Some(true) {
-        return Ok(false);
+    let mut attempt = 1;
+    loop {
+        let node = nodes.get(name).await?;
+        let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable);
+        if cordoned == Some(true) {
+            return Ok(false);
+        }
+        // Only what was read is changed: an administrator may cordon it in the same moment, and
+        // what this command has not cordoned it must not open.
+        let change = json!({
+            "metadata": {"annotations": {DEFRAG: "true"}, "resourceVersion": node.resource_version()},
+            "spec": {"unschedulable": true},
+        });
+        let change = Patch::Merge(&change);
+        match nodes.patch(name, &PatchParams::default(), &change).await {
+            Ok(_) => return Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 409 && attempt < ATTEMPTS => {}
+            Err(error) => return Err(error),
+        }
+        attempt += 1;
     }
-    let change = json!({
-        "metadata": {"annotations": {DEFRAG: "true"}}, "spec": {"unschedulable": true},
-    });
-    let change = Patch::Merge(&change);
-    nodes.patch(name, &PatchParams::default(), &change).await?;
-    Ok(true)
 }
 
 /// Opens a node again that this command has cordoned. An API server that does not answer is asked
@@ -47,7 +59,12 @@ pub(super) async fn open(client: &Client, name: &str) -> Result<(), kube::Error>
     let change = Patch::Merge(&change);
     let mut attempt = 1;
     loop {
-        match nodes.patch(name, &PatchParams::default(), &change).await {
+        let opened = match nodes.get(name).await {
+            Ok(node) if !is_ours(&node) => return Ok(()),
+            Ok(_) => nodes.patch(name, &PatchParams::default(), &change).await,
+            Err(error) => Err(error),
+        };
+        match opened {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
             Err(error) if attempt == ATTEMPTS => return Err(error),
@@ -102,13 +119,14 @@ impl Moved {
     }
 
     /// Waits until the controllers have as many pods on nodes as before, but not for long.
-    pub(super) async fn settle(&self, client: &Client, patience: Duration) {
-        let until = Instant::now() + patience.min(SETTLED);
+    pub(super) async fn settle(&self, client: &Client, settings: &Settings<'_>) {
+        let until = Instant::now() + settings.patience.min(SETTLED);
         for ((namespace, uid), before) in &self.0 {
             loop {
                 let pods = placed(client, namespace).await.unwrap_or_default();
                 let its = pods.iter().filter(|pod| owner(pod) == Some(uid));
-                if its.count() >= *before || Instant::now() >= until {
+                let is_over = settings.stop.is_cancelled() || Instant::now() >= until;
+                if its.count() >= *before || is_over {
                     break;
                 }
                 sleep(PAUSE).await;

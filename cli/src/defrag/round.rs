@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use divvy_fleet::defrag::{Care, Plan, Victim, Wanted, plan};
 use divvy_fleet::waiting::WaitingError;
 use divvy_fleet::{Cluster, pod, waiting};
+use divvy_telemetry::stop_on_signals;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -44,6 +45,8 @@ pub(super) struct Rules {
         long,
         value_name = "SECONDS",
         default_value_t = 600,
+        // What comes in the place of an evicted pod must be newer than the pod that waits.
+        value_parser = clap::value_parser!(u64).range(1..),
         requires = "waiting"
     )]
     min_wait: u64,
@@ -118,7 +121,7 @@ struct Line {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "outcome", rename_all = "camelCase")]
 enum Outcome {
-    /// It waits for something that evictions do not give, or that is not known.
+    /// Waits for something that evictions do not give, or that is not known.
     LeftAlone { why: String },
     /// The scheduler can place it.
     Fits { plan: Plan },
@@ -199,6 +202,7 @@ async fn applied(
         kubernetes,
         patience: Duration::from_secs(args.patience),
         driver: Some(&args.rules.driver),
+        stop: stop_on_signals().context("failed to handle signals")?,
     };
     let (mut round, mut left) = (Round::default(), args.rules.max_evictions);
     for (pod, waits) in candidates(&cluster, &args.rules, Timestamp::now()) {
@@ -210,14 +214,14 @@ async fn applied(
         {
             let rule = if *preempts { Rule::Preempt } else { Rule::Move };
             let again = |now: &Cluster| wish(now, &pod, rule);
-            let done = carry_out(client, plan, settings, &again, &mut format::talk).await;
+            let done = carry_out(client, plan, &settings, &again, &mut format::talk).await;
             left = left.saturating_sub(done.evicted.len());
             let (plan, preempts) = (plan.clone(), *preempts);
             for victim in &done.evicted {
                 note_eviction(events, victim, &pod, preempts).await;
             }
             let why = if done.fits {
-                placed(client, &pod).await
+                placed(client, &pod, &settings).await
             } else {
                 Some(done.why)
             };
@@ -329,7 +333,7 @@ fn wish(now: &Cluster, pod: &Pod, rule: Rule) -> Wish {
 }
 
 /// Waits until the scheduler has placed a pod; returns why it has not.
-async fn placed(client: &Client, pod: &Pod) -> Option<String> {
+async fn placed(client: &Client, pod: &Pod, settings: &Settings<'_>) -> Option<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let pods = Api::<Pod>::namespaced(client.clone(), namespace);
@@ -349,6 +353,9 @@ async fn placed(client: &Client, pod: &Pod) -> Option<String> {
         };
         if now.spec.is_some_and(|spec| spec.node_name.is_some()) {
             return None;
+        }
+        if settings.stop.is_cancelled() {
+            return Some("room was made; interrupted before it was placed".to_owned());
         }
         if Instant::now() >= until {
             let seconds = PLACED.as_secs();

@@ -108,6 +108,24 @@ pub struct Kind {
     pub remedy: &'static str,
 }
 
+impl Kind {
+    /// Returns the right that is missing, and who grants it.
+    fn right(&self) -> String {
+        let Self {
+            resource, remedy, ..
+        } = self;
+        format!(
+            "you may not list {resource} in the whole cluster; ask a cluster admin for {remedy}"
+        )
+    }
+
+    /// Returns what is unknown where a list is refused.
+    fn forbidden(&self) -> String {
+        let (name, missing, right) = (self.name, self.missing, self.right());
+        format!("{name} cannot be listed; unknown: {missing} ({right})")
+    }
+}
+
 /// A role that the chart creates (`viewRole.enabled`).
 const OUR_ROLE: &str = "a ClusterRoleBinding to divvy-view, a ClusterRole of divvy's chart";
 /// Right that a user of one namespace usually lacks.
@@ -490,11 +508,12 @@ impl Reader<'_> {
             }
             SlicesWanted::Few => {}
         }
-        let Some(names) = published(&api, &snapshot.driver).await? else {
-            // What is wrong is said as for a list of all.
-            let all = ListParams::default();
-            snapshot.slices = self.list(&SLICES, &all, &api, None).await?;
-            return Ok(());
+        let names = match published(&api, &snapshot.driver).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                self.unread.push(SLICES.forbidden());
+                return Ok(());
+            }
+            names => names.with_context(|| format!("{} cannot be listed", SLICES.name))?,
         };
         let (count, sharing) = (names.count, snapshot.sharing());
         let depends = snapshot.depends_on_all_devices();
@@ -550,7 +569,7 @@ impl Reader<'_> {
             name,
             resource,
             missing,
-            remedy,
+            ..
         } = kind;
         let failed = || format!("{name} cannot be listed");
         match pages(all, params).await {
@@ -572,9 +591,7 @@ impl Reader<'_> {
             Err(error) if is_unknown_user(&error) => return Err(unanswered(error)),
             other => return other.with_context(failed),
         }
-        let right = format!(
-            "you may not list {resource} in the whole cluster; ask a cluster admin for {remedy}"
-        );
+        let right = kind.right();
         if let Some(own) = own {
             match pages(own, params).await {
                 Ok(found) => {
@@ -588,9 +605,7 @@ impl Reader<'_> {
                 other => return other.with_context(failed),
             }
         }
-        self.unread.push(format!(
-            "{name} cannot be listed; unknown: {missing} ({right})"
-        ));
+        self.unread.push(kind.forbidden());
         Ok(Vec::new())
     }
 
@@ -675,12 +690,8 @@ struct PublishedBy {
     count: usize,
 }
 
-/// Finds the nodes that publish, by the owners of their slices; nothing where the server does not
-/// let them be listed.
-async fn published(
-    api: &Api<ResourceSlice>,
-    driver: &str,
-) -> Result<Option<PublishedBy>, kube::Error> {
+/// Finds the nodes that publish, by the owners of their slices.
+async fn published(api: &Api<ResourceSlice>, driver: &str) -> Result<PublishedBy, kube::Error> {
     let of_driver = ListParams::default().fields(&format!("spec.driver={driver}"));
     let mut params = of_driver.limit(PAGE);
     let mut found = PublishedBy {
@@ -688,10 +699,7 @@ async fn published(
         count: 0,
     };
     loop {
-        let page = match api.list_metadata(&params).await {
-            Err(kube::Error::Api(_)) => return Ok(None),
-            page => page?,
-        };
+        let page = api.list_metadata(&params).await?;
         found.count += page.items.len();
         let owners = page
             .items
@@ -701,7 +709,7 @@ async fn published(
         found.nodes.extend(nodes.map(|owner| owner.name.clone()));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params.continue_token = Some(token),
-            None => return Ok(Some(found)),
+            None => return Ok(found),
         }
     }
 }

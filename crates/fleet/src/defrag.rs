@@ -39,8 +39,8 @@ pub struct Wanted {
 /// Conditions on evictions that no person has looked at.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Care {
-    /// Pods that were made later stay: what comes in the place of an evicted pod is not evicted
-    /// for the same one.
+    /// Pods that were made later, by whole seconds, stay: what comes in the place of an evicted pod
+    /// is not evicted for the same one.
     pub made_before: Option<Time>,
     /// Each evicted pod must fit a node afterwards.
     pub all_fit: bool,

@@ -110,7 +110,7 @@ pub(crate) struct Worlds<'w> {
     pub(crate) broken: BTreeMap<usize, String>,
     /// By kind and shape: permission to use nodes of the kind.
     allowed: HashMap<(usize, usize), bool>,
-    /// By kind and class: its devices, in order.
+    /// Devices by kind and class, in order.
     of_class: HashMap<(usize, String), Arc<[u32]>>,
 }
 

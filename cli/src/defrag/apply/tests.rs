@@ -342,3 +342,52 @@ async fn a_node_that_cannot_be_opened_again_is_named() {
     assert!(done.why.contains("kubectl uncordon n1"), "{}", done.why);
     assert_eq!(done.evicted, ["ns/a", "ns/b"]);
 }
+
+/// An answer that is lost leaves the node cordoned or not: it is open afterwards in both cases.
+#[tokio::test]
+async fn a_node_is_opened_where_the_answer_to_its_cordon_is_lost() {
+    for fault in [Fault::DropBefore, Fault::DropAfter] {
+        let two = Two::new();
+        two.api.fail_next(1, "patch", "nodes", fault);
+        let done = two.apply(&mut |_| {}).await;
+        assert!(done.why.contains("cannot be cordoned"), "{}", done.why);
+        assert!(!is_cordoned(&two.api));
+        assert_eq!(two.api.count("create", "pods/eviction"), 0);
+    }
+}
+
+/// A node that has changed since it was read is read again before it is cordoned.
+#[tokio::test]
+async fn a_node_that_has_changed_is_read_again_before_it_is_cordoned() {
+    let two = Two::new();
+    two.api.fail_next(1, "patch", "nodes", Fault::Status(409));
+    let done = two.apply(&mut |_| {}).await;
+    assert!(done.fits, "tried again: {done:?}");
+    assert!(!is_cordoned(&two.api));
+}
+
+/// A command that is to end evicts no more, says so, and leaves the node open.
+#[tokio::test]
+async fn an_interrupted_command_opens_the_node() {
+    let two = Two::new();
+    let client = two.api.client();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let settings = carry_out::Settings {
+        kubernetes: 37,
+        patience: Duration::ZERO,
+        driver: None,
+        stop: stop.clone(),
+    };
+    let cluster = carry_out::read(&client).await.unwrap();
+    let asked = wanted(&args(), &cluster).unwrap();
+    let plan = plan(&cluster, &asked, 37).unwrap().plan.unwrap();
+    let wish = |cluster: &Cluster| Wish::Open(wanted(&args(), cluster).unwrap());
+    let mut interrupt = |line: &str| {
+        if line == "evicted ns/a" {
+            stop.cancel();
+        }
+    };
+    let done = carry_out::carry_out(&client, &plan, &settings, &wish, &mut interrupt).await;
+    assert_eq!(done.why, "stopped with 1 pod of 2 evicted: interrupted");
+    assert!(two.there("b") && !is_cordoned(&two.api));
+}

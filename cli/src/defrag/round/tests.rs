@@ -223,6 +223,21 @@ async fn who_is_left_alone_says_why() {
         [format!("ns/big {no_room}")]
     );
 
+    // Those of the same second go: a whole application may be applied at once.
+    let nodes = full();
+    nodes.waits("big", 1, 5, 700);
+    let made = nodes.api.get::<Pod>("ns", "big").unwrap().metadata;
+    for name in ["a", "b"] {
+        let same = |pod: &mut Pod| {
+            pod.metadata
+                .creation_timestamp
+                .clone_from(&made.creation_timestamp);
+        };
+        nodes.api.modify("ns", name, same).unwrap();
+    }
+    let round = nodes.round(&preempts).await;
+    assert_eq!(words(&round), ["ns/big preempt ns/a; then it fits node n1"]);
+
     let nodes = full();
     nodes.waits("big", 2, 5, 700);
     preempts.rules.max_evictions = 1;

@@ -24,7 +24,7 @@ pub(super) fn why(pod: &Pod, wanted: &Wanted, budgets: &[PodDisruptionBudget]) -
     }
     let made = pod.metadata.creation_timestamp.as_ref();
     let before = wanted.care.made_before.as_ref();
-    if before.is_some_and(|before| made.is_none_or(|made| made >= before)) {
+    if before.is_some_and(|before| made.is_none_or(|made| made > before)) {
         return Some("it is newer than the pod that waits".to_owned());
     }
     let annotations = pod.metadata.annotations.as_ref();

@@ -2,7 +2,6 @@
 //! once one of the two pods has moved to the other node.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -75,11 +74,6 @@ fn moves(env: &Env, nodes: [&str; 2], uuids: &[&str]) -> Result<()> {
     let (kept, _) = only(env, "kept")?;
     let (moved, _) = only(env, "moved")?;
 
-    // Times of creation have whole seconds, and a pod of the same second is not older.
-    let since = Instant::now();
-    poll("another second", PATIENCE, || {
-        Ok(since.elapsed() > Duration::from_secs(1))
-    })?;
     env.create(&claim_for("both", &request(&of_these, GPUS)))?;
     env.create(&Pod::new("large").claim("both").build())?;
     env.wait_until_unschedulable("large")?;
